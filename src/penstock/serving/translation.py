@@ -20,12 +20,14 @@ from penstock.serving.openai.answer_plan import (
     chat_grammar,
     num_tool_chars,
     plan_of,
+    prompt_of_tools,
     template_tools,
     template_variables,
 )
 from penstock.serving.openai.messages import num_chars, rendered
 from penstock.serving.openai.thinking_budget import budget_fields
 from penstock.serving.request_fields import SAMPLING
+from penstock.text.answer.tool_prompt import with_tool_prompt
 from penstock.text.cut import encode_text
 from penstock.text.grammar.source import GRAMMAR_FIELDS
 from penstock.text.reranking import encode_pair
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     )
     from penstock.serving.openai.messages import Message
     from penstock.serving.request_fields import SamplingFields, ServingFields
+    from penstock.serving.settings import GatewaySettings
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -100,7 +103,7 @@ async def chat_request(call: Call) -> EngineRequest:
     """Translate a ChatCompletionRequest."""
     body: ChatCompletionRequest = call.body
     backend = call.model(body.model)
-    prompt = await chat_prompt(backend, body.messages, body)
+    prompt = await chat_prompt(backend, body.messages, body, call.settings)
     plan = await plan_of(body, call.settings, tokenizer_of(backend), prompt.template, prompt.text)
     ids = _cut(prompt.ids, backend.card.max_len, body)
     _check_fits(backend, ids, "messages")
@@ -220,7 +223,10 @@ class ChatPrompt:
 
 
 async def chat_prompt(
-    backend: Backend, messages: Sequence[Message], body: ChatCompletionRequest | TokenizeRequest
+    backend: Backend,
+    messages: Sequence[Message],
+    body: ChatCompletionRequest | TokenizeRequest,
+    settings: GatewaySettings,
 ) -> ChatPrompt:
     """Render a conversation, and the beginning of the assistant's message if it is asked for."""
     tokenizer, tools = tokenizer_of(backend), template_tools(body)
@@ -240,7 +246,10 @@ async def chat_prompt(
         tools=tools,
         variables=template_variables(body, template),
     )
-    text = await asyncio.to_thread(rendered, messages, render)  # may be slow for a short text
+    described = prompt_of_tools(body, settings.tool_format, template)
+    text = await asyncio.to_thread(
+        rendered, messages, lambda listed: render(with_tool_prompt(listed, described))
+    )  # may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ChatPrompt(text, ids, template)
 

@@ -16,6 +16,7 @@ from penstock.serving.openai.thinking_budget import thinking_budget
 from penstock.text.answer.constraint import calls_grammar, calls_or_answer, grammar_behind_thoughts
 from penstock.text.answer.formats import AnswerFormat, ReasoningFormat, find_reasoning_format, find_tool_format
 from penstock.text.answer.parser import AnswerParser
+from penstock.text.answer.tool_prompt import tool_prompt
 from penstock.text.tokenizer_threads import call_tokenizer
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "AnswerPlan", "chat_grammar", "num_tool_chars", "plan_of", "template_tools", "template_variables",
+    "AnswerPlan", "chat_grammar", "num_tool_chars", "plan_of", "prompt_of_tools", "template_tools",
+    "template_variables",
 ]  # fmt: skip
 
 _RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -114,6 +116,16 @@ def template_tools(body: ChatCompletionRequest | TokenizeRequest) -> list[dict[s
     return [tool.plain() for tool in body.tools]
 
 
+def prompt_of_tools(body: ChatCompletionRequest | TokenizeRequest, tool_format: str, template: str) -> str:
+    """Return the description of the tools for a template that does not read them; "" for another one.
+
+    Such a template still has the format of calls, which it writes into the history.
+    """
+    tools = template_tools(body)
+    form = find_tool_format(tool_format, template) if tools is not None and "tools" not in template else None
+    return "" if form is None else tool_prompt(form, tools or ())
+
+
 def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: str) -> dict[str, Any]:
     """Return the variables that the template gets: ``chat_template_kwargs``, and those of ``reasoning_effort``
     and of a budget of 0.
@@ -150,8 +162,11 @@ async def plan_of(
     """
     has_tools = template_tools(body) is not None
     tools = find_tool_format(settings.tool_format, template) if has_tools else None
-    if has_tools and "tools" not in template:
-        raise FieldError("tools", "tools: this model's chat template has no tools. Leave the field out", "unsupported")
+    if has_tools and tools is None and "tools" not in template:
+        message = (
+            "tools: this model's chat template has no tools. Start the service with --tool-format, or leave them out"
+        )
+        raise FieldError("tools", message, "unsupported")
     if has_tools and tools is None:
         message = "tools: the format of this model's calls is not known. Start the service with --tool-format"
         raise FieldError("tools", message, "unsupported")

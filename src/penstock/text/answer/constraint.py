@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from keyword import iskeyword
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError
@@ -32,6 +31,7 @@ _ANY_TEXT: Final = "/(?s:.*)/"
 _OWN: Final = "penstock_"
 """What the names of rules begin with that stand beside those of a user's grammar."""
 _PLACES: Final = ("#/$defs/", "#/definitions/")
+_IN_CALLS: Final = re.compile(r"[^\s\"'()\[\]{},=]+")
 _Schema = Mapping[str, Any]
 
 
@@ -186,10 +186,13 @@ def _python_arguments(rules: _Rules, schema: _Schema) -> str:
 
 
 def _check_python_names(name: str, schema: _Schema) -> None:
-    """Refuse a tool whose calls are not Python, which the parser would not read.  Raises InvalidArgumentError."""
-    for text in (*name.split("."), *(key for key, _, _ in _properties(schema))):
-        if not text.isidentifier() or iskeyword(text):
-            message = f"tools: this model writes calls in Python: expected a name of Python, got {text!r:.100}"
+    """Refuse a tool whose calls the parser would not read.  Raises InvalidArgumentError."""
+    for text in (name, *(key for key, _, _ in _properties(schema))):
+        if _IN_CALLS.fullmatch(text) is None:
+            message = (
+                "tools: this model writes calls in Python: expected a name without spaces, quotes and brackets, got "
+                f"{text!r:.100}"
+            )
             raise InvalidArgumentError(message, param="tools")
 
 

@@ -86,10 +86,15 @@ class ToolFormat:
         return tuple(text.strip() for text in (self.opening, *self.openings) if text)
 
     @property
+    def end_of_values(self) -> str:
+        """The text behind arguments that are written one by one."""
+        last = self.call[-1]
+        return f"{last if isinstance(last, str) else ''}{self.closing}"
+
+    @property
     def ends(self) -> tuple[str, ...]:
         """The markers behind the arguments of a call."""
-        last = self.call[-1]
-        return tuple(_MARKER.findall(f"{last if isinstance(last, str) else ''} {self.closing}"))
+        return tuple(_MARKER.findall(self.end_of_values))
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ _WORD: Final = re.compile(r"[^\s<>\[\]{}()\"'`,｜]*")
 _JSON: Final = re.compile(r'["{}\[\]]')
 _IN_JSON_STRING: Final = re.compile(r'["\\]')
 _SCALAR: Final = re.compile(r"[\w.+-]*")
+_NOTHING: Final = re.compile(r"(?!)")
 _PYTHON: Final = re.compile(r"[\"'{}\[\]()]")
 _IN_STRING: Final = {'"': _IN_JSON_STRING, "'": re.compile(r"['\\]")}
 _OPENING: Final = "{[("
@@ -116,18 +117,19 @@ class Incoming:
         if text.endswith("\n"):
             yield from self.accept("\n")
 
-    def until(self, text: str) -> Step[str]:
-        """Read up to a text, which is not read.  Raises NotACall if it does not come."""
+    def until(self, texts: tuple[str, ...]) -> Step[str]:
+        """Read up to the first of some texts, which is not read.  Raises NotACall if none comes."""
         parts: list[str] = []
+        pattern = _with_marks(_NOTHING, texts)
         while True:
-            found = self.text.find(text, self.at)
-            if found >= 0:
-                parts.append(self.take(found - self.at))
+            found = pattern.search(self.text, self.at)
+            if found is not None:
+                parts.append(self.take(found.start() - self.at))
                 return "".join(parts)
             if self.is_over:
                 self.take(len(self.text) - self.at)
                 raise NotACall
-            parts.append(self.take(len(self.text) - self.at - overlap(self.text, self.at, (text,))))
+            parts.append(self.take(len(self.text) - self.at - overlap(self.text, self.at, texts)))
             yield
 
     def quoted(self) -> Step[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from penstock.text.answer.formats import (
@@ -27,6 +28,7 @@ from penstock.text.answer.incoming import Incoming, NotACall, Step, overlap
 from penstock.text.answer.values import (
     ARGUMENTS_KEYS,
     MAX_CALLS,
+    PythonNames,
     arguments_text,
     json_object,
     json_value,
@@ -298,7 +300,7 @@ class AnswerParser:
             elif part is Slot.ARGUMENTS:
                 calls = yield from self._json_arguments(name)
             elif part is Slot.VALUES:
-                calls = [(name, (yield from self._values(tools.value, self._tools.get(name, {}))))]
+                calls = [(name, (yield from self._values(tools, self._tools.get(name, {}))))]
             else:
                 yield from self._text(part)
         return calls
@@ -388,17 +390,22 @@ class AnswerParser:
             if (yield from incoming.accept(str(part.parts[0]))) and Slot.WORD in part.parts:
                 yield from incoming.word()
 
+    @cached_property
+    def _python_names(self) -> PythonNames:
+        return PythonNames(self._tools)
+
     def _python(self) -> Step[_Calls]:
         incoming = self._incoming
         yield from incoming.skip_space()
         if (yield from incoming.peek()) == "[":
-            return python_calls((yield from incoming.bracketed(self._marks, is_python=True)))
+            return python_calls((yield from incoming.bracketed(self._marks, is_python=True)), self._python_names)
         name = yield from incoming.word()
-        return python_calls(name + (yield from incoming.bracketed(self._marks, is_python=True)))
+        text = name + (yield from incoming.bracketed(self._marks, is_python=True))
+        return python_calls(text, self._python_names)
 
-    def _values(self, parts: tuple[Part, ...], schema: Mapping[str, Any]) -> Step[dict[str, Any]]:
-        """Read arguments that are written one by one."""
-        incoming = self._incoming
+    def _values(self, tools: ToolFormat, schema: Mapping[str, Any]) -> Step[dict[str, Any]]:
+        """Read arguments that are written one by one.  The end of the call also ends a value that is not closed."""
+        incoming, parts = self._incoming, tools.value
         arguments: dict[str, Any] = {}
         kinds = schema.get("properties")
         kinds = kinds if isinstance(kinds, Mapping) else {}
@@ -413,9 +420,11 @@ class AnswerParser:
                     key = yield from incoming.word()
                 elif part is Slot.VALUE:
                     end = str(parts[index])
-                    text = yield from incoming.until(end.strip())
+                    text = yield from incoming.until((end.strip(), tools.end_of_values))
                     text = text.removesuffix("\n") if end.startswith("\n") else text
                     arguments[key] = typed_value(text, kinds.get(key), schema)
+                    if incoming.text.startswith(tools.end_of_values, incoming.at):
+                        return arguments
                 elif isinstance(part, str):
                     yield from incoming.expect(part)
 

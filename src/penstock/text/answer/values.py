@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
+from keyword import iskeyword
 from typing import Any, Final
 
 from penstock.text.answer.incoming import NotACall
 
 __all__ = [
-    "ARGUMENTS_KEYS", "MAX_CALLS", "arguments_text", "json_object", "json_value", "python_calls", "typed_value",
-    "value_types",
+    "ARGUMENTS_KEYS", "MAX_CALLS", "PythonNames", "arguments_text", "json_object", "json_value", "python_calls",
+    "typed_value", "value_types",
 ]  # fmt: skip
 
 MAX_PYTHON_CHARS: Final = 1 << 16
@@ -44,29 +46,61 @@ def json_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+class PythonNames:
+    """The names of tools and arguments that Python does not allow, such as ``get-weather``."""
+
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+        names = dict.fromkeys(name for name in tools if not all(map(_is_plain, name.split("."))))
+        for schema in tools.values():
+            properties = schema.get("properties")
+            names |= dict.fromkeys(name for name in (properties or ()) if not _is_plain(name))
+        self._names = tuple(names)
+        others = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        self._pattern = re.compile(rf"{_PYTHON_STRING}|(?<![\w.:/-])(?:{others})(?=\s*[=(])", re.DOTALL)
+
+    def hide(self, text: str) -> str:
+        """Return calls with names that Python allows instead."""
+        if not self._names:
+            return text
+        ids = {name: f"{_HIDDEN}{index}" for index, name in enumerate(self._names)}
+        return self._pattern.sub(lambda match: ids.get(match[0], match[0]), text)
+
+    def show(self, name: str) -> str:
+        """Return the name that another one stands for."""
+        return self._names[int(name.removeprefix(_HIDDEN))] if name.startswith(_HIDDEN) else name
+
+
+_HIDDEN: Final = "penstock_hidden_"
+_PYTHON_STRING: Final = r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"""
+
+
+def _is_plain(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name) and not name.startswith(_HIDDEN)
+
+
+def python_calls(text: str, names: PythonNames) -> list[tuple[str, dict[str, Any]]]:
     """Return the name and the arguments of each call in a Python list, or of one call.  Raises NotACall."""
-    if len(text) > MAX_PYTHON_CHARS:
+    if len(text) > MAX_PYTHON_CHARS or _HIDDEN in text:
         raise NotACall
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(names.hide(text.strip()), mode="eval").body
         nodes = tree.elts if isinstance(tree, ast.List) else [tree]
         if not nodes or len(nodes) > MAX_CALLS:
             raise NotACall
-        return [_python_call(node) for node in nodes]
+        return [_python_call(node, names) for node in nodes]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NotACall from None
 
 
-def _python_call(node: ast.expr) -> tuple[str, dict[str, Any]]:
+def _python_call(node: ast.expr, names: PythonNames) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call) or node.args:
         raise NotACall
     arguments = {}
     for keyword in node.keywords:
         if keyword.arg is None:
             raise NotACall
-        arguments[keyword.arg] = _python_value(keyword.value)
-    return ast.unparse(node.func), arguments
+        arguments[names.show(keyword.arg)] = _python_value(keyword.value)
+    return names.show(ast.unparse(node.func)), arguments
 
 
 def _python_value(node: ast.expr) -> Any:
