@@ -52,17 +52,23 @@ class ScriptedProgram(FakeProgram):
         return logits
 
 
-def scripted_llm(scripts: dict[int, str], signs: str, specials: list[str] | None = None, opening: str = "") -> LLM:
+def scripted_llm(
+    scripts: dict[int, str],
+    signs: str,
+    specials: list[str] | None = None,
+    opening: str = "",
+    template: str = TEMPLATE,
+) -> LLM:
     """Return a model that writes the script of the number of tool messages.
 
     ``signs``: a comment of its chat template.  ``specials``: texts that are special tokens.  ``opening``: what the
-    template begins an answer with.
+    template begins an answer with.  ``template`` follows both.
     """
     tokenizer = tokenizers.Tokenizer.from_str(FILES["tokenizer.json"].decode())
     tokenizer.add_special_tokens(["<answer>", "<tool>", *(specials or [])])
     tokenizer.add_tokens(WORDS)
-    template = "{#" + signs + "#}{% set opening = " + json.dumps(opening) + " %}" + TEMPLATE
-    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    written = "{#" + signs + "#}{% set opening = " + json.dumps(opening) + " %}" + template
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": written}
     files = FILES | {
         "tokenizer.json": tokenizer.to_str().encode(),
         "tokenizer_config.json": json.dumps(config).encode(),

@@ -247,9 +247,11 @@ async def chat_prompt(
         variables=template_variables(body, template),
     )
     described = prompt_of_tools(body, settings.tool_format, template)
-    text = await asyncio.to_thread(
-        rendered, messages, lambda listed: render(with_tool_prompt(listed, described))
-    )  # may be slow for a short text
+
+    def render_with_tools(listed: list[dict[str, Any]]) -> str:
+        return render(with_tool_prompt(listed, described))
+
+    text = await asyncio.to_thread(rendered, messages, render_with_tools)  # may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ChatPrompt(text, ids, template)
 
