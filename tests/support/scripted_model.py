@@ -15,6 +15,7 @@ from penstock.graph.tokenizer.compiler import compile_tokenizer
 from penstock.llm.llm import LLM
 from penstock.runtime.open import Opened
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits
+from penstock.text.answer.budget import REASON
 from penstock.text.tokenizer import Tokenizer
 from tests.support.fake_model import FILES
 from tests.support.fake_program import FakeProgram
@@ -29,7 +30,7 @@ TEMPLATE = (
 )
 END = 1
 WORDS = ['"name": "', '"arguments": ', '"parameters": ', "weather", "parameter", "function", "channel", "message",
-         "arg_value", "commentary", "tool", "call", "null", "near", '"city": "']  # fmt: skip
+         "arg_value", "commentary", "tool", "call", "null", "near", '"city": "', REASON]  # fmt: skip
 """Tokens beside the bytes, so that scripts are short."""
 
 

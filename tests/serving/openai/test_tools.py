@@ -27,7 +27,7 @@ FINAL = {"harmony": "<|channel|>final<|message|>Fine é"}
 HARMONY = [*CHANNEL_MARKERS, "<|constrain|>", "<extra>"]
 ANSWER = '{"a": 1}'
 FORMATTED = {
-    "think": f"<think>so<extra></think>\n\n{ANSWER}",
+    "think": f"<think>so</think>\n\n{ANSWER}",
     "harmony": f"{THOUGHTS['harmony']}<|channel|>final <|constrain|>json<|message|>{ANSWER}",
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -48,8 +48,9 @@ def scripted() -> Iterator[Service]:
         signs = " ".join([*form.signs[0], "<|message|>" if name == "harmony" else "</think>"])
         models[name] = scripted_llm(script_of(name), signs, SPECIALS.get(name))
     models["opened"] = scripted_llm({0: "so</think>\n\nyes"}, "</think>enable_thinking", opening="<think>\n")
-    models["long"] = scripted_llm({0: "a" * 400}, "</think>enable_thinking", opening="<think>\n")
-    models["begins"] = scripted_llm({0: FORMATTED["think"]}, "</think>", ["<think>", "</think>", "<extra>"])
+    models["long"] = scripted_llm({0: "a" * 60}, "</think>enable_thinking", opening="<think>\n")
+    models["begins"] = scripted_llm({0: FORMATTED["think"]}, "</think>", ["<think>", "</think>"])
+    models["extra"] = scripted_llm({0: "<think>so<extra></think>yes"}, "</think>", ["<think>", "</think>", "<extra>"])
     models["json"] = scripted_llm({0: "so</think>\n\n" + ANSWER}, "</think>", opening="<think>\n")
     models["channels"] = scripted_llm({0: FORMATTED["harmony"]}, "<|channel|>functions.<|message|>", HARMONY)
     models["untold"] = scripted_llm({0: TEXTS["hermes"]}, "<tool_call>", template=UNTOLD)
@@ -130,7 +131,7 @@ def test_thoughts_that_the_template_opens(scripted):
 
 def test_thoughts_end_where_their_budget_does(scripted):
     def choices(**body) -> list[dict]:
-        body = {"model": "long", "messages": [USER], "max_tokens": 300} | body
+        body = {"model": "long", "messages": [USER], "max_tokens": 40} | body
         return scripted.post("/v1/chat/completions", **body)["choices"]
 
     thoughts = f"aaaaa\n\n{REASON}"
@@ -141,7 +142,7 @@ def test_thoughts_end_where_their_budget_does(scripted):
         for choice in choices(**fields, n=2, seed=1, temperature=1):
             assert choice["message"]["reasoning_content"] == thoughts
             assert set(choice["message"]["content"]) == {"a"}
-    body = {"model": "long", "messages": [USER], "max_tokens": 300, "thinking_budget": 5}
+    body = {"model": "long", "messages": [USER], "max_tokens": 40, "thinking_budget": 5}
     deltas = [event["choices"][0]["delta"] for event in scripted.events("/v1/chat/completions", **body)]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == thoughts
     (choice,) = choices(thinking_token_budget=5, reasoning_format="none")
@@ -155,7 +156,7 @@ def test_thoughts_end_where_their_budget_does(scripted):
     assert choice["message"]["content"].startswith("{")
 
 
-def test_a_budget_for_a_model_without_thoughts_is_refused(demo):
+def test_a_budget_for_a_model_without_thoughts_is_refused(scripted):
     for fields, param, code in (
         ({"thinking_budget": 5}, "thinking_budget", "unsupported_parameter"),
         ({"thinking_budget": 5, "thinking_token_budget": 6}, "thinking_budget", "invalid_value"),
@@ -163,10 +164,10 @@ def test_a_budget_for_a_model_without_thoughts_is_refused(demo):
         ({"thinking_budget": -2}, "thinking_budget", "invalid_value"),
         ({"thinking_budget_message": "x"}, "thinking_budget_message", "unsupported_parameter"),
     ):
-        status, error = demo.refused("/v1/chat/completions", messages=[USER], **fields)
+        status, error = scripted.refused("/v1/chat/completions", model="untold", messages=[USER], **fields)
         assert (status, error["param"], error["code"]) == (400, param, code)
     for name in ("thinking_budget", "thinking_token_budget"):
-        assert demo.post("/v1/chat/completions", messages=[USER], max_tokens=1, **{name: 0})
+        assert scripted.post("/v1/chat/completions", model="untold", messages=[USER], max_tokens=1, **{name: 0})
 
 
 @pytest.mark.parametrize("name", ["begins", "channels", "json"])
@@ -188,7 +189,7 @@ def test_thoughts_in_the_content_come_before_a_format(scripted):
 
 def test_only_the_markers_of_special_tokens_reach_the_parser(scripted):
     def thoughts(**fields) -> str:
-        body = {"model": "begins", "messages": [USER], "max_tokens": 200, **fields}
+        body = {"model": "extra", "messages": [USER], "max_tokens": 20, **fields}
         return scripted.post("/v1/chat/completions", **body)["choices"][0]["message"]["reasoning_content"]
 
     assert thoughts() == thoughts(skip_special_tokens=True) == "so"

@@ -65,10 +65,10 @@ def test_another_channel_of_thoughts_is_closed_with_the_last_one():
 
 def test_the_tokens_of_an_answer_do_not_depend_on_how_it_runs():
     """Alone, among others, resumed by another engine, and as one of two answers."""
-    llm = scripted_llm({0: "a" * 300}, "</think>", opening="<think>\n")
+    llm = scripted_llm({0: "a" * 60}, "</think>", opening="<think>\n")
     prompts = ["<answer><think>\n", "the cat <answer><think>\n"]
     try:
-        options = {"max_tokens": 200, "thinking_token_budget": 7, "temperature": 0}
+        options = {"max_tokens": 30, "thinking_token_budget": 7, "temperature": 0}
         alone = [llm.generate(prompt, **options) for prompt in prompts]
         assert alone[0].text.startswith(f"aaaaaaa\n\n{REASON}\n</think>\n\naaa")
         for result, other in zip(llm.generate(prompts, **options), alone, strict=True):
