@@ -24,6 +24,7 @@ from penstock.serving.openai.answer_plan import (
     template_tools,
     template_variables,
 )
+from penstock.serving.openai.bodies import BY_ROUTE
 from penstock.serving.openai.messages import num_chars, rendered
 from penstock.serving.openai.thinking_budget import budget_fields
 from penstock.serving.request_fields import SAMPLING
@@ -84,6 +85,7 @@ async def completion_request(call: Call) -> EngineRequest:
         own: dict[str, Any] = {"max_tokens": 1}
     else:
         own = {"logprobs": body.logprobs, "prompt_logprobs": body.logprobs if body.echo else None}
+        own |= {name: value for name in BY_ROUTE if (value := getattr(body, name)) is not None}
     return await text_request(call, backend, body.prompt, "prompt", body, **own)
 
 

@@ -93,6 +93,7 @@ FULL = {
     "allowed_token_ids": [1, 2], "bad_words": ["a", "ä b"], "seed": 2**64 - 1, "n": 2, "best_of": 3, "stop": ["x"],
     "stop_token_ids": [0, 7], "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 0,
     "skip_special_tokens": False, "prompt_logprobs": 0, "echo": True, "json_schema": '{"type": "null"}',
+    "thinking_token_budget": 0, "thinking_format": "think", "kept_special_token_ids": [3, 4],
 }  # fmt: skip
 GRAMMARS = {"json_object": True, "regex": "a|b", "choice": ["a", "ä b"], "grammar": 'start: "a"'}
 """The other fields of which a request has one."""

@@ -35,6 +35,8 @@ _Model = Annotated[
     Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)] | None,
     Meta(description="A model name from /v1/models. Optional if only one model is served."),
 ]
+BY_ROUTE: Final = ("thinking_format", "kept_special_token_ids")
+"""Sampling fields that a chat takes from the chat template instead."""
 _Count = Annotated[int, Meta(ge=1, le=MAX_TOKEN)]
 
 
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     _StreamFields = Body
     _TokenizeFields = Body
 else:
-    _scored = {name: name for name in ("best_of", "echo", "logprobs")}
+    _scored = {name: name for name in ("best_of", "echo", "logprobs", *BY_ROUTE)}
     _chat_names = {"top_logprobs": "logprobs"} | GUIDED | dict.fromkeys(BUDGETS, "thinking_token_budget")
     _CompletionFields = extended("CompletionFields", SamplingFields, _scored | GUIDED, unsupported_fields.COMPLETION)
     _ChatFields = extended("ChatFields", SamplingFields, _chat_names, unsupported_fields.CHAT)
