@@ -102,6 +102,14 @@ def test_a_loop_of_three_steps_runs_in_every_format(name, client):
     assert messages[-1]["content"] == "Fine é"
 
 
+def test_a_message_of_the_clients_stream_can_be_sent_back(client):
+    body = {"model": "hermes", "tools": LISTED, "max_tokens": 800}
+    with client.chat.completions.stream(messages=[USER], **body) as stream:
+        message = stream.get_final_completion().choices[0].message
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in message.tool_calls]
+    assert client.chat.completions.create(messages=[USER, message, *results, *results], **body)
+
+
 def test_only_one_call_without_parallel_calls(client):
     body = {"model": "hermes", "messages": [USER], "tools": LISTED, "max_tokens": 800, "parallel_tool_calls": False}
     assert len(client.chat.completions.create(**body).choices[0].message.tool_calls) == 1

@@ -201,6 +201,18 @@ def test_arguments_stream_as_they_are_written(name):
     assert json.loads("".join(pieces)[: len(J)]) == ARGUMENTS
 
 
+def test_a_call_of_a_known_tool_needs_no_marker_in_hermes():
+    """Small models leave it out."""
+    for text, expected in (
+        (called("now", {"a": 1}), ("", "", [("now", {"a": 1})])),
+        (called("now", {}) + "\n</tool_call>\n" + TEXTS["hermes"], ("", "", [("now", {}), *EXPECTED])),
+        (called("unknown", {}), (called("unknown", {}), "", [])),
+        ('{"a": 1}', ('{"a": 1}', "", [])),
+    ):
+        for pieces in ([text], *splits(text)):
+            assert read(parser_of("hermes"), pieces) == expected, pieces
+
+
 def test_arguments_before_their_name_or_in_a_string_come_whole():
     for inner, expected in (
         ('{"arguments": {"a": 1}, "name": "now"}', {"a": 1}),

@@ -45,6 +45,7 @@ class FunctionCall(Body):
 
     name: str
     arguments: str = "{}"
+    parsed_arguments: Annotated[Any, unsupported_fields.WITHOUT_EFFECT] = None
 
 
 class MessageToolCall(Body, kw_only=True):

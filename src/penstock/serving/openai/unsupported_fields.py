@@ -77,6 +77,7 @@ CHAT: Final[Fields] = {
 }
 MESSAGE: Final[Fields] = {
     "function_call refusal audio thinking annotations": _NOTHING,
+    "parsed": Annotated[Any, WITHOUT_EFFECT],
     "prefix": refused("use continue_final_message"),
 }
 CONTENT_PART: Final[Fields] = {

@@ -252,6 +252,7 @@ _FORMATS: Final = (
         call=(Slot.CALL,),
         closing="\n</tool_call>",
         separator="\n",
+        bare="{",
         signs=(("<tool_call>",),),
     ),
     ToolFormat(
