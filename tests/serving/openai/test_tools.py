@@ -9,7 +9,7 @@ import jsonschema
 import openai
 import pytest
 
-from penstock.serving.openai.thinking_budget import BUDGETS
+from penstock.serving.openai.answer_format import BUDGETS
 from penstock.text.answer.budget import REASON
 from penstock.text.answer.formats import CHANNEL_MARKERS, TOOL_FORMATS
 from tests.support.answer_texts import ARGUMENTS, TEXTS, THOUGHTS, TOOLS

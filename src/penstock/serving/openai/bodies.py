@@ -8,9 +8,8 @@ from msgspec import Meta
 
 from penstock.api_errors import refuse_if
 from penstock.serving.openai import unsupported_fields
-from penstock.serving.openai.answer_format import GUIDED, ResponseFormat, StructuredOutputs, asked_grammar
+from penstock.serving.openai.answer_format import BUDGETS, GUIDED, ResponseFormat, StructuredOutputs, asked_grammar
 from penstock.serving.openai.messages import Message, Messages, ToolChoice, Tools, check_messages, check_tools
-from penstock.serving.openai.thinking_budget import BUDGETS
 from penstock.serving.openai.unsupported_fields import WITHOUT_EFFECT
 from penstock.serving.request_fields import (
     MAX_NAME_CHARS,

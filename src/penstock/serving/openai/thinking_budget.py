@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from penstock.api_errors import FieldError, refuse_if
+from penstock.serving.openai.answer_format import BUDGETS
 from penstock.text.answer.formats import find_reasoning_format
 from penstock.validation import MAX_TOKEN
 
@@ -12,10 +13,7 @@ if TYPE_CHECKING:
     from penstock.serving.openai.bodies import ChatCompletionRequest, TokenizeRequest
     from penstock.serving.settings import GatewaySettings
 
-__all__ = ["BUDGETS", "budget_fields", "thinking_budget"]
-
-BUDGETS: Final = ("thinking_budget", "thinking_budget_tokens", "reasoning_budget", "reasoning_budget_tokens")
-"""The names that other servers and their clients have for ``thinking_token_budget``."""
+__all__ = ["budget_fields", "thinking_budget"]
 
 
 def thinking_budget(body: ChatCompletionRequest | TokenizeRequest, template: str) -> tuple[str, int] | None:
