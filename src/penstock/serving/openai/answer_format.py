@@ -24,14 +24,8 @@ if TYPE_CHECKING:
     from penstock.serving.request_fields import SamplingFields
 
 __all__ = [
-    "BUDGETS",
-    "GUIDED",
-    "ResponseFormat",
-    "StructuredOutputs",
-    "asked_grammar",
-    "checked_field",
-    "checked_grammar",
-]
+    "BUDGETS", "GUIDED", "ResponseFormat", "StructuredOutputs", "asked_grammar", "checked_field", "checked_grammar",
+]  # fmt: skip
 
 _NAMES: Final = {
     "json": "json_schema",
