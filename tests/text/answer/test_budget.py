@@ -55,7 +55,7 @@ def test_thoughts_end_after_their_tokens(specials):
         assert found == expected or (limit == 0 and found.startswith(expected)), (limit, prompt)
 
 
-def test_another_channel_of_thoughts_is_closed_with_the_last_one():
+def test_another_channel_of_thoughts_ends_in_the_final_one():
     tokenizer = tokenizer_of("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
     head = "<|channel|>analysis<|message|>"
     found = written(tokenizer, "harmony", 3, "<|start|>assistant", f"{head}abcdef", f"{head}x", "fine")
