@@ -33,6 +33,8 @@ MAX_NGRAM: Final = 1024
 MAX_CHOICES: Final = 1024
 MAX_GRAMMAR_CHARS: Final = 1 << 17
 MAX_SCHEMA_CHARS: Final = 1 << 18
+MAX_RULES_CHARS: Final = 1 << 21
+"""The limit on a grammar that the service writes around another one, in which each character may be an escape."""
 MIN_PROBABILITY: Final = 1e-6
 MIN_SEED: Final = -(2**63)
 
@@ -49,7 +51,8 @@ class SamplingField:
     ``wire``: its number in the message ``Sampling`` of ``wire.proto``.  ``default``: its value in SamplingParams when
     the caller gives none.  ``bounds``: the smallest and the largest value of a number.  ``json_bounds``: those of the
     service's JSON fields, if they differ.  ``is_common``: every kind of body that generates text accepts the field.
-    ``min_items``, ``max_items``: the smallest and the largest length of a list, or of a text in characters.
+    ``min_items``, ``max_items``: the smallest and the largest length of a list, or of a text in characters;
+    ``json_max_items`` is the largest one in the service's JSON fields, if it differs.
 
     A field that a request runs with also has ``off``, the value that switches it off and the default in
     ResolvedSampling.  There it may have other bounds (``resolved_bounds``) and another name (``resolved_name``).
@@ -69,6 +72,7 @@ class SamplingField:
     is_common: bool = True
     min_items: int = 0
     max_items: int | None = None
+    json_max_items: int | None = None
     off: Any = None
     resolved_bounds: Bounds | None = None
     resolved_name: str = ""
@@ -218,7 +222,8 @@ SAMPLING_FIELDS: Final = (
         help="Strings, one of which is the answer.",
     ),
     SamplingField(
-        name="grammar", kind="text", wire=28, max_items=MAX_GRAMMAR_CHARS, needs_logits=True,
+        name="grammar", kind="text", wire=28, max_items=MAX_RULES_CHARS, json_max_items=MAX_GRAMMAR_CHARS,
+        needs_logits=True,
         help="Grammar in Lark or GBNF that the answer follows.",
     ),
     SamplingField(
@@ -243,6 +248,19 @@ SAMPLING_FIELDS: Final = (
         name="forced_eos_token_id", kind="integer", wire=33, bounds=(0, MAX_TOKEN), off=-1,
         resolved_bounds=(-1, MAX_TOKEN), needs_logits=True,
         help="Token id that an answer of the maximum length ends with. Default: the model's own, else none.",
+    ),
+    SamplingField(
+        name="thinking_token_budget", kind="integer", wire=34, bounds=(0, MAX_TOKEN), json_bounds=(-1, MAX_TOKEN),
+        needs_logits=True,
+        help="Number of tokens of thoughts, after which a closing text ends them. Default and -1: no limit.",
+    ),
+    SamplingField(
+        name="thinking_format", kind="text", wire=35, max_items=64, is_common=False,
+        help="Name of the format of the model's thoughts. Default: that of its chat template.",
+    ),
+    SamplingField(
+        name="kept_special_token_ids", kind="token_ids", wire=36, default=(), max_items=MAX_STOP_IDS, is_common=False,
+        help="Special tokens whose text is in the answer, even if skip_special_tokens leaves out that of others.",
     ),
 )  # fmt: skip
 

@@ -45,7 +45,8 @@ def properties_of(struct):
 def test_the_typed_names_are_those_of_the_table():
     assert tuple(SamplingParams.__dataclass_fields__) == FIELD_NAMES
     resolved = {row.row_name for row in SAMPLING_FIELDS if row.row_name in ResolvedSampling.__dataclass_fields__}
-    assert resolved - {"grammar"} == set(ResolvedSampling.__dataclass_fields__) - {"end_ids", "grammar", "hook"}
+    others = {"end_ids", "grammar", "hook", "thoughts"}
+    assert resolved - {"grammar"} == set(ResolvedSampling.__dataclass_fields__) - others
     assert {row.row_name for row in NATIVE_FIELDS} <= resolved
 
 

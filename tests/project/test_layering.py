@@ -67,7 +67,7 @@ TORCH_ALLOWED = (
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
-MAX_CONFIG_FIELDS = 34
+MAX_CONFIG_FIELDS = 36
 MAX_FOLDER_FILES = 20
 BANNED_NAMES = ("utils", "common", "manager", "handler", "helpers", "misc", "mixin")
 

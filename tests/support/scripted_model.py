@@ -15,6 +15,7 @@ from penstock.graph.tokenizer.compiler import compile_tokenizer
 from penstock.llm.llm import LLM
 from penstock.runtime.open import Opened
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits
+from penstock.text.answer.budget import REASON
 from penstock.text.tokenizer import Tokenizer
 from tests.support.fake_model import FILES
 from tests.support.fake_program import FakeProgram
@@ -29,7 +30,7 @@ TEMPLATE = (
 )
 END = 1
 WORDS = ['"name": "', '"arguments": ', '"parameters": ', "weather", "parameter", "function", "channel", "message",
-         "arg_value", "commentary", "tool", "call", "null", "near", '"city": "']  # fmt: skip
+         "arg_value", "commentary", "tool", "call", "null", "near", '"city": "', REASON]  # fmt: skip
 """Tokens beside the bytes, so that scripts are short."""
 
 
@@ -52,17 +53,23 @@ class ScriptedProgram(FakeProgram):
         return logits
 
 
-def scripted_llm(scripts: dict[int, str], signs: str, specials: list[str] | None = None, opening: str = "") -> LLM:
+def scripted_llm(
+    scripts: dict[int, str],
+    signs: str,
+    specials: list[str] | None = None,
+    opening: str = "",
+    template: str = TEMPLATE,
+) -> LLM:
     """Return a model that writes the script of the number of tool messages.
 
     ``signs``: a comment of its chat template.  ``specials``: texts that are special tokens.  ``opening``: what the
-    template begins an answer with.
+    template begins an answer with.  ``template`` follows both.
     """
     tokenizer = tokenizers.Tokenizer.from_str(FILES["tokenizer.json"].decode())
     tokenizer.add_special_tokens(["<answer>", "<tool>", *(specials or [])])
     tokenizer.add_tokens(WORDS)
-    template = "{#" + signs + "#}{% set opening = " + json.dumps(opening) + " %}" + TEMPLATE
-    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    written = "{#" + signs + "#}{% set opening = " + json.dumps(opening) + " %}" + template
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": written}
     files = FILES | {
         "tokenizer.json": tokenizer.to_str().encode(),
         "tokenizer_config.json": json.dumps(config).encode(),

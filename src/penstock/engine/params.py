@@ -43,6 +43,7 @@ from penstock.validation import (
 if TYPE_CHECKING:
     from penstock.checkpoint.generation import GenerationConfig
     from penstock.engine.decoding.row_hook import RowHook
+    from penstock.text.answer.budget import ThoughtsBudget
     from penstock.text.grammar.compiler import Grammar
 
 __all__ = ["ResolvedSampling", "SamplingParams", "check_num_top"]
@@ -90,7 +91,9 @@ class SamplingParams:
     object of JSON.  ``regex``: the whole answer matches.  ``choice``: the answer is one of these strings.
     ``grammar``: a grammar in Lark with a rule ``start``, or in GBNF with a rule ``root``.  At most one of the five; the
     answer ends where it is complete.
-    ``skip_special_tokens``: leave the text of special tokens out.
+    ``skip_special_tokens``: leave the text of special tokens out, except for those of ``kept_special_token_ids``.
+    ``thinking_token_budget``: number of tokens of thoughts, after which a closing text is forced; None is no limit.
+    ``thinking_format``: the name of the format of the thoughts; None or "" finds it in the model's chat template.
 
     Raises InvalidArgumentError naming the field that is unknown or out of range.
     """
@@ -128,6 +131,9 @@ class SamplingParams:
     bad_words_ids: Sequence[Sequence[int]] = _DEFAULT["bad_words_ids"]
     forced_bos_token_id: int | None = _DEFAULT["forced_bos_token_id"]
     forced_eos_token_id: int | None = _DEFAULT["forced_eos_token_id"]
+    thinking_token_budget: int | None = _DEFAULT["thinking_token_budget"]
+    thinking_format: str | None = _DEFAULT["thinking_format"]
+    kept_special_token_ids: Sequence[int] = _DEFAULT["kept_special_token_ids"]
 
     if not TYPE_CHECKING:  # type checkers see the keywords of the fields
 
@@ -192,8 +198,8 @@ class ResolvedSampling:
     """The sampling parameters that a request runs with: every field has a value, and words are token ids.
 
     ``logit_bias`` holds pairs of token id and bias, ``bad_words`` token sequences.  ``end_ids`` are forbidden before
-    ``min_tokens``.  ``num_logprobs`` -1 asks for no log-probabilities.  ``grammar`` is compiled.  ``hook`` sees the
-    row of each token and the token.
+    ``min_tokens``.  ``num_logprobs`` -1 asks for no log-probabilities.  ``grammar`` is compiled.  ``thoughts`` is the
+    limit on the thoughts.  ``hook`` sees the row of each token and the token.
     """
 
     max_tokens: int = _OFF["max_tokens"]
@@ -218,6 +224,7 @@ class ResolvedSampling:
     forced_bos_token_id: int = _OFF["forced_bos_token_id"]
     forced_eos_token_id: int = _OFF["forced_eos_token_id"]
     hook: RowHook | None = None
+    thoughts: ThoughtsBudget | None = None
 
     def __post_init__(self) -> None:
         """Check every field, because one that the core refuses would end every request of its step."""

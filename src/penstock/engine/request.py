@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.engine.pooling import Pooling
     from penstock.engine.prompt_logits import PromptRows
     from penstock.engine.row_state import RowState
+    from penstock.text.answer.budget import ThoughtsState
     from penstock.text.grammar.matcher import GrammarMatcher
     from penstock.text.text_stream import TextStream
 
@@ -87,6 +88,7 @@ class Request:
     leading tokens of the answer that another engine sampled.  ``matcher`` has the tokens that the grammar allows next.
     ``group``: the requests that end together, this one included, if there are several.  ``is_parked``: it waits for
     others of its group, and needs no pages meanwhile.
+    ``thoughts`` counts the tokens of the thoughts.
     """
 
     id: int
@@ -118,6 +120,7 @@ class Request:
     matcher: GrammarMatcher | None = None
     group: Sequence[Request] = ()
     is_parked: bool = False
+    thoughts: ThoughtsState | None = None
 
     def __post_init__(self) -> None:
         """Begin the answer in its grammar, and join the requests that end together with it."""
@@ -125,12 +128,22 @@ class Request:
             self.group = self.sampling.hook.join(self)
         if self.sampling.grammar is not None:
             self.matcher = self.sampling.grammar.matcher()
+        if self.sampling.thoughts is not None:
+            self.thoughts = self.sampling.thoughts.begin(self.prompt_ids)
 
     def resume(self, output_ids: list[int]) -> None:
         """Begin after the tokens that another engine sampled.  Raises the errors of a grammar that refuses them."""
         self.output_ids, self.num_resumed = output_ids, len(output_ids)
         if self.matcher is not None:
             self.matcher.accept(output_ids)
+        if self.thoughts is not None:
+            for token in output_ids:
+                self.thoughts.accept(token)
+
+    @property
+    def forced_token(self) -> int | None:
+        """The token of the text that ends the thoughts, if it comes next."""
+        return None if self.thoughts is None else self.thoughts.forced_token
 
     @property
     def num_tokens(self) -> int:
@@ -192,6 +205,8 @@ class Request:
             stops = completes or token in self.stop_ids
             if self.matcher is not None and not stops:
                 stops = self.matcher.accept([token])
+            if self.thoughts is not None:
+                self.thoughts.accept(token)
         except Exception as error:  # a damaged tokenizer, or no memory: only this request fails
             self.finish("error", to_penstock_error("Detokenizing the answer", error))
             return

@@ -39,7 +39,7 @@ class RowState:
         self._forces = s.forced_bos_token_id >= 0 or s.forced_eos_token_id >= 0
         edits = self.penalizes or bool(s.bad_words or s.bad_words_ids or s.logit_bias or s.min_tokens)
         edits = edits or self._forces or self._ngrams is not None
-        special = edits or self.mask is not None or s.grammar is not None
+        special = edits or self.mask is not None or s.grammar is not None or s.thoughts is not None
         row = tuple(special if name == "special" else getattr(s, name) for name in ROW_DTYPE.names or ())
         self.numbers = np.array(row, ROW_DTYPE).tobytes()
         self._history = np.zeros(0, np.int32)

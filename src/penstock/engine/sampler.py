@@ -156,9 +156,13 @@ def _starts(lens: Sequence[int]) -> NDArray[np.int32]:
 
 
 def _masks(requests: Sequence[Request], states: Sequence[RowState], vocab_size: int) -> NDArray[np.uint32] | None:
-    """Return the masks of the allowed tokens and of the grammars; None if every row allows all tokens."""
+    """Return the masks of the allowed tokens and of the grammars; None if every row allows all tokens.
+
+    A token that ends the thoughts is the only one where the rest allows it.
+    """
     allowed = [s.allowed(len(r.prompt_ids), len(r.output_ids)) for r, s in zip(requests, states, strict=True)]
-    if all(r.matcher is None and mask is None for r, mask in zip(requests, allowed, strict=True)):
+    pairs = zip(requests, allowed, strict=True)
+    if all(r.matcher is None and r.forced_token is None and mask is None for r, mask in pairs):
         return None
     masks = np.full((len(states), -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
     for row, (request, mask) in enumerate(zip(requests, allowed, strict=True)):
@@ -166,6 +170,10 @@ def _masks(requests: Sequence[Request], states: Sequence[RowState], vocab_size: 
             masks[row] = request.matcher.mask
         if mask is not None:
             masks[row] &= mask
+        token = request.forced_token
+        if token is not None and masks[row, token >> 5] >> (token & 31) & 1:
+            masks[row] = 0
+            masks[row, token >> 5] = 1 << (token & 31)
     return masks
 
 
@@ -186,7 +194,8 @@ def _penalties(requests: Sequence[Request], states: Sequence[RowState], numbers:
 
 
 def _biases(requests: Sequence[Request], states: Sequence[RowState]) -> Biases | None:
-    rows = [s.biases(r.prompt_ids, r.output_ids) for r, s in zip(requests, states, strict=True)]
+    pairs = zip(requests, states, strict=True)
+    rows = [[pair for pair in s.biases(r.prompt_ids, r.output_ids) if pair[0] != r.forced_token] for r, s in pairs]
     flat = [pair for row in rows for pair in row]
     if not flat:
         return None

@@ -9,6 +9,8 @@ from penstock.checkpoint.generation import GenerationConfig
 from penstock.engine.capabilities import refuse_sampling
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.text.answer.budget import ThoughtsBudget
+from penstock.text.answer.formats import find_reasoning_format
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.text_stream import StopRules, TextStream
 from penstock.text.tokenizer import Tokenizer
@@ -60,7 +62,8 @@ def resolve_params(
     grammar = None if source is None or grammars is None else grammars.compile(source)
     if source is not None:
         resolved = _without_forced(params, resolved, source.field)
-    resolved = replace(resolved, bad_words=bad_ids, end_ids=tuple(sorted(ends)), grammar=grammar)
+    thoughts = _thoughts_budget(params, tokenizer, vocab_size)
+    resolved = replace(resolved, bad_words=bad_ids, end_ids=tuple(sorted(ends)), grammar=grammar, thoughts=thoughts)
     resolved.check_vocabulary(vocab_size)
     return resolved
 
@@ -71,6 +74,25 @@ def _without_forced(params: SamplingParams, resolved: ResolvedSampling, field: s
         if getattr(params, name) is not None:
             raise InvalidArgumentError(f"{name}: expected none beside {field}, which sets each token", param=name)
     return replace(resolved, forced_bos_token_id=-1, forced_eos_token_id=-1)
+
+
+def _thoughts_budget(
+    params: SamplingParams, tokenizer: Callable[[], Tokenizer] | None, vocab_size: int
+) -> ThoughtsBudget | None:
+    """Return the limit on the thoughts.  Raises UnsupportedError for a model without thoughts."""
+    if params.thinking_token_budget is None:
+        return None
+    own = None if tokenizer is None else tokenizer()
+    template = "" if own is None else own.chat_template or ""
+    form = find_reasoning_format(params.thinking_format or "auto", template, "thinking_format")
+    if own is None or form is None:
+        name = "thinking_token_budget"
+        raise UnsupportedError(
+            f"{name}: expected a model whose chat template has thoughts. Name their format in thinking_format, or "
+            "leave the field out",
+            param=name,
+        )
+    return ThoughtsBudget.of(params.thinking_token_budget, form, own, vocab_size)
 
 
 def answer_text(
@@ -85,5 +107,6 @@ def answer_text(
         params.min_tokens,
         params.skip_special_tokens,
         keeps_bytes=params.answer_grammar is not None,
+        kept_special_ids=frozenset(params.kept_special_token_ids),
     )
     return TextStream(tokenizer, rules, echo=shown if params.echo else "")

@@ -57,7 +57,7 @@ def _type_of(row: SamplingField) -> Any:
         "biases": Annotated[dict[_BiasKey, Annotated[float, Meta(ge=low, le=high)]], Meta(max_length=MAX_BIASES)]
         | _NoBiases,
         "schema": dict[str, Any] | Annotated[str, Meta(max_length=row.max_items)],
-        "text": Annotated[str, Meta(max_length=row.max_items)],
+        "text": Annotated[str, Meta(max_length=row.json_max_items or row.max_items)],
         "choices": String | Annotated[list[String], Meta(max_length=row.max_items)],
     }
     return types[row.kind]

@@ -20,11 +20,15 @@ from penstock.serving.openai.answer_plan import (
     chat_grammar,
     num_tool_chars,
     plan_of,
+    prompt_of_tools,
     template_tools,
     template_variables,
 )
+from penstock.serving.openai.bodies import BY_ROUTE
 from penstock.serving.openai.messages import num_chars, rendered
+from penstock.serving.openai.thinking_budget import budget_fields
 from penstock.serving.request_fields import SAMPLING
+from penstock.text.answer.tool_prompt import with_tool_prompt
 from penstock.text.cut import encode_text
 from penstock.text.grammar.source import GRAMMAR_FIELDS
 from penstock.text.reranking import encode_pair
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     )
     from penstock.serving.openai.messages import Message
     from penstock.serving.request_fields import SamplingFields, ServingFields
+    from penstock.serving.settings import GatewaySettings
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -80,6 +85,7 @@ async def completion_request(call: Call) -> EngineRequest:
         own: dict[str, Any] = {"max_tokens": 1}
     else:
         own = {"logprobs": body.logprobs, "prompt_logprobs": body.logprobs if body.echo else None}
+        own |= {name: value for name in BY_ROUTE if (value := getattr(body, name)) is not None}
     return await text_request(call, backend, body.prompt, "prompt", body, **own)
 
 
@@ -99,16 +105,17 @@ async def chat_request(call: Call) -> EngineRequest:
     """Translate a ChatCompletionRequest."""
     body: ChatCompletionRequest = call.body
     backend = call.model(body.model)
-    prompt = await chat_prompt(backend, body.messages, body)
+    prompt = await chat_prompt(backend, body.messages, body, call.settings)
     plan = await plan_of(body, call.settings, tokenizer_of(backend), prompt.template, prompt.text)
     ids = _cut(prompt.ids, backend.card.max_len, body)
     _check_fits(backend, ids, "messages")
-    own = await chat_grammar(body, plan)
-    if plan is not None and plan.specials:
-        own["skip_special_tokens"] = False
+    own = await chat_grammar(body, plan) | budget_fields(body, call.settings, prompt.template)
+    if plan is not None and plan.kept_special_ids:
+        own["kept_special_token_ids"] = plan.kept_special_ids
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_completion_tokens or body.max_tokens
     params = _sampling_of(body, logprobs=num_top, max_tokens=max_tokens, **own)
+    plan = None if plan is None or plan.is_text else plan
     return EngineRequest(backend, [ids], [None], params, options_of(call, body), plan)
 
 
@@ -218,7 +225,10 @@ class ChatPrompt:
 
 
 async def chat_prompt(
-    backend: Backend, messages: Sequence[Message], body: ChatCompletionRequest | TokenizeRequest
+    backend: Backend,
+    messages: Sequence[Message],
+    body: ChatCompletionRequest | TokenizeRequest,
+    settings: GatewaySettings,
 ) -> ChatPrompt:
     """Render a conversation, and the beginning of the assistant's message if it is asked for."""
     tokenizer, tools = tokenizer_of(backend), template_tools(body)
@@ -238,7 +248,12 @@ async def chat_prompt(
         tools=tools,
         variables=template_variables(body, template),
     )
-    text = await asyncio.to_thread(rendered, messages, render)  # may be slow for a short text
+    described = prompt_of_tools(body, settings.tool_format, template)
+
+    def render_with_tools(listed: list[dict[str, Any]]) -> str:
+        return render(with_tool_prompt(listed, described))
+
+    text = await asyncio.to_thread(rendered, messages, render_with_tools)  # may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ChatPrompt(text, ids, template)
 
@@ -252,6 +267,8 @@ def _sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:
     values = {name: value for name in named if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
         values["top_k"] = 0
+    if values.get("thinking_token_budget") == -1:
+        del values["thinking_token_budget"]
     for name in _STRINGS & values.keys():
         several = [values[name]] if isinstance(values[name], str) else values[name]
         values[name] = [text for text in several if text]

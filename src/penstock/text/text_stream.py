@@ -51,8 +51,8 @@ class StopRules:
     """The conditions that end a text.
 
     ``strings`` and the tokens ``ids`` end it, neither before ``min_tokens`` tokens.  They are part of the text only
-    with ``keep``.  Special tokens are part of it only without ``skip_special_tokens``.  ``keeps_bytes``: as
-    ``Tokenizer.detokenizer`` has it.
+    with ``keep``.  Special tokens are part of it only without ``skip_special_tokens``, or if they are among
+    ``kept_special_ids``.  ``keeps_bytes``: as ``Tokenizer.detokenizer`` has it.
     """
 
     strings: Sequence[str] = ()
@@ -61,6 +61,7 @@ class StopRules:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     keeps_bytes: bool = False
+    kept_special_ids: frozenset[int] = frozenset()
 
 
 class TextStream:
@@ -71,8 +72,11 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stops: StopRules | None = None, echo: str = "") -> None:
         self._stops = stops or StopRules()
+        skips, self._kept = self._stops.skip_special_tokens, self._stops.kept_special_ids
+        self._skips_others = skips and bool(self._kept)
+        self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(
-            skip_special_tokens=self._stops.skip_special_tokens, keeps_bytes=self._stops.keeps_bytes
+            skip_special_tokens=skips and not self._kept, keeps_bytes=self._stops.keeps_bytes
         )
         self._matcher = StopMatcher(self._stops.strings, self._stops.keep)
         self._pieces: list[str] = [echo] if echo else []
@@ -100,7 +104,8 @@ class TextStream:
         if self._ended or (token in self._stops.ids and not self._stops.keep):
             return False
         self._num_tokens += 1
-        text = self._detokenizer.push(token)
+        is_skipped = self._skips_others and token not in self._kept and self._tokenizer.is_special(token)
+        text = "" if is_skipped else self._detokenizer.push(token)
         if self._num_tokens <= self._stops.min_tokens:
             if text:
                 self._pieces.append(text)

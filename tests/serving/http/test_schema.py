@@ -66,7 +66,9 @@ def test_the_description_is_served(demo):
 def test_bounds_are_the_engines(row):
     """What the table lets in the engine takes, and what the engine would take it lets in."""
     name, (low, high) = row.name, row.json_bounds or row.bounds
-    low = {"top_k": 0, "max_tokens": 1}.get(name, low)  # the gateway makes 0 of -1, and an echo of 0
+    low = {"top_k": 0, "max_tokens": 1, "thinking_token_budget": 0}.get(
+        name, low
+    )  # the gateway makes 0 of -1, and an echo of 0
     together = {"max_tokens": 2**31 - 1} if name == "min_tokens" else {}
     for value in (low, high):
         SamplingParams(**{name: value} | together)

@@ -9,6 +9,8 @@ import jsonschema
 import openai
 import pytest
 
+from penstock.serving.openai.answer_format import BUDGETS
+from penstock.text.answer.budget import REASON
 from penstock.text.answer.formats import CHANNEL_MARKERS, TOOL_FORMATS
 from tests.support.answer_texts import ARGUMENTS, TEXTS, THOUGHTS, TOOLS
 from tests.support.fake_model import FILES
@@ -18,8 +20,19 @@ from tests.support.scripted_model import scripted_llm
 LISTED = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
 USER = {"role": "user", "content": "the cat"}
 SPECIALS = {name: [*form.markers] for name, form in TOOL_FORMATS.items() if name not in ("hermes", "glm4")}
-SPECIALS["harmony"] = [*CHANNEL_MARKERS]
+SPECIALS["harmony"] = [*CHANNEL_MARKERS, "<|constrain|>"]
 FINAL = {"harmony": "<|channel|>final<|message|>Fine é"}
+
+
+HARMONY = [*CHANNEL_MARKERS, "<|constrain|>", "<extra>"]
+ANSWER = '{"a": 1}'
+FORMATTED = {
+    "think": f"<think>so</think>\n\n{ANSWER}",
+    "harmony": f"{THOUGHTS['harmony']}<|channel|>final <|constrain|>json<|message|>{ANSWER}",
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+UNTOLD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"
 
 
 def script_of(name: str) -> dict[int, str]:
@@ -35,6 +48,12 @@ def scripted() -> Iterator[Service]:
         signs = " ".join([*form.signs[0], "<|message|>" if name == "harmony" else "</think>"])
         models[name] = scripted_llm(script_of(name), signs, SPECIALS.get(name))
     models["opened"] = scripted_llm({0: "so</think>\n\nyes"}, "</think>enable_thinking", opening="<think>\n")
+    models["long"] = scripted_llm({0: "a" * 60}, "</think>enable_thinking", opening="<think>\n")
+    models["begins"] = scripted_llm({0: FORMATTED["think"]}, "</think>", ["<think>", "</think>"])
+    models["extra"] = scripted_llm({0: "<think>so<extra></think>yes"}, "</think>", ["<think>", "</think>", "<extra>"])
+    models["json"] = scripted_llm({0: "so</think>\n\n" + ANSWER}, "</think>", opening="<think>\n")
+    models["channels"] = scripted_llm({0: FORMATTED["harmony"]}, "<|channel|>functions.<|message|>", HARMONY)
+    models["untold"] = scripted_llm({0: TEXTS["hermes"]}, "<tool_call>", template=UNTOLD)
     service = Service(models)
     yield service
     service.close()
@@ -83,6 +102,14 @@ def test_a_loop_of_three_steps_runs_in_every_format(name, client):
     assert messages[-1]["content"] == "Fine é"
 
 
+def test_a_message_of_the_clients_stream_can_be_sent_back(client):
+    body = {"model": "hermes", "tools": LISTED, "max_tokens": 800}
+    with client.chat.completions.stream(messages=[USER], **body) as stream:
+        message = stream.get_final_completion().choices[0].message
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in message.tool_calls]
+    assert client.chat.completions.create(messages=[USER, message, *results, *results], **body)
+
+
 def test_only_one_call_without_parallel_calls(client):
     body = {"model": "hermes", "messages": [USER], "tools": LISTED, "max_tokens": 800, "parallel_tool_calls": False}
     assert len(client.chat.completions.create(**body).choices[0].message.tool_calls) == 1
@@ -108,6 +135,97 @@ def test_thoughts_that_the_template_opens(scripted):
     deltas = [event["choices"][0]["delta"] for event in events]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so"
     assert "".join(delta.get("content") or "" for delta in deltas) == "yes"
+
+
+def test_thoughts_end_where_their_budget_does(scripted):
+    def choices(**body) -> list[dict]:
+        body = {"model": "long", "messages": [USER], "max_tokens": 40} | body
+        return scripted.post("/v1/chat/completions", **body)["choices"]
+
+    thoughts = f"aaaaa\n\n{REASON}"
+    for fields in (
+        *({name: 5} for name in ("thinking_token_budget", *BUDGETS)),
+        {"chat_template_kwargs": {"thinking_budget": 5}, "reasoning_budget": 5},
+    ):
+        for choice in choices(**fields, n=2, seed=1, temperature=1):
+            assert choice["message"]["reasoning_content"] == thoughts
+            assert set(choice["message"]["content"]) == {"a"}
+    body = {"model": "long", "messages": [USER], "max_tokens": 40, "thinking_budget": 5}
+    deltas = [event["choices"][0]["delta"] for event in scripted.events("/v1/chat/completions", **body)]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == thoughts
+    (choice,) = choices(thinking_token_budget=5, reasoning_format="none")
+    assert choice["message"]["content"].startswith(f"{thoughts}\n</think>\n\naaa")
+    for budget, has_thoughts in ((0, False), (-1, True), (1000, True)):
+        (choice,) = choices(thinking_token_budget=budget)
+        assert ("reasoning_content" in choice["message"]) is has_thoughts
+        assert bool(choice["message"]["content"]) is not has_thoughts
+    (choice,) = choices(thinking_token_budget=3, response_format={"type": "json_object"})
+    assert choice["message"]["reasoning_content"] == f"aaa\n\n{REASON}"
+    assert choice["message"]["content"].startswith("{")
+
+
+def test_a_budget_for_a_model_without_thoughts_is_refused(scripted):
+    for fields, param, code in (
+        ({"thinking_budget": 5}, "thinking_budget", "unsupported_parameter"),
+        ({"thinking_budget": 5, "thinking_token_budget": 6}, "thinking_budget", "invalid_value"),
+        ({"chat_template_kwargs": {"thinking_budget": "5"}}, "chat_template_kwargs.thinking_budget", "invalid_value"),
+        ({"thinking_budget": -2}, "thinking_budget", "invalid_value"),
+        ({"thinking_budget_message": "x"}, "thinking_budget_message", "unsupported_parameter"),
+    ):
+        status, error = scripted.refused("/v1/chat/completions", model="untold", messages=[USER], **fields)
+        assert (status, error["param"], error["code"]) == (400, param, code)
+    for name in ("thinking_budget", "thinking_token_budget"):
+        assert scripted.post("/v1/chat/completions", model="untold", messages=[USER], max_tokens=1, **{name: 0})
+
+
+@pytest.mark.parametrize("name", ["begins", "channels", "json"])
+def test_a_format_comes_behind_thoughts(name, scripted):
+    big = {**SCHEMA, "description": "x" * 200_000}
+    for form in (FORMAT, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": big}}):
+        for more in ({}, {"tools": LISTED[:1]} if name == "channels" else {}):
+            body = {"model": name, "messages": [USER], "max_tokens": 200, "response_format": form, **more}
+            message = scripted.post("/v1/chat/completions", **body)["choices"][0]["message"]
+            assert json.loads(message["content"]) == {"a": 1}
+            assert message["reasoning_content"] == ("I <think> so" if name == "channels" else "so")
+
+
+def test_thoughts_in_the_content_come_before_a_format(scripted):
+    body = {"model": "json", "messages": [USER], "max_tokens": 200, "response_format": FORMAT}
+    message = scripted.post("/v1/chat/completions", **body, reasoning_format="none")["choices"][0]["message"]
+    assert message["content"] == f"so</think>\n\n{ANSWER}"
+
+
+def test_only_the_markers_of_special_tokens_reach_the_parser(scripted):
+    def thoughts(**fields) -> str:
+        body = {"model": "extra", "messages": [USER], "max_tokens": 20, **fields}
+        return scripted.post("/v1/chat/completions", **body)["choices"][0]["message"]["reasoning_content"]
+
+    assert thoughts() == thoughts(skip_special_tokens=True) == "so"
+    assert thoughts(skip_special_tokens=False) == "so<extra>"
+
+
+def test_a_call_in_channels_can_be_required(scripted):
+    """Its markers are special tokens, which the grammar allows only as such."""
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        body = {"model": "harmony", "messages": [USER], "tools": LISTED, "tool_choice": choice, "max_tokens": 800}
+        found = scripted.post("/v1/chat/completions", **body)["choices"][0]
+        assert found["finish_reason"] == "tool_calls"
+        (call,) = found["message"]["tool_calls"]
+        assert call["function"]["name"] == "weather"
+        assert json.loads(call["function"]["arguments"]) == ARGUMENTS
+
+
+def test_a_template_without_tools_gets_a_description_of_them(scripted):
+    body = {"model": "untold", "messages": [USER], "tools": LISTED}
+    found = scripted.post("/v1/chat/completions", **body, max_tokens=800)["choices"][0]
+    assert found["finish_reason"] == "tool_calls"
+    tokens = scripted.post("/tokenize", **body)["tokens"]
+    text = scripted.post("/detokenize", model="untold", tokens=tokens)["prompt"]
+    assert text.startswith("<system># Tools")
+    assert all(part in text for part in ("weather", '"city"', "<tool_call>\n{", "<user>the cat"))
+    system = {"role": "system", "content": "Be kind."}
+    tokens = scripted.post("/tokenize", model="untold", messages=[system, USER], tools=LISTED)["tokens"]
+    assert scripted.post("/detokenize", model="untold", tokens=tokens)["prompt"].startswith("<system>Be kind.\n\n#")
 
 
 SIMPLE = {

@@ -94,6 +94,7 @@ FULL = {
     "stop_token_ids": [0, 7], "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 0,
     "skip_special_tokens": False, "prompt_logprobs": 0, "echo": True, "json_schema": '{"type": "null"}',
     "no_repeat_ngram_size": 2, "bad_words_ids": [[1, 2], [3]], "forced_bos_token_id": 0, "forced_eos_token_id": 4,
+    "thinking_token_budget": 0, "thinking_format": "think", "kept_special_token_ids": [3, 4],
 }  # fmt: skip
 GRAMMARS = {"json_object": True, "regex": "a|b", "choice": ["a", "ä b"], "grammar": 'start: "a"'}
 """The other fields of which a request has one."""

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import InvalidArgumentError
 from penstock.text.answer.constraint import calls_grammar, calls_or_answer, grammar_behind_thoughts
 from penstock.text.answer.formats import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
-from penstock.text.answer.parser import AnswerParser, ToolCall
+from penstock.text.answer.parser import AnswerParser, AnswerPart, MoreArguments, Piece, ToolCall
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.grammar.source import GrammarSource
 from penstock.text.tokenizer import Tokenizer
@@ -69,6 +69,16 @@ def drawn(compiler: GrammarCompiler, grammar: str, rng: random.Random) -> str:
     raise AssertionError(f"no end: {data!r}")
 
 
+def calls_of(parts: list[AnswerPart]) -> list[tuple[str, str]]:
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, ToolCall):
+            calls.append((part.name, part.arguments))
+        elif isinstance(part, MoreArguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+    return calls
+
+
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_parser_reads_whatever_follows_the_grammar(name, compiler):
     form, thoughts = TOOL_FORMATS[name], REASONING_FORMATS["harmony" if name == "harmony" else "think"]
@@ -82,13 +92,13 @@ def test_the_parser_reads_whatever_follows_the_grammar(name, compiler):
         text = drawn(compiler, grammar, rng)
         parser = AnswerParser(AnswerFormat(form, thoughts), TOOLS, is_reasoning=is_reasoning)
         parts = parser.push(text) + parser.finish()
-        calls = [part for part in parts if isinstance(part, ToolCall)]
+        calls = calls_of(parts)
         assert calls, text
         assert turn < 3 or len(calls) == 1
-        assert all(isinstance(part, ToolCall) or part.is_reasoning for part in parts), text
-        for call in calls:
-            jsonschema.validate(json.loads(call.arguments), TOOLS[call.name])
-        called |= {call.name for call in calls}
+        assert all(part.is_reasoning for part in parts if isinstance(part, Piece)), text
+        for tool, arguments in calls:
+            jsonschema.validate(json.loads(arguments), TOOLS[tool])
+        called |= {tool for tool, _ in calls}
     assert len(called) > 1
 
 
@@ -108,7 +118,7 @@ def test_a_format_begins_behind_the_thoughts(compiler):
         GrammarSource("grammar", 'start: answer | text0 // start\nanswer: "true"\ntext0: "false"'),
         GrammarSource("grammar", 'start: "true" | "" start # start\n'),
     ):
-        grammar = grammar_behind_thoughts(source.lark(), REASONING_FORMATS["think"], {})
+        grammar = grammar_behind_thoughts(source.lark(), REASONING_FORMATS["think"], {}, has_begun=True)
         text = drawn(compiler, grammar, random.Random(3))
         thoughts, _, answer = text.partition("</think>")
         assert answer.strip() in ("true", "false")
@@ -117,7 +127,7 @@ def test_a_format_begins_behind_the_thoughts(compiler):
 
 def test_names_are_changed_only_where_they_are_rules():
     own = 'start: "start" /start/ <start> start? restart // start'
-    grammar = grammar_behind_thoughts(own, REASONING_FORMATS["think"], {}).splitlines()[0]
+    grammar = grammar_behind_thoughts(own, REASONING_FORMATS["think"], {}, has_begun=True).splitlines()[0]
     assert grammar == 'penstock_answer: "start" /start/ <start> penstock_answer? restart // start'
 
 
@@ -147,16 +157,24 @@ def test_the_arguments_of_a_call_are_an_object(compiler):
 def test_an_answer_has_a_form_or_calls_tools(compiler):
     form, source = TOOL_FORMATS["mistral_v11"], GrammarSource("choice", '["true", "false"]')
     lark = calls_or_answer(
-        source.lark(), form, {"now": TOOLS["now"]}, thoughts=REASONING_FORMATS["think"], is_parallel=False, specials={}
-    )
+        source.lark(), form, {"now": TOOLS["now"]}, thoughts=REASONING_FORMATS["think"], is_reasoning=True,
+        is_parallel=False, specials={},
+    )  # fmt: skip
     answers = {drawn(compiler, lark, random.Random(seed)).partition("</think>")[2].strip() for seed in range(12)}
     assert answers & {"true", "false"}
     assert all(answer in ("true", "false") or answer.startswith("[TOOL_CALLS]now[ARGS]{") for answer in answers)
     assert any(answer.startswith("[") for answer in answers)
 
 
-def test_calls_in_python_have_names_of_python():
-    for name, key in (("get-weather", "a"), ("f", "a-b"), ("f", "class")):
+def test_calls_in_python_have_names_that_are_read(compiler):
+    tools = {"get-weather": {"properties": {"max-days": {"type": "null"}, "class": {"type": "null"}}}}
+    grammar, form = calls_grammar(TOOL_FORMATS["pythonic"], tools, is_parallel=False), TOOL_FORMATS["pythonic"]
+    for seed in range(4):
+        parser = AnswerParser(AnswerFormat(form), tools)
+        ((name, arguments),) = calls_of(parser.push(drawn(compiler, grammar, random.Random(seed))) + parser.finish())
+        assert name == "get-weather"
+        assert set(json.loads(arguments)) <= {"max-days", "class"}
+    for key in ("a b", "a=", 'a"', "a)"):
         with pytest.raises(InvalidArgumentError) as caught:
-            calls_grammar(TOOL_FORMATS["pythonic"], {name: {"properties": {key: {}}}})
+            calls_grammar(TOOL_FORMATS["pythonic"], {"f": {"properties": {key: {}}}})
         assert caught.value.param == "tools"

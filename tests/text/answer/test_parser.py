@@ -14,9 +14,9 @@ from penstock.text.answer.formats import (
     find_reasoning_format,
     find_tool_format,
 )
-from penstock.text.answer.parser import AnswerParser, ToolCall
+from penstock.text.answer.parser import AnswerParser, MoreArguments, Piece, ToolCall
 from penstock.text.answer.values import value_types
-from tests.support.answer_texts import ARGUMENTS, SEP, TEXTS, THOUGHTS, TOOLS, called
+from tests.support.answer_texts import ARGUMENTS, SEP, TEXTS, THOUGHTS, TOOLS, J, called
 
 
 def parser_of(name: str, reasoning: str = "none", **options) -> AnswerParser:
@@ -28,11 +28,24 @@ def read(parser: AnswerParser, pieces: list[str]) -> tuple[str, str, list[tuple[
     """Return the content, the thoughts and the calls."""
     parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     texts = {
-        is_reasoning: "".join(p.text for p in parts if not isinstance(p, ToolCall) and p.is_reasoning is is_reasoning)
+        is_reasoning: "".join(p.text for p in parts if isinstance(p, Piece) and p.is_reasoning is is_reasoning)
         for is_reasoning in (False, True)
     }
-    calls = [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, ToolCall)]
-    return texts[False], texts[True], calls
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, ToolCall):
+            calls.append((part.name, part.arguments))
+        elif isinstance(part, MoreArguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+    return texts[False], texts[True], [(name, value_of(arguments)) for name, arguments in calls]
+
+
+def value_of(arguments: str) -> object:
+    """Return arguments as an object; the text of those that break off."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 def splits(text: str) -> list[list[str]]:
@@ -87,8 +100,8 @@ NOT_CALLS = {
     "hermes": [
         "<tool_call>", "<tool_call>\n{", '<tool_call>{"name": "weather"', '<tool_call>{"name": 3}</tool_call>',
         '<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "<tool_call>x</tool_call>", "a < b <tool", " a\n ",
-        "<tool_call>{}}</tool_call>", '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>',
-        '<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', "</tool_call>", "<tool_call>[]</tool_call>",
+        "<tool_call>{}}</tool_call>", "</tool_call>", "<tool_call>[]</tool_call>", '<tool_call>{"name": "a" "b": 1}',
+        '<tool_call>{"name": ["a"], "arguments": {}}</tool_call>', '<tool_call>{"name": "a", "x": NaN}</tool_call>',
     ],
     "llama3_json": ['{"a": 1}', '{"name": "unknown", "parameters": {}}', "{", '{"name": "now"', "[1]", " {]} x"],
     "pythonic": ["[1, 2]", "[unknown()]", "[now(1)]", "[now(x=y)]", "[now(", "[" * 300, "[now(**{})]",
@@ -99,7 +112,7 @@ NOT_CALLS = {
     "glm4": ["<tool_call>now\n<arg_key>a</arg_key>", "<tool_call>now<arg_key>a b</arg_key>"],
     "deepseek_v3": ["<｜tool▁calls▁begin｜>x",
                     f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function{SEP}now\n```\n{{}}"],
-    "harmony": ["<|channel|>commentary to=functions.now<|message|>{", "<|channel|>commentary to=functions.now"],
+    "harmony": ["<|channel|>commentary to=functions.now<|message|>x", "<|channel|>commentary to=functions.now"],
 }  # fmt: skip
 
 
@@ -122,22 +135,95 @@ def test_a_call_after_a_broken_one_is_found():
         assert content == '<tool_call>{"name": }</tool_call> andthen'
 
 
-@pytest.mark.parametrize("name", ["hermes", "lfm2", "mistral_v11", "deepseek_v31", "llama3_json"])
-def test_a_call_whose_bracket_is_not_closed_swallows_no_other(name):
-    form, (name_of, arguments) = TOOL_FORMATS[name], ("now", {"a": [1]})
-    call = {
-        "hermes": called(name_of, arguments),
-        "lfm2": "[now(a=[1])]",
-        "mistral_v11": "now[ARGS]" + json.dumps(arguments),
-        "deepseek_v31": f"<｜tool▁call▁begin｜>now{SEP}{json.dumps(arguments)}<｜tool▁call▁end｜>",
-        "llama3_json": called(name_of, arguments, "parameters"),
-    }[name]
+BROKEN = ("now", '{"a": [1')
+JSON_CALLS = {
+    "hermes": called("now", {"a": [1]}),
+    "mistral_v11": 'now[ARGS]{"a": [1]}',
+    "deepseek_v31": f'<｜tool▁call▁begin｜>now{SEP}{{"a": [1]}}<｜tool▁call▁end｜>',
+    "deepseek_v3": f'<｜tool▁call▁begin｜>function{SEP}now\n```json\n{{"a": [1]}}\n```<｜tool▁call▁end｜>',
+    "llama3_json": called("now", {"a": [1]}, "parameters"),
+}
+
+
+@pytest.mark.parametrize("name", JSON_CALLS)
+def test_a_call_that_breaks_off_keeps_its_arguments(name):
+    """The next one is found, and the end of the broken one is no content."""
+    form, call = TOOL_FORMATS[name], JSON_CALLS[name]
     opening, closing = form.all_openings[0], form.closing.strip()
-    text = f"{opening}{call[: call.index('1') + 1]}{closing}{opening}{call}{closing}"
+    begun = f"{opening}{call[: call.index('1') + 1]}"
+    whole = f"{opening}{call}{closing}"
+    for text, expected in (
+        (begun, ("", "", [BROKEN])),
+        (begun + closing + whole, ("", "", [BROKEN, ("now", {"a": [1]})])),
+        (begun + "".join(form.ends) + " then", ("then", "", [BROKEN])),
+    ):
+        if text.endswith("then") and not closing:
+            continue
+        for pieces in ([text], *splits(text)):
+            assert read(parser_of(name), pieces) == expected, pieces
+            assert read(parser_of(name, max_calls=0), pieces)[2] == []
+
+
+def test_a_call_in_python_that_is_not_closed_swallows_no_other():
+    text = "<|tool_call_start|>[now(a=[1<|tool_call_end|><|tool_call_start|>[now(a=[1])]<|tool_call_end|>"
     for pieces in ([text], *splits(text)):
-        content, _, calls = read(parser_of(name), pieces)
-        assert calls == [(name_of, arguments)], pieces
-        assert content.startswith(opening)
+        content, _, calls = read(parser_of("lfm2"), pieces)
+        assert calls == [("now", {"a": [1]})], pieces
+        assert content.startswith("<|tool_call_start|>")
+
+
+def test_a_value_that_is_not_closed_swallows_no_other_call():
+    for name in ("qwen3_coder", "glm4"):
+        end = {"qwen3_coder": "\n</parameter>\n</function>", "glm4": "</arg_value>"}[name]
+        broken = TEXTS[name].replace(end, end.replace("\n</parameter>", "").replace("</arg_value>", ""), 3)
+        assert broken != TEXTS[name]
+        for pieces in ([broken], *splits(broken)):
+            content, _, calls = read(parser_of(name), pieces)
+            assert (content, [call for call, _ in calls]) == ("", ["weather", "now"]), pieces
+            assert calls[0][1]["city"].startswith('Zü"r}i<ch')
+
+
+def test_names_that_are_not_python_are_read_and_enforced():
+    tools = {"get-weather": {"properties": {"max-days": {}, "class": {}}}, "2d/plot": {}}
+    text = """[get-weather(max-days=3, class="2d/plot(max-days=1)"), 2d/plot()]"""
+    expected = [("get-weather", {"max-days": 3, "class": "2d/plot(max-days=1)"}), ("2d/plot", {})]
+    for pieces in ([text], *splits(text)):
+        parser = AnswerParser(AnswerFormat(TOOL_FORMATS["pythonic"]), tools)
+        assert read(parser, pieces) == ("", "", expected)
+    assert read(AnswerParser(AnswerFormat(TOOL_FORMATS["pythonic"]), tools), ["[penstock_hidden_0()]"])[2] == []
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "mistral_v11", "deepseek_v3", "harmony"])
+def test_arguments_stream_as_they_are_written(name):
+    parser, text = parser_of(name), TEXTS[name]
+    pieces = [part.text for char in text for part in parser.push(char) if isinstance(part, MoreArguments)]
+    assert len(pieces) > 20
+    assert json.loads("".join(pieces)[: len(J)]) == ARGUMENTS
+
+
+def test_a_call_of_a_known_tool_needs_no_marker_in_hermes():
+    """Small models leave it out."""
+    for text, expected in (
+        (called("now", {"a": 1}), ("", "", [("now", {"a": 1})])),
+        (called("now", {}) + "\n</tool_call>\n" + TEXTS["hermes"], ("", "", [("now", {}), *EXPECTED])),
+        (called("unknown", {}), (called("unknown", {}), "", [])),
+        ('{"a": 1}', ('{"a": 1}', "", [])),
+    ):
+        for pieces in ([text], *splits(text)):
+            assert read(parser_of("hermes"), pieces) == expected, pieces
+
+
+def test_arguments_before_their_name_or_in_a_string_come_whole():
+    for inner, expected in (
+        ('{"arguments": {"a": 1}, "name": "now"}', {"a": 1}),
+        ('{"name": "now", "arguments": "{\\"a\\": 1}"}', {"a": 1}),
+        ('{"id": "x", "name": "now", "arguments": null, "parameters": {"b": 1}}', {}),
+        ('{"name": "now", "parameters": {"b": 1}, "x": [1, {}]}', {"b": 1}),
+        ('{"name": "now"}', {}),
+    ):
+        text = f"<tool_call>{inner}</tool_call>"
+        for pieces in ([text], *splits(text)):
+            assert read(parser_of("hermes"), pieces) == ("", "", [("now", expected)]), pieces
 
 
 def test_every_name_of_a_tool_is_read_in_channels():

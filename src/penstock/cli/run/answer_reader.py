@@ -12,7 +12,7 @@ from penstock.cli.progress import format_seconds
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.text.answer.constraint import calls_or_answer, grammar_behind_thoughts
 from penstock.text.answer.formats import AnswerFormat, find_reasoning_format, find_tool_format
-from penstock.text.answer.parser import AnswerParser, Piece, ToolCall
+from penstock.text.answer.parser import AnswerParser, AnswerPart, MoreArguments, Piece, ToolCall
 from penstock.text.chat_template import find_template, render_chat
 from penstock.text.grammar.source import GRAMMAR_FIELDS
 
@@ -86,16 +86,16 @@ class AnswerReader:
         """Return the sampling of an answer whose thoughts and calls are free of the form that is asked for."""
         if self._specials:
             params = replace(params, skip_special_tokens=False)
-        source, thoughts = params.answer_grammar, self._form.reasoning if self._begins else None
+        source, thoughts = params.answer_grammar, self._form.reasoning
         if source is None or (thoughts is None and self._form.tools is None):
             return params
         if self._form.tools is not None:
             lark = calls_or_answer(
-                source.lark(), self._form.tools, self._tools, thoughts=thoughts, is_parallel=True,
-                specials=self._specials,
+                source.lark(), self._form.tools, self._tools, thoughts=thoughts,
+                is_reasoning=self._begins, is_parallel=True, specials=self._specials,
             )  # fmt: skip
         elif thoughts is not None:
-            lark = grammar_behind_thoughts(source.lark(), thoughts, self._specials)
+            lark = grammar_behind_thoughts(source.lark(), thoughts, self._specials, has_begun=self._begins)
         fields: dict[str, Any] = dict.fromkeys(GRAMMAR_FIELDS)
         return replace(params, **fields | {"json_object": False, "grammar": lark})
 
@@ -108,13 +108,13 @@ class AnswerReader:
         message["content"] = "".join(piece.text for piece in pieces if not piece.is_reasoning)
         if thoughts := "".join(piece.text for piece in pieces if piece.is_reasoning):
             message["reasoning_content"] = thoughts
-        if calls := [self._call(part) for part in parts if isinstance(part, ToolCall)]:
+        if calls := [self._call(call) for call in _whole_calls(parts)]:
             message["tool_calls"] = calls
         return message
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         self._num_calls += 1
-        function = {"name": call.name, "arguments": json.loads(call.arguments)}  # templates expect an object
+        function = {"name": call.name, "arguments": _values(call)}  # templates expect an object
         return {"id": f"{self._num_calls:09}", "type": "function", "function": function}  # as Mistral's template wants
 
 
@@ -127,6 +127,26 @@ def _opening(tokenizer: Tokenizer, template: str, tools: Sequence[Mapping[str, A
         return ""
 
 
+def _whole_calls(parts: Sequence[AnswerPart]) -> list[ToolCall]:
+    """Return the calls with all of their arguments."""
+    calls: list[ToolCall] = []
+    for part in parts:
+        if isinstance(part, ToolCall):
+            calls.append(part)
+        elif isinstance(part, MoreArguments):
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + part.text)
+    return calls
+
+
+def _values(call: ToolCall) -> dict[str, Any] | str:
+    """Return the arguments of a call; their text if the model wrote something else than an object."""
+    try:
+        values = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+    return values if isinstance(values, dict) else call.arguments
+
+
 class AnswerView:
     """Writes the parts of one answer: thoughts and calls are dim; folded thoughts are one line with their time."""
 
@@ -134,26 +154,40 @@ class AnswerView:
         self._writer, self._shows_thoughts = writer, shows_thoughts
         self._began = 0.0  # when the folded thoughts did
         self._has_text = False
+        self._call: list[AnswerPart] = []  # the parts of the call that is being read
 
-    def write(self, parts: Sequence[Piece | ToolCall]) -> None:
-        """Write the next parts of the answer."""
+    def write(self, parts: Sequence[AnswerPart]) -> None:
+        """Write the next parts of the answer; a call once its arguments are complete."""
         for part in parts:
+            if isinstance(part, MoreArguments):
+                self._call.append(part)
+                continue
+            self._end_call()
             if isinstance(part, ToolCall):
-                self.end_thoughts()
-                before = "\n" if self._has_text else ""
-                self._writer.write(f"{before}-> {part.name}({_arguments(part)})", is_thought=True)
-                self._has_text = True
+                self._call = [part]
             elif part.is_reasoning and not self._shows_thoughts:
                 if not self._began:
                     self._began = time.monotonic()
                     self._writer.write("Thinking ...", is_thought=True)
             else:
-                self.end_thoughts()
+                self._end_thoughts()
                 self._writer.write(part.text, is_thought=part.is_reasoning)
                 self._has_text = True
 
-    def end_thoughts(self) -> None:
-        """Write how long the folded thoughts took."""
+    def end(self) -> None:
+        """Write what waits for its end: a call, and how long the folded thoughts took."""
+        self._end_call()
+        self._end_thoughts()
+
+    def _end_call(self) -> None:
+        for call in _whole_calls(self._call):
+            self._end_thoughts()
+            before = "\n" if self._has_text else ""
+            self._writer.write(f"{before}-> {call.name}({_arguments(call)})", is_thought=True)
+            self._has_text = True
+        self._call = []
+
+    def _end_thoughts(self) -> None:
         if self._began:
             self._writer.write(f" {format_seconds(time.monotonic() - self._began)}", is_thought=True)
             self._began, self._has_text = 0.0, True
@@ -161,5 +195,7 @@ class AnswerView:
 
 def _arguments(call: ToolCall) -> str:
     """Return the arguments of a call as Python writes them: ``city="Bern", days=3``."""
-    values = json.loads(call.arguments)
+    values = _values(call)
+    if isinstance(values, str):
+        return values
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())

@@ -189,7 +189,7 @@ class ChatSession:
             self.was_interrupted = True
             self._writer.write(" ...")
         finally:
-            view.end_thoughts()
+            view.end()
             self._writer.write("\n")
         result = stream.result()
         self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)

@@ -23,7 +23,9 @@ from penstock.text.grammar.source import GRAMMAR_FIELDS
 if TYPE_CHECKING:
     from penstock.serving.request_fields import SamplingFields
 
-__all__ = ["GUIDED", "ResponseFormat", "StructuredOutputs", "asked_grammar", "checked_field", "checked_grammar"]
+__all__ = [
+    "BUDGETS", "GUIDED", "ResponseFormat", "StructuredOutputs", "asked_grammar", "checked_field", "checked_grammar",
+]  # fmt: skip
 
 _NAMES: Final = {
     "json": "json_schema",
@@ -34,6 +36,8 @@ _NAMES: Final = {
 }
 """vLLM's names of the fields of SamplingParams."""
 GUIDED: Final = {f"guided_{name}": field for name, field in _NAMES.items() if name != "json_object"}
+BUDGETS: Final = ("thinking_budget", "thinking_budget_tokens", "reasoning_budget", "reasoning_budget_tokens")
+"""The names that other servers and their clients have for ``thinking_token_budget``."""
 _CHECKS: Final = SharedJobs(check_grammar, "penstock-grammar-check")
 """Threads of their own, so that slow grammars delay nothing else."""
 

@@ -12,9 +12,11 @@ from penstock.api_errors import FieldError, refuse_if
 from penstock.engine.params import SamplingParams
 from penstock.serving.openai.answer_format import asked_grammar, checked_field
 from penstock.serving.openai.messages import NamedTool
+from penstock.serving.openai.thinking_budget import thinking_budget
 from penstock.text.answer.constraint import calls_grammar, calls_or_answer, grammar_behind_thoughts
-from penstock.text.answer.formats import AnswerFormat, find_reasoning_format, find_tool_format
+from penstock.text.answer.formats import AnswerFormat, ReasoningFormat, find_reasoning_format, find_tool_format
 from penstock.text.answer.parser import AnswerParser
+from penstock.text.answer.tool_prompt import tool_prompt
 from penstock.text.tokenizer_threads import call_tokenizer
 
 if TYPE_CHECKING:
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
     from penstock.text.grammar.source import GrammarSource
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["AnswerPlan", "chat_grammar", "num_tool_chars", "plan_of", "template_tools", "template_variables"]
+__all__ = [
+    "AnswerPlan", "chat_grammar", "num_tool_chars", "plan_of", "prompt_of_tools", "template_tools",
+    "template_variables",
+]  # fmt: skip
 
 _RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -34,11 +39,13 @@ _THINKING: Final = ("enable_thinking", "thinking")
 class AnswerPlan:
     """How the answers to one conversation are read.
 
-    ``tools``: the schema of the arguments by the name of each tool.  ``is_reasoning``: the prompt has begun the
-    thoughts.  ``specials``: the ids of the markers that are special tokens.
+    ``form`` is that of the parser.  ``thoughts``: the format of the thoughts that an answer in a grammar may begin
+    with; ``is_reasoning``: the prompt has begun them.  ``tools``: the schema of the arguments by the name of each tool.
+    ``specials``: the ids of the markers that are special tokens.
     """
 
     form: AnswerFormat
+    thoughts: ReasoningFormat | None
     tools: Mapping[str, Mapping[str, Any]]
     is_reasoning: bool
     is_parallel: bool
@@ -50,6 +57,16 @@ class AnswerPlan:
         """Return a parser of one answer."""
         max_calls = None if self.is_parallel else 1
         return AnswerParser(self.form, self.tools, is_reasoning=self.is_reasoning, max_calls=max_calls)
+
+    @property
+    def is_text(self) -> bool:
+        """Return True if the text of the answer is the content."""
+        return self.form == AnswerFormat()
+
+    @property
+    def kept_special_ids(self) -> list[int]:
+        """The special tokens that the parser needs."""
+        return [self.specials[text] for text in self.form.markers if text in self.specials]
 
     @property
     def must_call(self) -> bool:
@@ -66,14 +83,14 @@ class AnswerPlan:
         return calls_grammar(
             self.form.tools,
             {name: self.tools[name] for name in names},
-            reasoning=self.form.reasoning,
+            reasoning=self.thoughts,
             is_reasoning=self.is_reasoning,
             is_parallel=self.is_parallel and not is_named,
             specials=self.specials,
         )
 
     def around(self, source: GrammarSource) -> str | None:
-        """Return a grammar that allows calls as well, and begins behind the thoughts if the prompt has begun them.
+        """Return a grammar that allows calls as well, and begins behind the thoughts.
 
         None if it would be that of ``source``.
         """
@@ -82,13 +99,14 @@ class AnswerPlan:
                 source.lark(),
                 self.form.tools,
                 self.tools,
-                thoughts=self.form.reasoning if self.is_reasoning else None,
+                thoughts=self.thoughts,
+                is_reasoning=self.is_reasoning,
                 is_parallel=self.is_parallel,
                 specials=self.specials,
             )
-        if not self.is_reasoning or self.form.reasoning is None:
+        if self.thoughts is None:
             return None
-        return grammar_behind_thoughts(source.lark(), self.form.reasoning, self.specials)
+        return grammar_behind_thoughts(source.lark(), self.thoughts, self.specials, has_begun=self.is_reasoning)
 
 
 def template_tools(body: ChatCompletionRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
@@ -98,8 +116,19 @@ def template_tools(body: ChatCompletionRequest | TokenizeRequest) -> list[dict[s
     return [tool.plain() for tool in body.tools]
 
 
+def prompt_of_tools(body: ChatCompletionRequest | TokenizeRequest, tool_format: str, template: str) -> str:
+    """Return the description of the tools for a template that does not read them; "" for another one.
+
+    Such a template still has the format of calls, which it writes into the history.
+    """
+    tools = template_tools(body)
+    form = find_tool_format(tool_format, template) if tools is not None and "tools" not in template else None
+    return "" if form is None else tool_prompt(form, tools or ())
+
+
 def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: str) -> dict[str, Any]:
-    """Return the variables that the template gets: ``chat_template_kwargs``, and those of ``reasoning_effort``.
+    """Return the variables that the template gets: ``chat_template_kwargs``, and those of ``reasoning_effort``
+    and of a budget of 0.
 
     Raises FieldError for an effort that the template does not know.
     """
@@ -107,10 +136,14 @@ def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: 
     for name in _RESERVED:
         path = f"chat_template_kwargs.{name}"
         refuse_if(name in variables, f"{path}: expected another name; the request has a field for it", path)
+    switches = [name for name in _THINKING if name in template]
+    budget = thinking_budget(body, template)
+    if budget is not None and budget[1] == 0:
+        variables = dict.fromkeys(switches, False) | variables
     effort = getattr(body, "reasoning_effort", None)
     if effort is None:
         return variables
-    reads_effort, switches = "reasoning_effort" in template, [name for name in _THINKING if name in template]
+    reads_effort = "reasoning_effort" in template
     if effort != "none" and not reads_effort and not switches:
         message = "reasoning_effort: this model's chat template has no effort. Leave the field out, or pass none"
         raise FieldError("reasoning_effort", message, "unsupported")
@@ -129,25 +162,31 @@ async def plan_of(
     """
     has_tools = template_tools(body) is not None
     tools = find_tool_format(settings.tool_format, template) if has_tools else None
-    if has_tools and "tools" not in template:
-        raise FieldError("tools", "tools: this model's chat template has no tools. Leave the field out", "unsupported")
+    if has_tools and tools is None and "tools" not in template:
+        message = (
+            "tools: this model's chat template has no tools. Start the service with --tool-format, or leave them out"
+        )
+        raise FieldError("tools", message, "unsupported")
     if has_tools and tools is None:
         message = "tools: the format of this model's calls is not known. Start the service with --tool-format"
         raise FieldError("tools", message, "unsupported")
-    wants_thoughts = body.reasoning_format != "none"
-    reasoning = find_reasoning_format(settings.reasoning_format, template) if wants_thoughts else None
-    form = AnswerFormat(tools, reasoning)
-    if tools is None and reasoning is None:
+    thoughts, shown = find_reasoning_format(settings.reasoning_format, template), prompt.rstrip()
+    form = AnswerFormat(tools, None if body.reasoning_format == "none" else thoughts)
+    if tools is None and thoughts is None:
         return None
-    begins = reasoning is not None and not reasoning.has_channels and prompt.rstrip().endswith(reasoning.opening)
+    begins = thoughts is not None and not thoughts.has_channels and shown.endswith(thoughts.opening)
+    if thoughts is not None and not begins and (form.reasoning is None or shown.endswith(thoughts.closing)):
+        thoughts = None
+    markers = dict.fromkeys([*form.markers, *AnswerFormat(None, thoughts).markers])
     return AnswerPlan(
         form,
+        thoughts,
         {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in body.tools or ()},
         is_reasoning=begins,
         is_parallel=body.parallel_tool_calls is not False,
         choice=body.tool_choice if has_tools else None,
         shows_thoughts=body.include_reasoning is not False,
-        specials=await call_tokenizer(tokenizer, 1, tokenizer.special_ids, form.markers),
+        specials=await call_tokenizer(tokenizer, 1, tokenizer.special_ids, tuple(markers)),
     )
 
 

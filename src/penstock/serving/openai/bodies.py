@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from penstock.api_errors import refuse_if
 from penstock.serving.openai import unsupported_fields
-from penstock.serving.openai.answer_format import GUIDED, ResponseFormat, StructuredOutputs, asked_grammar
+from penstock.serving.openai.answer_format import BUDGETS, GUIDED, ResponseFormat, StructuredOutputs, asked_grammar
 from penstock.serving.openai.messages import Message, Messages, ToolChoice, Tools, check_messages, check_tools
 from penstock.serving.openai.unsupported_fields import WITHOUT_EFFECT
 from penstock.serving.request_fields import (
@@ -34,6 +34,8 @@ _Model = Annotated[
     Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)] | None,
     Meta(description="A model name from /v1/models. Optional if only one model is served."),
 ]
+BY_ROUTE: Final = ("thinking_format", "kept_special_token_ids")
+"""Sampling fields that a chat takes from the chat template instead."""
 _Count = Annotated[int, Meta(ge=1, le=MAX_TOKEN)]
 
 
@@ -47,9 +49,10 @@ if TYPE_CHECKING:
     _StreamFields = Body
     _TokenizeFields = Body
 else:
-    _scored = {name: name for name in ("best_of", "echo", "logprobs")}
+    _scored = {name: name for name in ("best_of", "echo", "logprobs", *BY_ROUTE)}
+    _chat_names = {"top_logprobs": "logprobs"} | GUIDED | dict.fromkeys(BUDGETS, "thinking_token_budget")
     _CompletionFields = extended("CompletionFields", SamplingFields, _scored | GUIDED, unsupported_fields.COMPLETION)
-    _ChatFields = extended("ChatFields", SamplingFields, {"top_logprobs": "logprobs"} | GUIDED, unsupported_fields.CHAT)
+    _ChatFields = extended("ChatFields", SamplingFields, _chat_names, unsupported_fields.CHAT)
     _EmbeddingFields = extended("EmbeddingFields", ServingFields, fields=unsupported_fields.EMBEDDING)
     _RerankFields = extended("RerankFields", ServingFields, fields=unsupported_fields.RERANK)
     _ScoreFields = extended("ScoreFields", ServingFields, fields=unsupported_fields.SCORE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.text.answer.parser import Piece, ToolCall
+from penstock.text.answer.parser import AnswerPart, MoreArguments, Piece
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Delta
@@ -37,12 +37,15 @@ class MessageParts:
             self.finish_reason = "tool_calls" if is_call else delta.finish_reason
         return pieces
 
-    def _pieces(self, part: Piece | ToolCall) -> list[dict[str, Any]]:
+    def _pieces(self, part: AnswerPart) -> list[dict[str, Any]]:
         if isinstance(part, Piece):
             if part.is_reasoning and not self._shows_thoughts:
                 return []
             (self._thoughts if part.is_reasoning else self._content).append(part.text)
             return [{"reasoning_content" if part.is_reasoning else "content": part.text}]
+        if isinstance(part, MoreArguments):
+            self._calls[-1]["function"]["arguments"] += part.text
+            return [{"tool_calls": [{"index": len(self._calls) - 1, "function": {"arguments": part.text}}]}]
         index, function = len(self._calls), {"name": part.name, "arguments": part.arguments}
         number = os.urandom(12).hex()
         call = {
@@ -53,7 +56,7 @@ class MessageParts:
         self._calls.append(call)
         first = {"index": index, **call, "function": {"name": part.name, "arguments": ""}}
         rest = {"index": index, "function": {"arguments": part.arguments}}
-        return [{"tool_calls": [first]}, {"tool_calls": [rest]}]
+        return [{"tool_calls": [one]} for one in ((first, rest) if part.arguments else (first,))]
 
     def whole(self) -> dict[str, Any]:
         """Return the fields of the whole message."""

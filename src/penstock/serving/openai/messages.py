@@ -45,6 +45,7 @@ class FunctionCall(Body):
 
     name: str
     arguments: str = "{}"
+    parsed_arguments: Annotated[Any, unsupported_fields.WITHOUT_EFFECT] = None
 
 
 class MessageToolCall(Body, kw_only=True):
@@ -65,7 +66,7 @@ class Message(_MessageFields, kw_only=True):
     """A message of a conversation.  Only an assistant's message may have no content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
     name: _Name | None = None
     tool_calls: Annotated[_Calls | Literal[""] | None, Meta(description="The calls of an assistant's message.")] = None
     tool_call_id: Annotated[_Name | _Nothing | None, Meta(description="The call that a tool's message answers.")] = None
@@ -131,7 +132,7 @@ def check_messages(messages: Sequence[Message]) -> None:
     for index, message in enumerate(messages):
         path, is_assistant = f"messages[{index}]", message.role == "assistant"
         has_other = bool(message.tool_calls) or message.thoughts is not None
-        if message.content is None and not (is_assistant and has_other):
+        if message.content in (None, []) and not (is_assistant and has_other):  # some clients write [] for none
             raise CombinationError(f"{path}.content", f"{path}.content is missing", "missing")
         for name in ("tool_calls", "reasoning_content", "reasoning"):
             is_wrong = bool(getattr(message, name)) and not is_assistant

@@ -22,7 +22,7 @@ async def tokenize(call: Call) -> Reply:
     if body.prompt is not None:
         ids = await text_ids(backend, body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        ids = (await chat_prompt(backend, body.messages or [], body)).ids
+        ids = (await chat_prompt(backend, body.messages or [], body, call.settings)).ids
     strings: Any = None
     if body.return_token_strs:
         strings = await call_tokenizer(

@@ -71,12 +71,13 @@ CHAT: Final[Fields] = {
     "best_of": refused("use n", [*EMPTY, 1]),
     "echo add_special_tokens media_io_kwargs mm_processor_kwargs": _NOTHING,
     "thinking enable_thinking": refused("use chat_template_kwargs"),
-    "thinking_budget thinking_token_budget thinking_forced_open": _NOTHING,
+    "thinking_forced_open reasoning_budget_message thinking_budget_message": _NOTHING,
     "parse_tool_calls": _FLAG,
     **_TEXT,
 }
 MESSAGE: Final[Fields] = {
     "function_call refusal audio thinking annotations": _NOTHING,
+    "parsed": Annotated[Any, WITHOUT_EFFECT],
     "prefix": refused("use continue_final_message"),
 }
 CONTENT_PART: Final[Fields] = {

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from keyword import iskeyword
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError
 from penstock.sampling_fields import MAX_GRAMMAR_CHARS
-from penstock.text.answer.formats import MESSAGE, START, OptionalPart, ReasoningFormat, Slot, ToolFormat
+from penstock.text.answer.formats import (
+    CHANNEL,
+    CONSTRAIN,
+    MESSAGE,
+    START,
+    OptionalPart,
+    ReasoningFormat,
+    Slot,
+    ToolFormat,
+)
 from penstock.text.answer.values import value_types
 from penstock.text.grammar.source import WHITESPACE
 
@@ -23,6 +31,7 @@ _ANY_TEXT: Final = "/(?s:.*)/"
 _OWN: Final = "penstock_"
 """What the names of rules begin with that stand beside those of a user's grammar."""
 _PLACES: Final = ("#/$defs/", "#/definitions/")
+_IN_CALLS: Final = re.compile(r"[^\s\"'()\[\]{},=]+")
 _Schema = Mapping[str, Any]
 
 
@@ -177,10 +186,13 @@ def _python_arguments(rules: _Rules, schema: _Schema) -> str:
 
 
 def _check_python_names(name: str, schema: _Schema) -> None:
-    """Refuse a tool whose calls are not Python, which the parser would not read.  Raises InvalidArgumentError."""
-    for text in (*name.split("."), *(key for key, _, _ in _properties(schema))):
-        if not text.isidentifier() or iskeyword(text):
-            message = f"tools: this model writes calls in Python: expected a name of Python, got {text!r:.100}"
+    """Refuse a tool whose calls the parser would not read.  Raises InvalidArgumentError."""
+    for text in (name, *(key for key, _, _ in _properties(schema))):
+        if _IN_CALLS.fullmatch(text) is None:
+            message = (
+                "tools: this model writes calls in Python: expected a name without spaces, quotes and brackets, got "
+                f"{text!r:.100}"
+            )
             raise InvalidArgumentError(message, param="tools")
 
 
@@ -223,8 +235,7 @@ def _calls(rules: _Rules, form: ToolFormat, tools: Mapping[str, _Schema], *, is_
 def _thoughts(rules: _Rules, reasoning: ReasoningFormat, *, has_begun: bool) -> str:
     """Return the thoughts, which may be missing unless the prompt has begun them."""
     if reasoning.has_channels:
-        head = rules.text(f"{reasoning.opening}analysis{MESSAGE}")
-        return f"({head} {rules.up_to(reasoning.closing)} {rules.text(f'{START}assistant')})?"
+        return f"({rules.text(reasoning.head)} {rules.up_to(reasoning.closing)} {rules.text(f'{START}assistant')})?"
     body = f"{rules.up_to(reasoning.closing)} /\\n{{0,2}}/"
     return body if has_begun else f"({rules.text(reasoning.opening)} {body})?"
 
@@ -260,11 +271,22 @@ def _renamed(match: re.Match[str]) -> str:
     return f"{_OWN}answer" if match[0] == "start" else match[0]
 
 
-def grammar_behind_thoughts(lark: str, reasoning: ReasoningFormat, specials: Mapping[str, int]) -> str:
-    """Return a grammar whose answers have the thoughts that the prompt has begun before those of ``lark``."""
+def grammar_behind_thoughts(
+    lark: str, reasoning: ReasoningFormat, specials: Mapping[str, int], *, has_begun: bool
+) -> str:
+    """Return a grammar whose answers have thoughts before those of ``lark``.
+
+    ``has_begun``: the prompt has begun the thoughts; otherwise they may be missing.
+    """
     rules = _Rules(specials, prefix=_OWN)
-    rules.add("start", f"{_thoughts(rules, reasoning, has_begun=True)} {_OWN}answer")
+    head = _final_head(rules) if reasoning.has_channels else ""
+    rules.add("start", f"{_thoughts(rules, reasoning, has_begun=has_begun)} {head} {_OWN}answer")
     return f"{_LARK_PART.sub(_renamed, lark)}\n{rules.grammar()}"
+
+
+def _final_head(rules: _Rules) -> str:
+    """Return the header of the channel that has the answer."""
+    return f"{rules.text(f'{CHANNEL}final')} ({rules.text(f' {CONSTRAIN}json')})? {rules.text(MESSAGE)}"
 
 
 def calls_or_answer(
@@ -273,15 +295,17 @@ def calls_or_answer(
     tools: Mapping[str, _Schema],
     *,
     thoughts: ReasoningFormat | None,
+    is_reasoning: bool,
     is_parallel: bool,
     specials: Mapping[str, int],
 ) -> str:
     """Return a grammar of answers that call one of ``tools``, or that follow ``lark``.
 
-    ``thoughts``: the format of the thoughts that the prompt has begun; None if it has not.
+    ``thoughts``: the format of the thoughts before both; ``is_reasoning``: the prompt has begun them.
     """
     rules = _Rules(specials, prefix=_OWN)
-    before = "" if thoughts is None else _thoughts(rules, thoughts, has_begun=True)
+    before = "" if thoughts is None else _thoughts(rules, thoughts, has_begun=is_reasoning)
+    head = _final_head(rules) if form.has_channels else ""
     calls = rules.add("calls", _calls(rules, form, tools, is_parallel=is_parallel))
-    rules.add("start", f"{before} ({calls} | {_OWN}answer)".strip())
+    rules.add("start", f"{before} ({calls} | {head} {_OWN}answer)".strip())
     return f"{_LARK_PART.sub(_renamed, lark)}\n{rules.grammar()}"

@@ -86,6 +86,17 @@ class ToolFormat:
         return tuple(text.strip() for text in (self.opening, *self.openings) if text)
 
     @property
+    def end_of_values(self) -> str:
+        """The text behind arguments that are written one by one."""
+        last = self.call[-1]
+        return f"{last if isinstance(last, str) else ''}{self.closing}"
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The markers behind the arguments of a call."""
+        return tuple(_MARKER.findall(self.end_of_values))
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """The texts that may be special tokens of the model."""
         texts = [self.opening, self.closing, *self.openings]
@@ -98,13 +109,30 @@ class ToolFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningFormat:
-    """The texts around the thoughts of an answer, which are at its beginning.  ``signs``: as in ToolFormat."""
+    """The texts around the thoughts of an answer, which are at its beginning.  ``signs``: as in ToolFormat.
+
+    ``space``: the whitespace that models write before and behind ``closing``.
+    """
 
     name: str
     opening: str
     closing: str
     signs: tuple[tuple[str, ...], ...]
     has_channels: bool = False
+    space: tuple[str, str] = ("", "")
+
+    @property
+    def head(self) -> str:
+        """The text that begins thoughts."""
+        return f"{self.opening}analysis{MESSAGE}" if self.has_channels else self.opening
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The texts that end thoughts: ``closing``, and the beginnings of calls that end thoughts as well."""
+        if self.has_channels:
+            return CHANNEL_ENDS
+        calls = [form.all_openings for form in TOOL_FORMATS.values() if form.ends_reasoning]
+        return tuple(dict.fromkeys([self.closing, *(text for texts in calls for text in texts)]))
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -127,16 +155,16 @@ class AnswerFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """The texts that may be special tokens of the model."""
-        channels = CHANNEL_MARKERS if self.has_channels else ()
-        return tuple(mark for part in (self.tools, self.reasoning) if part is not None for mark in part.markers) + (
-            channels
-        )
+        channels = (*CHANNEL_MARKERS, CONSTRAIN) if self.has_channels else ()
+        parts = [part for part in (self.tools, self.reasoning) if part is not None]
+        return tuple(dict.fromkeys([*(mark for part in parts for mark in part.markers), *channels]))
 
 
 CHANNEL: Final = "<|channel|>"
 MESSAGE: Final = "<|message|>"
 START: Final = "<|start|>"
 CHANNEL_ENDS: Final = ("<|end|>", "<|return|>", "<|call|>")
+CONSTRAIN: Final = "<|constrain|>"
 CHANNEL_MARKERS: Final = (CHANNEL, MESSAGE, START, *CHANNEL_ENDS)
 
 _FENCE_OPEN: Final = "\n```json\n"
@@ -150,7 +178,7 @@ _DEEPSEEK_END: Final = "<｜tool▁calls▁end｜>"
 _FORMATS: Final = (
     ToolFormat(
         name="harmony",
-        call=(f"{CHANNEL}commentary to=functions.", Slot.NAME, f" <|constrain|>json{MESSAGE}", Slot.ARGUMENTS),
+        call=(f"{CHANNEL}commentary to=functions.", Slot.NAME, f" {CONSTRAIN}json{MESSAGE}", Slot.ARGUMENTS),
         closing="<|call|>",
         signs=((CHANNEL, "functions."),),
         has_channels=True,
@@ -224,6 +252,7 @@ _FORMATS: Final = (
         call=(Slot.CALL,),
         closing="\n</tool_call>",
         separator="\n",
+        bare="{",
         signs=(("<tool_call>",),),
     ),
     ToolFormat(
@@ -254,7 +283,7 @@ _THOUGHTS: Final = (
     ReasoningFormat(
         name="cohere", opening="<|START_THINKING|>", closing="<|END_THINKING|>", signs=(("<|START_THINKING|>",),)
     ),
-    ReasoningFormat(name="think", opening="<think>", closing="</think>", signs=(("</think>",),)),
+    ReasoningFormat(name="think", opening="<think>", closing="</think>", signs=(("</think>",),), space=("\n", "\n\n")),
 )
 REASONING_FORMATS: Final = {form.name: form for form in _THOUGHTS}
 _TOOL_ALIASES: Final = {
@@ -287,15 +316,15 @@ def find_tool_format(name: str, template: str) -> ToolFormat | None:
     return TOOL_FORMATS.get(plain)
 
 
-def find_reasoning_format(name: str, template: str) -> ReasoningFormat | None:
+def find_reasoning_format(name: str, template: str, field: str = "reasoning_format") -> ReasoningFormat | None:
     """Return the format of a name; for "auto" that of a chat template, or None; for "none" None.
 
-    Raises InvalidArgumentError naming ``reasoning_format`` for an unknown name.
+    Raises InvalidArgumentError naming ``field`` for an unknown name.
     """
     if name == "auto":
         return next((form for form in _THOUGHTS if _has_signs(form.signs, template)), None)
     plain = name.replace("-", "_")
     plain = _REASONING_ALIASES.get(plain, plain)
     if plain != "none" and plain not in REASONING_FORMATS:
-        raise refusal("reasoning_format", f"auto, none, {', '.join(sorted(REASONING_FORMATS))}", name)
+        raise refusal(field, f"auto, none, {', '.join(sorted(REASONING_FORMATS))}", name)
     return REASONING_FORMATS.get(plain)

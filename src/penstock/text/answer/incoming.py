@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import cache
 from typing import Final, TypeVar
 
@@ -18,6 +18,8 @@ _SPACE: Final = re.compile(r"\s*")
 _WORD: Final = re.compile(r"[^\s<>\[\]{}()\"'`,｜]*")
 _JSON: Final = re.compile(r'["{}\[\]]')
 _IN_JSON_STRING: Final = re.compile(r'["\\]')
+_SCALAR: Final = re.compile(r"[\w.+-]*")
+_NOTHING: Final = re.compile(r"(?!)")
 _PYTHON: Final = re.compile(r"[\"'{}\[\]()]")
 _IN_STRING: Final = {'"': _IN_JSON_STRING, "'": re.compile(r"['\\]")}
 _OPENING: Final = "{[("
@@ -115,29 +117,58 @@ class Incoming:
         if text.endswith("\n"):
             yield from self.accept("\n")
 
-    def until(self, text: str) -> Step[str]:
-        """Read up to a text, which is not read.  Raises NotACall if it does not come."""
+    def until(self, texts: tuple[str, ...]) -> Step[str]:
+        """Read up to the first of some texts, which is not read.  Raises NotACall if none comes."""
         parts: list[str] = []
+        pattern = _with_marks(_NOTHING, texts)
         while True:
-            found = self.text.find(text, self.at)
-            if found >= 0:
-                parts.append(self.take(found - self.at))
+            found = pattern.search(self.text, self.at)
+            if found is not None:
+                parts.append(self.take(found.start() - self.at))
                 return "".join(parts)
             if self.is_over:
                 self.take(len(self.text) - self.at)
                 raise NotACall
-            parts.append(self.take(len(self.text) - self.at - overlap(self.text, self.at, (text,))))
+            parts.append(self.take(len(self.text) - self.at - overlap(self.text, self.at, texts)))
             yield
 
-    def bracketed(self, marks: tuple[str, ...] = (), *, is_python: bool = False) -> Step[str]:
+    def quoted(self) -> Step[str]:
+        """Read a string of JSON.  Raises NotACall if another character comes, or if it does not end."""
+        if not (yield from self.accept('"')):
+            raise NotACall
+        parts = ['"']
+        while True:
+            match = _IN_JSON_STRING.search(self.text, self.at)
+            is_cut = match is not None and match[0] == "\\" and match.end() == len(self.text)
+            if match is None or is_cut:
+                end = len(self.text) if match is None or self.is_over else match.start()
+                parts.append(self.take(end - self.at))
+                if self.is_over:
+                    raise NotACall
+                yield
+                continue
+            parts.append(self.take(match.end() + (match[0] == "\\") - self.at))
+            if match[0] == '"':
+                return "".join(parts)
+
+    def scalar(self) -> Step[str]:
+        """Read a number or a constant of JSON."""
+        text = yield from self._run(_SCALAR, MAX_WORD_CHARS)
+        return text
+
+    def bracketed(
+        self, marks: tuple[str, ...] = (), *, is_python: bool = False, put: Callable[[str], None] | None = None
+    ) -> Step[str]:
         """Read from a bracket to the one that closes it.  Brackets in strings do not count.
 
+        ``put`` gets the text as it is read; it is then not returned.
         Raises NotACall if another character comes, if the bracket is not closed, or before one of ``marks`` outside a
         string, which another call may begin with.
         """
         if not (first := (yield from self.peek())) or first not in _OPENING:
             raise NotACall
         parts: list[str] = []
+        add = parts.append if put is None else put
         outside = _with_marks(_PYTHON if is_python else _JSON, marks)
         depth, quote = 0, ""
         while True:
@@ -145,20 +176,20 @@ class Incoming:
             if not quote and not self.is_over:
                 kept = overlap(self.text, self.at, marks)
                 if kept and (match is None or match.start() >= len(self.text) - kept):
-                    parts.append(self.take(len(self.text) - kept - self.at))
+                    add(self.take(len(self.text) - kept - self.at))
                     yield
                     continue
             if match is None or (match[0] == "\\" and match.end() == len(self.text) and not self.is_over):
                 if self.is_over:
-                    self.take(len(self.text) - self.at)
+                    add(self.take(len(self.text) - self.at))
                     raise NotACall
                 end = len(self.text) if match is None else match.start()
-                parts.append(self.take(end - self.at))
+                add(self.take(end - self.at))
                 yield
                 continue
             char, end = match[0], match.end()
             if not quote and char in marks:
-                self.take(match.start() - self.at)
+                add(self.take(match.start() - self.at))
                 raise NotACall
             if char == "\\":
                 end = min(end + 1, len(self.text))
@@ -168,7 +199,7 @@ class Incoming:
                 quote = char
             else:
                 depth += 1 if char in _OPENING else -1
-            parts.append(self.take(end - self.at))
+            add(self.take(end - self.at))
             if depth == 0:
                 return "".join(parts)
 

@@ -1,14 +1,16 @@
 """Reads the text of an answer as it grows: content, thoughts and tool calls.
 
-Text that may begin a marker is held back, and so is a call until it is complete, because a text that turns out not to
-be a call is content.  A whole text is read in the same way, as one piece.
+Text that may begin a marker is held back, and so is a call until its arguments begin, because a text that turns out not
+to be a call is content.  Arguments that are an object of JSON are given out as they come; other ones when the call is
+complete.  A whole text is read in the same way, as one piece.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from penstock.text.answer.formats import (
@@ -23,11 +25,22 @@ from penstock.text.answer.formats import (
     ToolFormat,
 )
 from penstock.text.answer.incoming import Incoming, NotACall, Step, overlap
-from penstock.text.answer.values import arguments_text, json_calls, json_object, python_calls, typed_value
+from penstock.text.answer.values import (
+    ARGUMENTS_KEYS,
+    MAX_CALLS,
+    PythonNames,
+    arguments_text,
+    json_object,
+    json_value,
+    python_calls,
+    typed_value,
+)
 
-__all__ = ["AnswerParser", "Piece", "ToolCall"]
+__all__ = ["AnswerParser", "AnswerPart", "MoreArguments", "Piece", "ToolCall"]
 
-_Calls = list[tuple[str, dict[str, Any]]]
+_Calls = Sequence[tuple[str, str | dict[str, Any]]]
+"""Names and arguments: objects, or texts as the model wrote them."""
+_NO_CALLS: _Calls = ()
 _MAX_HEADER_CHARS = 1024
 
 
@@ -41,10 +54,23 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call.  ``arguments``: the text of an object of JSON."""
+    """A tool call.  ``arguments``: the text of an object of JSON, or its beginning.
+
+    The text is that of the model, which may be incomplete or wrong, unless the format writes arguments in another way.
+    """
 
     name: str
     arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoreArguments:
+    """The next part of the arguments of the last tool call."""
+
+    text: str
+
+
+AnswerPart = Piece | ToolCall | MoreArguments
 
 
 class AnswerParser:
@@ -65,7 +91,10 @@ class AnswerParser:
         self._form, self._tools = form, tools
         self._begins_reasoning, self._max_calls = is_reasoning, max_calls
         self._incoming = Incoming()
-        self._parts: list[Piece | ToolCall] = []
+        self._parts: list[AnswerPart] = []
+        self._arguments: list[str] = []  # of the call that is being read
+        self._is_left_out = False
+        self._is_open = False  # a message with arguments, which are given out as they come
         self._space = ""  # at the end of a text so far
         self._drops_space = False  # at the beginning of the next text
         self._trims_content = form.tools is not None
@@ -74,19 +103,22 @@ class AnswerParser:
         self.num_calls = 0
         self._steps = self._channels() if form.has_channels else self._answer()
         self._is_done = False
+        self._needs_known = False  # only a known tool's name makes a call
+        self._is_begun = False  # the arguments of one of these calls
 
-    def push(self, text: str) -> list[Piece | ToolCall]:
+    def push(self, text: str) -> list[AnswerPart]:
         """Add text, and return the parts that are known by now."""
         if text:
             self._incoming.push(text)
             self._advance()
         return self._take()
 
-    def finish(self) -> list[Piece | ToolCall]:
+    def finish(self) -> list[AnswerPart]:
         """End the text, and return the last parts."""
         self._incoming.is_over = True
         self._advance()
         if self._space:
+            self._flush_arguments()
             self._parts.append(Piece(self._space))
             self._space = ""
         return self._take()
@@ -95,19 +127,38 @@ class AnswerParser:
         if not self._is_done:
             self._is_done = next(self._steps, self) is self
 
-    def _take(self) -> list[Piece | ToolCall]:
+    def _take(self) -> list[AnswerPart]:
+        self._flush_arguments()
         parts, self._parts = self._parts, []
         return parts
+
+    def _begin_call(self, name: str) -> None:
+        """Give out a call whose arguments follow.  From here on the text is no content."""
+        self._incoming.mark()
+        self._is_begun = True
+        self._put_calls([(name, "")])
+
+    def _put_arguments(self, text: str) -> None:
+        self._incoming.mark()
+        if text and not self._is_left_out:
+            self._arguments.append(text)
+
+    def _flush_arguments(self) -> None:
+        if self._arguments:
+            self._parts.append(MoreArguments("".join(self._arguments)))
+            self._arguments = []
 
     def _put_reasoning(self, text: str) -> None:
         text = self._trimmed(text)
         if text:
+            self._flush_arguments()
             self._parts.append(Piece(text, is_reasoning=True))
 
     def _put_content(self, text: str) -> None:
         if self._trims_content:
             text = self._trimmed(text)
         if text:
+            self._flush_arguments()
             self._parts.append(Piece(text))
 
     def _trimmed(self, text: str) -> str:
@@ -127,11 +178,13 @@ class AnswerParser:
         self._space, self._drops_space, self._trims_content = "", True, True
 
     def _put_calls(self, calls: _Calls) -> None:
-        texts = [ToolCall(name, arguments_text(arguments)) for name, arguments in calls]
+        texts = [(name, text if isinstance(text, str) else arguments_text(text)) for name, text in calls]
         self._end_part()
-        for call in texts:
-            if self._max_calls is None or self.num_calls < self._max_calls:
-                self._parts.append(call)
+        for name, text in texts:
+            self._flush_arguments()
+            self._is_left_out = self._max_calls is not None and self.num_calls >= self._max_calls
+            if not self._is_left_out:
+                self._parts.append(ToolCall(name, text))
                 self.num_calls += 1
 
     def _answer(self) -> Step[None]:
@@ -204,6 +257,8 @@ class AnswerParser:
     def _calls(self, tools: ToolFormat, *, is_bare: bool = False) -> Step[None]:
         """Read calls behind their opening.  What is not a call becomes content."""
         incoming = self._incoming
+        self._needs_known, self._is_begun = is_bare, False
+        closing = tools.closing.strip()
         try:
             while True:
                 calls = yield from self._call(tools)
@@ -212,7 +267,6 @@ class AnswerParser:
                 self._put_calls(calls)
                 incoming.mark()
                 yield from incoming.skip_space()
-                closing = tools.closing.strip()
                 if closing and (yield from incoming.accept(closing)):
                     break
                 if tools.bare and (yield from incoming.accept(tools.separator.strip() or "\n")):
@@ -221,32 +275,110 @@ class AnswerParser:
                     break
         except NotACall:
             self._put_content(incoming.taken)
+            incoming.mark()
+            for text in tools.ends if self._is_begun else ():  # it was a call, which breaks off
+                yield from incoming.accept(text)
         incoming.mark()
 
     def _call(self, tools: ToolFormat) -> Step[_Calls]:
+        """Read a call, or a list of calls; return those that were not given out while they were read."""
         incoming, parts = self._incoming, tools.call
         if tools.other_call:
             yield from incoming.skip_space()
             begins_json = (yield from incoming.peek()) in "{["
             if begins_json is not (parts[0] is Slot.CALL):
                 parts = tools.other_call
-        name, arguments = "", {}
+        name, calls = "", _NO_CALLS
         for part in parts:
             if part is Slot.CALL:
-                yield from incoming.skip_space()
-                return json_calls((yield from incoming.bracketed(self._marks)), tools.arguments_key)
+                return (yield from self._json_calls(tools.arguments_key))
             if part is Slot.PYTHON:
                 return (yield from self._python())
             if part is Slot.NAME:
                 name = yield from incoming.word()
+                calls = [(name, {})]
             elif part is Slot.ARGUMENTS:
-                yield from incoming.skip_space()
-                arguments = json_object((yield from incoming.bracketed(self._marks)))
+                calls = yield from self._json_arguments(name)
             elif part is Slot.VALUES:
-                arguments = yield from self._values(tools.value, self._tools.get(name, {}))
+                calls = [(name, (yield from self._values(tools, self._tools.get(name, {}))))]
             else:
                 yield from self._text(part)
-        return [(name, arguments)]
+        return calls
+
+    def _json_arguments(self, name: str) -> Step[_Calls]:
+        """Read arguments in JSON behind the name of their function, and give them out as they come."""
+        yield from self._incoming.skip_space()
+        if (yield from self._incoming.peek()) == "{":
+            self._begin_call(name)
+            yield from self._incoming.bracketed(self._marks, put=self._put_arguments)
+            return _NO_CALLS
+        return [(name, json_object((yield from self._incoming.bracketed(self._marks))))]
+
+    def _json_calls(self, arguments_key: str) -> Step[_Calls]:
+        """Read a call that is an object of JSON, or a list of them."""
+        incoming = self._incoming
+        yield from incoming.skip_space()
+        if not (yield from incoming.accept("[")):
+            return (yield from self._json_call(arguments_key))
+        calls: list[tuple[str, str | dict[str, Any]]] = []
+        for _ in range(MAX_CALLS):
+            calls += yield from self._json_call(arguments_key)
+            yield from incoming.skip_space()
+            if (yield from incoming.accept("]")):
+                return calls
+            if not (yield from incoming.accept(",")):
+                raise NotACall
+        raise NotACall
+
+    def _json_call(self, arguments_key: str) -> Step[_Calls]:
+        """Read a call that is an object of JSON.  Its arguments are given out as they come if its name stands before.
+
+        The arguments have one of several keys; the first one of them counts.
+        """
+        incoming = self._incoming
+        name, arguments, is_out = "", {}, False
+        key_of_arguments = ""
+        yield from incoming.skip_space()
+        if not (yield from incoming.accept("{")):
+            raise NotACall
+        while True:
+            yield from incoming.skip_space()
+            key = json_value((yield from incoming.quoted()))
+            yield from incoming.skip_space()
+            if not (yield from incoming.accept(":")):
+                raise NotACall
+            yield from incoming.skip_space()
+            char = yield from incoming.peek()
+            is_first = not key_of_arguments and key in (arguments_key, *ARGUMENTS_KEYS)
+            key_of_arguments = key if is_first else key_of_arguments
+            if is_first and char == "{" and name and (name in self._tools or not self._needs_known):
+                is_out = True
+                self._begin_call(name)
+                yield from incoming.bracketed(self._marks, put=self._put_arguments)
+            else:
+                value = json_value((yield from self._json_text(char)))
+                if key == "name" and not is_out:
+                    if not isinstance(value, str):
+                        raise NotACall
+                    name = value
+                elif is_first:
+                    arguments = json_object(value)
+            yield from incoming.skip_space()
+            if (yield from incoming.accept("}")):
+                break
+            if not (yield from incoming.accept(",")):
+                raise NotACall
+        if not name:
+            raise NotACall
+        return _NO_CALLS if is_out else [(name, arguments)]
+
+    def _json_text(self, char: str) -> Step[str]:
+        """Read a value of JSON that begins with a character."""
+        if char == '"':
+            return (yield from self._incoming.quoted())
+        if char and char in "{[":
+            return (yield from self._incoming.bracketed(self._marks))
+        return (yield from self._incoming.scalar())
 
     def _text(self, part: Part) -> Step[None]:
         """Read a text of the syntax, or parts that may be missing."""
@@ -258,17 +390,22 @@ class AnswerParser:
             if (yield from incoming.accept(str(part.parts[0]))) and Slot.WORD in part.parts:
                 yield from incoming.word()
 
+    @cached_property
+    def _python_names(self) -> PythonNames:
+        return PythonNames(self._tools)
+
     def _python(self) -> Step[_Calls]:
         incoming = self._incoming
         yield from incoming.skip_space()
         if (yield from incoming.peek()) == "[":
-            return python_calls((yield from incoming.bracketed(self._marks, is_python=True)))
+            return python_calls((yield from incoming.bracketed(self._marks, is_python=True)), self._python_names)
         name = yield from incoming.word()
-        return python_calls(name + (yield from incoming.bracketed(self._marks, is_python=True)))
+        text = name + (yield from incoming.bracketed(self._marks, is_python=True))
+        return python_calls(text, self._python_names)
 
-    def _values(self, parts: tuple[Part, ...], schema: Mapping[str, Any]) -> Step[dict[str, Any]]:
-        """Read arguments that are written one by one."""
-        incoming = self._incoming
+    def _values(self, tools: ToolFormat, schema: Mapping[str, Any]) -> Step[dict[str, Any]]:
+        """Read arguments that are written one by one.  The end of the call also ends a value that is not closed."""
+        incoming, parts = self._incoming, tools.value
         arguments: dict[str, Any] = {}
         kinds = schema.get("properties")
         kinds = kinds if isinstance(kinds, Mapping) else {}
@@ -283,16 +420,18 @@ class AnswerParser:
                     key = yield from incoming.word()
                 elif part is Slot.VALUE:
                     end = str(parts[index])
-                    text = yield from incoming.until(end.strip())
+                    text = yield from incoming.until((end.strip(), tools.end_of_values))
                     text = text.removesuffix("\n") if end.startswith("\n") else text
                     arguments[key] = typed_value(text, kinds.get(key), schema)
+                    if incoming.text.startswith(tools.end_of_values, incoming.at):
+                        return arguments
                 elif isinstance(part, str):
                     yield from incoming.expect(part)
 
     def _channels(self) -> Step[None]:
         """Read the channels of gpt-oss: thoughts, calls and content, each with a header."""
         incoming, header, kind = self._incoming, "", "content"
-        body: list[str] = []
+        body: list[str] = []  # of a call whose arguments are not given out as they come
         pattern = re.compile("|".join(map(re.escape, CHANNEL_MARKERS)))
         while True:
             match = pattern.search(incoming.text, incoming.at)
@@ -307,8 +446,8 @@ class AnswerParser:
                     kind = "content"
             elif kind in ("content", "reasoning"):
                 (self._put_content if kind == "content" else self._put_reasoning)(text)
-            else:
-                body.append(text)
+            elif text:
+                self._put_body(kind.removeprefix("call "), body, text)
             if match is None:
                 if incoming.is_over:
                     self._end_channel(kind, header, body)
@@ -332,10 +471,26 @@ class AnswerParser:
             return f"call {recipient[1]}"
         return "reasoning" if "analysis" in header and self._form.reasoning is not None else "content"
 
+    def _put_body(self, name: str, body: list[str], text: str) -> None:
+        """Take a part of the message of a call.  Arguments that begin with a brace are given out as they come."""
+        if not self._is_open:
+            text = text if body else text.lstrip()
+            if text[:1] != "{" or body:
+                body += [text] if text else []
+                return
+            self._is_open = True
+            self._begin_call(name)
+        text = self._space + text
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        self._put_arguments(shown)
+
     def _end_channel(self, kind: str, header: str, body: list[str]) -> None:
         """End a message.  A call that is not an object of JSON becomes content."""
         if kind == "header":
             self._put_content("" if header.strip() == "assistant" else header)
+        elif self._is_open:
+            self._is_open = False
         elif kind.startswith("call "):
             try:
                 self._put_calls([(kind.removeprefix("call "), json_object("".join(body)))])

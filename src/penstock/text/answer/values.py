@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
+from keyword import iskeyword
 from typing import Any, Final
 
 from penstock.text.answer.incoming import NotACall
 
-__all__ = ["arguments_text", "json_calls", "json_object", "python_calls", "typed_value", "value_types"]
+__all__ = [
+    "ARGUMENTS_KEYS", "MAX_CALLS", "PythonNames", "arguments_text", "json_object", "json_value", "python_calls",
+    "typed_value", "value_types",
+]  # fmt: skip
 
 MAX_PYTHON_CHARS: Final = 1 << 16
 MAX_CALLS: Final = 128
 MAX_SCHEMAS: Final = 256
-_ARGUMENTS: Final = ("arguments", "parameters")
+ARGUMENTS_KEYS: Final = ("arguments", "parameters")
 _NAMES: Final = {"true": True, "false": False, "null": None}
 
 
@@ -22,7 +27,8 @@ def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _decoded(text: str) -> Any:
+def json_value(text: str) -> Any:
+    """Return a value of JSON.  Raises NotACall."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -32,7 +38,7 @@ def _decoded(text: str) -> Any:
 def json_object(value: Any) -> dict[str, Any]:
     """Return arguments as an object.  A text with an object of JSON counts as the object.  Raises NotACall."""
     if isinstance(value, str):
-        value = _decoded(value) if value.strip() else {}
+        value = json_value(value) if value.strip() else {}
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -40,44 +46,61 @@ def json_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def json_calls(text: str, arguments_key: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the name and the arguments of each call in an object of JSON, or in a list of them.  Raises NotACall."""
-    decoded = _decoded(text)
-    values = decoded if isinstance(decoded, list) else [decoded]
-    if not values or len(values) > MAX_CALLS:
-        raise NotACall
-    calls = []
-    for value in values:
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-            raise NotACall
-        key = next((key for key in (arguments_key, *_ARGUMENTS) if key in value), arguments_key)
-        calls.append((value["name"], json_object(value.get(key, {}))))
-    return calls
+class PythonNames:
+    """The names of tools and arguments that Python does not allow, such as ``get-weather``."""
+
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+        names = dict.fromkeys(name for name in tools if not all(map(_is_plain, name.split("."))))
+        for schema in tools.values():
+            properties = schema.get("properties")
+            names |= dict.fromkeys(name for name in (properties or ()) if not _is_plain(name))
+        self._names = tuple(names)
+        others = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        self._pattern = re.compile(rf"{_PYTHON_STRING}|(?<![\w.:/-])(?:{others})(?=\s*[=(])", re.DOTALL)
+
+    def hide(self, text: str) -> str:
+        """Return calls with names that Python allows instead."""
+        if not self._names:
+            return text
+        ids = {name: f"{_HIDDEN}{index}" for index, name in enumerate(self._names)}
+        return self._pattern.sub(lambda match: ids.get(match[0], match[0]), text)
+
+    def show(self, name: str) -> str:
+        """Return the name that another one stands for."""
+        return self._names[int(name.removeprefix(_HIDDEN))] if name.startswith(_HIDDEN) else name
 
 
-def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+_HIDDEN: Final = "penstock_hidden_"
+_PYTHON_STRING: Final = r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"""
+
+
+def _is_plain(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name) and not name.startswith(_HIDDEN)
+
+
+def python_calls(text: str, names: PythonNames) -> list[tuple[str, dict[str, Any]]]:
     """Return the name and the arguments of each call in a Python list, or of one call.  Raises NotACall."""
-    if len(text) > MAX_PYTHON_CHARS:
+    if len(text) > MAX_PYTHON_CHARS or _HIDDEN in text:
         raise NotACall
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(names.hide(text.strip()), mode="eval").body
         nodes = tree.elts if isinstance(tree, ast.List) else [tree]
         if not nodes or len(nodes) > MAX_CALLS:
             raise NotACall
-        return [_python_call(node) for node in nodes]
+        return [_python_call(node, names) for node in nodes]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NotACall from None
 
 
-def _python_call(node: ast.expr) -> tuple[str, dict[str, Any]]:
+def _python_call(node: ast.expr, names: PythonNames) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call) or node.args:
         raise NotACall
     arguments = {}
     for keyword in node.keywords:
         if keyword.arg is None:
             raise NotACall
-        arguments[keyword.arg] = _python_value(keyword.value)
-    return ast.unparse(node.func), arguments
+        arguments[names.show(keyword.arg)] = _python_value(keyword.value)
+    return names.show(ast.unparse(node.func)), arguments
 
 
 def _python_value(node: ast.expr) -> Any:
@@ -110,7 +133,7 @@ def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:
         return text
     plain = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text)
     try:
-        return _decoded(plain)
+        return json_value(plain)
     except NotACall:
         return text
 
