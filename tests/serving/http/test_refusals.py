@@ -34,7 +34,7 @@ LENGTHS = [
     (
         ChatCompletionRequest,
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}]},
-        "messages[0].content: expected a list of 1 to 4096 items, got 4097",
+        "messages[0].content: expected a list of 0 to 4096 items, got 4097",
     ),
     (
         TokenizeRequest,

@@ -46,6 +46,7 @@ def test_no_field_names_a_file_an_address_or_code():
         "prompt", "input", "messages.content", "messages.content.text", "messages.name", "stop", "bad_words", "model",
         "user", "cache_salt", "text_input", "id", "model_name", "model_version", "inputs.name", "outputs.name",
         "messages.tool_calls.function.name", "messages.tool_calls.function.arguments", "messages.tool_calls.id",
+        "messages.tool_calls.function.parsed_arguments", "messages.parsed",  # as the client reads answers; not used
         "messages.tool_call_id", "messages.reasoning_content", "messages.reasoning", "tools.function.name",
         "tools.function.description", "tools.function.parameters", "tool_choice.function.name",
         "chat_template_kwargs",  # variables of the model's own template
@@ -60,6 +61,7 @@ def test_no_field_names_a_file_an_address_or_code():
             "guided_grammar", "guided_decoding_backend", "response_format.schema", "response_format.json_schema.schema",
             "response_format.json_schema.name", "response_format.json_schema.description", "structured_outputs.json",
             "structured_outputs.regex", "structured_outputs.choice", "structured_outputs.grammar",
+        "thinking_format",  # a name of the table
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
     texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(inspect.type_info(body), "")}
