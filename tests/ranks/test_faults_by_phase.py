@@ -61,5 +61,5 @@ def test_a_request_ends_when_a_rank_fails(
         assert caught.value.code == "unavailable"  # retry later
         assert (tmp_path / "done").exists()
     assert rank_pids() == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # fewer if garbage of an earlier test went
     assert not left_in_shared_memory(shared)

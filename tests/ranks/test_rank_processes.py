@@ -155,7 +155,7 @@ def test_a_group_that_is_closed_leaves_nothing_behind() -> None:
         with open_llm(2) as llm:
             llm.generate(PROMPTS[0], SamplingParams(max_tokens=2))
     assert rank_pids() == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # fewer if garbage of an earlier test went
     assert threading.active_count() == threads
 
 
@@ -236,7 +236,7 @@ def test_a_rank_that_is_killed_while_programs_are_made_is_named(
     with pytest.raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
         open_llm(2)
     assert rank_pids() == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # fewer if garbage of an earlier test went
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
@@ -317,5 +317,5 @@ def test_fifty_groups_that_are_killed_leave_nothing_behind() -> None:
                     raise
         killer.join()
         assert rank_pids() == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # fewer if garbage of an earlier test went
     assert not left_in_shared_memory(shared)

@@ -357,7 +357,7 @@ def test_stages_that_do_not_come_are_named(stages: Stages) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(UnavailableError, match=r"stage_server: 0 of 2 stages joined within 0.2 s"):
         LLM(DEMO, pipeline_parallel_size=2, stage_server=server)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # fewer if garbage of an earlier test went
 
 
 def test_rank_0_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,8 @@ def test_code_is_copied(serve, visit, script):
     script(page, TEXT)
     ask(page, "How?")
     page.locator(".foot").wait_for()
-    page.click(".code-head .copy")
-    until(lambda: page.locator(".code-head .copy").get_attribute("aria-label") == "Copied")
+    page.click("article .code-head .copy")
+    until(lambda: page.locator("article .code-head .copy").get_attribute("aria-label") == "Copied")
     assert page.evaluate("navigator.clipboard.readText()") == 'def add(a, b):\n    return a + b  # "<b>"'
     page.click(".foot .copy")
     until(lambda: page.evaluate("navigator.clipboard.readText()") == TEXT)
