@@ -17,7 +17,6 @@ import ctypes
 import json
 import os
 import random
-import resource
 import socket
 import statistics
 import subprocess
@@ -230,7 +229,9 @@ def measure(side: Side, kind: str, size: int, steps: int) -> dict[str, float]:
 
 
 def peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # not ru_maxrss, which a process inherits from the one that started it
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def main() -> None:
