@@ -2,6 +2,7 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+NATIVE := $(shell find core -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.inc')
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
 .PHONY: help demo test test-all test-exhaustive system-packages lint docs wire soak chaos fuzz check-tokenizers check-vocabs check-real check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
@@ -10,7 +11,7 @@ help:
 	@echo "make test        set everything up, and run ruff, mypy and the tests"
 	@echo "make test-all    the long tests: whole models, builds under sanitizers, the page in a browser"
 	@echo "make test-exhaustive  every family with every layout of ranks, and other whole tables: hours"
-	@echo "make lint        ruff and mypy"
+	@echo "make lint        ruff, mypy and clang-format"
 	@echo "make docs        build the documents as a site in build/site; open build/site/index.html"
 	@echo "make wire        generate the messages of workers, stages and gRPC's clients from the .proto files"
 	@echo "make perplexity  the table of docs/guides/quantization.md"
@@ -88,6 +89,7 @@ system-packages: $(BIN)/python
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 	$(BIN)/mypy
 
 # The site loads nothing from other hosts.  A broken link fails the build.

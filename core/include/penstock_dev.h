@@ -19,37 +19,48 @@ extern "C" {
  * 64-byte load feeds 16 lanes; docs/explanation/bundle-format.md gives the bytes.  Rows are padded to 16, columns to
  * the layout's step; the padding is zero. */
 typedef enum ps_layout {
-  PS_ROWS_F32 = 1, PS_ROWS_F16 = 2, PS_ROWS_BF16 = 3, PS_ROWS_I32 = 4,
+  PS_ROWS_F32 = 1,
+  PS_ROWS_F16 = 2,
+  PS_ROWS_BF16 = 3,
+  PS_ROWS_I32 = 4,
+  /* clang-format off */
   PS_T16_F32 = 16,   /* [rows/16][cols][16] f32 */
   PS_T16_F16 = 17,   /* [rows/16][cols][16] f16 */
   PS_T16_BF16 = 18,  /* [rows/16][cols/2][16][2] bf16 */
   /* 19 and 20 were these two with row sums and with float scales of groups: refused */
   PS_T16_I8 = 21,    /* [rows/16]{f32 scale[16]; [cols/4][16][4] i8} */
   PS_T16_I4G32 = 22, /* [rows/16]{f32 scale[16]; [cols/64]{[16]{u8 step0; i8 offset0; u8 step1; i8 offset1};
-                        u8 [2][4][16][4]: low nibble k=32g+4j+i, high k=32g+16+4j+i}}: scale * i8(step * nibble + offset) */
+                        u8 [2][4][16][4]: low nibble k=32g+4j+i, high k=32g+16+4j+i}}:
+                        scale * i8(step * nibble + offset) */
   /* The blocks of GGUF, whose values stay exact; columns are a multiple of 32, of the K types 256. */
   PS_T16_Q8_0 = 23, /* [rows/16][cols/64]{f16 d[2][16]; i8 [2][8][16][4]}: d * q */
   PS_T16_Q4_0 = 24, /* [rows/16][cols/64]{f16 d[2][16]; u8 [2][4][16][4] as of t16_i4g32}: d * (nibble - 8) */
-  PS_T16_Q4_K = 25, /* [rows/16][cols/256]{f16 d[16], dmin[16]; [4]{[16]{u8 s0, m0, s1, m1}; u8 [2][4][16][4]}}: d*s*q - dmin*m */
-  PS_T16_Q5_K = 26, /* as t16_q4_k, and after the nibbles of 64 columns u8 [2][16][4]: bit j of byte i is bit 4 of column
-                       32g+4j+i, bit 4+j of 32g+16+4j+i */
-  PS_T16_Q6_K = 27, /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; [4]{i8 s[16][4], of 16 columns each; u8 [2][4][16][4];
-                       u8 [2][2][16][4]: bits 2j of byte i are bits 4 of column 32g+16h+4j+i}}: d * s * (q - 32) */
+  PS_T16_Q4_K = 25, /* [rows/16][cols/256]{f16 d[16], dmin[16]; [4]{[16]{u8 s0, m0, s1, m1}; u8 [2][4][16][4]}}:
+                       d*s*q - dmin*m */
+  PS_T16_Q5_K = 26, /* as t16_q4_k, and after the nibbles of 64 columns u8 [2][16][4]: bit j of byte i is bit 4 of
+                       column 32g+4j+i, bit 4+j of 32g+16+4j+i */
+  PS_T16_Q6_K = 27, /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; [4]{i8 s[16][4], of 16 columns each;
+                       u8 [2][4][16][4]; u8 [2][2][16][4]: bits 2j of byte i are bits 4 of column 32g+16h+4j+i}}:
+                       d * s * (q - 32) */
   PS_T16_MXFP4 = 28, /* [rows/16][cols/128]{u8 e[16][4], of 32 columns each; u8 [4][4][16][4] as of t16_i4g32}:
                        2^(e-128) * {0, 1, 2, 3, 4, 6, 8, 12, and these negated}[nibble], e from 2 to 252 */
   PS_T16_UINT4 = 29, /* no type of GGUF, but packed as its blocks are. [rows/16][cols/128]{f16 d[4][16]; u8 zero[16][4];
                         u8 [4][4][16][4] as of t16_i4g32}: d * (nibble - zero), zero from 0 to 16 */
-  PS_T16_Q4_1 = 30, /* [rows/16][cols/64]{f16 d[2][16]; f16 m[2][16]; u8 [2][4][16][4] as of t16_i4g32}: d * nibble + m */
-  PS_T16_Q5_0 = 31, /* [rows/16][cols/64]{f16 d[2][16]; u8 [2][4][16][4]; u8 [2][16][4]: fifth bits as of t16_q5_k}: d * (q - 16) */
+  PS_T16_Q4_1 = 30, /* [rows/16][cols/64]{f16 d[2][16]; f16 m[2][16]; u8 [2][4][16][4] as of t16_i4g32}:
+                       d * nibble + m */
+  PS_T16_Q5_0 = 31, /* [rows/16][cols/64]{f16 d[2][16]; u8 [2][4][16][4]; u8 [2][16][4]: fifth bits as of t16_q5_k}:
+                       d * (q - 16) */
   PS_T16_Q5_1 = 32, /* [rows/16][cols/64]{f16 d[2][16]; f16 m[2][16]; then as t16_q5_0}: d * q + m */
-  PS_T16_IQ4_NL = 33, /* as t16_q4_0: d * {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}[nibble] */
-  PS_T16_IQ4_XS = 34, /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; i8 s[2][16][4], of 32 columns each, from -32 to 31;
-                         u8 [8][4][16][4] as of t16_i4g32}: d * s * value of t16_iq4_nl */
-  PS_T16_Q2_K = 35, /* [rows/16][cols/256]{f16 d[16], dmin[16]; u8 [4][16][4], of 16 columns each: s in the low half, m in the
-                       high; [8]{u8 [2][16][4]: bits 2j of byte i are q of column 32g+16h+4j+i}}: d*s*q - dmin*m */
+  PS_T16_IQ4_NL = 33, /* as t16_q4_0:
+                         d * {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}[nibble] */
+  PS_T16_IQ4_XS = 34, /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; i8 s[2][16][4], of 32 columns each, from -32 to
+                         31; u8 [8][4][16][4] as of t16_i4g32}: d * s * value of t16_iq4_nl */
+  PS_T16_Q2_K = 35, /* [rows/16][cols/256]{f16 d[16], dmin[16]; u8 [4][16][4], of 16 columns each: s in the low half, m
+                       in the high; [8]{u8 [2][16][4]: bits 2j of byte i are q of column 32g+16h+4j+i}}: d*s*q - dmin*m */
   PS_T16_Q3_K = 36 /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; i8 s[4][16][4], of 16 columns each, from -32 to 31;
-                      [8]{u8 [2][16][4] as of t16_q2_k; u8 [16][4]: bit j of byte i is bit 2 of column 32g+4j+i, bit 4+j of
-                      32g+16+4j+i}}: d * s * (q - 4) */
+                      [8]{u8 [2][16][4] as of t16_q2_k; u8 [16][4]: bit j of byte i is bit 2 of column 32g+4j+i, bit 4+j
+                      of 32g+16+4j+i}}: d * s * (q - 4) */
+  /* clang-format on */
 } ps_layout;
 
 /* The layout of a recurrent state in ps_op_run: each page is head_dim float32 numbers of each head. */
@@ -62,15 +73,16 @@ PS_API const char* ps_cpu_level_at(int32_t index, int32_t* runnable);
 /* ---- programs with flags ---------------------------------------------------------------------------------- */
 #define PS_PROGRAM_EMPTY_KERNELS 1u /* run everything but the kernels: measures only the executor */
 #define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step: finds aliasing mistakes */
-#define PS_PROGRAM_ALL_THREADS 4u   /* every thread for every step, however short, few the cores or late the threads:
-                                       for tests and measurements */
-/* ps_program_create with these, or-ed, which no other function takes and a resize keeps; they change no plan.  options->flags
- * is 0 here, too. */
+/* Every thread for every step, however short, few the cores or late the threads: for tests and measurements. */
+#define PS_PROGRAM_ALL_THREADS 4u
+/* ps_program_create with these, or-ed, which no other function takes and a resize keeps; they change no plan.
+ * options->flags is 0 here, too. */
 PS_API ps_status ps_program_create_flagged(ps_model* model, ps_context* context, const ps_program_options* options,
                                            uint32_t flags, ps_program** out);
 
 /* ---- what Python would have to know twice ------------------------------------------------------------------ */
-/* What tells the open file from any other: device, inode, bytes, nanoseconds of its last change, all as it was opened. */
+/* What tells the open file from any other: device, inode, bytes, nanoseconds of its last change, all as it was when
+ * the model was opened. */
 PS_API ps_status ps_model_file(const ps_model* model, int64_t out[4]);
 /* The ps_kv_layout that programs of a scheme take by themselves. */
 PS_API int32_t ps_auto_kv_layout(const char* scheme);
@@ -79,13 +91,15 @@ PS_API int32_t ps_auto_kv_layout(const char* scheme);
 /* The segment tokenizer.bin in the caller's memory, at a multiple of 8 bytes, which outlives the tokenizer. */
 PS_API ps_status ps_tokenizer_open_data(const void* data, int64_t bytes, ps_tokenizer** out);
 /* What tokens decode to, parts of characters as they may be: token i is bytes begins[i] to begins[i + 1] of text, and
- * special where bit 0 of flags[i] is set.  All lie in the tokenizer's memory, num_tokens + 1 begins, num_tokens flags. */
+ * special where bit 0 of flags[i] is set.  All lie in the tokenizer's memory, num_tokens + 1 begins and
+ * num_tokens flags. */
 PS_API ps_status ps_tokenizer_tokens(const ps_tokenizer* tokenizer, const uint32_t** begins, const uint8_t** text,
                                      int64_t* text_bytes, const uint8_t** flags, int32_t* num_tokens);
 
 /* ---- KV pages ------------------------------------------------------------------------------------------- */
 /* KV pages of one state as raw bytes: for tests, debugging and page transfer.  num_pages: those of its page group. */
-PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes, int32_t* num_pages);
+PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes,
+                               int32_t* num_pages);
 
 /* ---- where a step's time goes --------------------------------------------------------------------------- */
 /* A phase of a node on one thread, in nanoseconds of CLOCK_MONOTONIC: it arrives, waits for the others where the
@@ -108,27 +122,28 @@ typedef struct ps_dim { /* factor * size + offset */
 } ps_dim;
 typedef struct ps_node_info {
   uint32_t struct_size;
-  int32_t output_rank;              /* of its first output; 0: it has none */
-  const char *op, *name, *output;   /* valid until the model closes; "" for no output */
-  const char* scheme;               /* of a linear, else "" */
+  int32_t output_rank;            /* of its first output; 0: it has none */
+  const char *op, *name, *output; /* valid until the model closes; "" for no output */
+  const char* scheme;             /* of a linear, else "" */
   ps_dim output_dims[4];
-  int64_t weight_bytes;             /* that one step reads; of a table one row */
-  int64_t rows, cols;               /* of its first weight */
-  int32_t layout;                   /* ps_layout of its first weight; 0: it has none */
+  int64_t weight_bytes;                   /* that one step reads; of a table one row */
+  int64_t rows, cols;                     /* of its first weight */
+  int32_t layout;                         /* ps_layout of its first weight; 0: it has none */
   int32_t num_kv_heads, head_dim, window; /* of its state; 0 without one */
-  int32_t kept; /* 1: where a step wants the logits of half its tokens at most, each once and in order, and does not have
-                   PS_BATCH_HIDDEN, the node runs only over the wanted tokens */
+  int32_t kept; /* 1: where a step wants the logits of half its tokens at most, each once and in order, and does not
+                   have PS_BATCH_HIDDEN, the node runs only over the wanted tokens */
 } ps_node_info;
 PS_API ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out);
 
 /* ---- single ops and weights: eager mode, packing, tests ------------------------------------------------ */
 typedef struct ps_tensor {
-  void* data; /* null: an absent optional argument */
-  int32_t dtype;      /* ps_dtype; for a weight the dtype of its layout's elements is ignored */
+  void* data;    /* null: an absent optional argument */
+  int32_t dtype; /* ps_dtype; for a weight the dtype of its layout's elements is ignored */
   int32_t ndim;
   int64_t dims[4];
   int64_t row_stride; /* elements between rows of the first dimension; the rest is contiguous */
-  int32_t layout;     /* weights [rows, cols]: ps_layout; KV states [pages, kv heads, head_dim]: ps_kv_layout, or PS_STATE_F32; else 0 */
+  int32_t layout;     /* weights [rows, cols]: ps_layout; KV states [pages, kv heads, head_dim]: ps_kv_layout, or
+                         PS_STATE_F32; else 0 */
 } ps_tensor;
 typedef struct ps_attr {
   const char* name;
@@ -153,29 +168,32 @@ PS_API ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int
  * rows x cols whose memory is dst, zeroed before the first call.  Quantizing layouts round to nearest; the scale
  * of a row and the line of a group (i4) are chosen as docs/guides/quantization.md says.  Calls on disjoint whole tiles
  * may run side by side. */
-PS_API ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
-                         int32_t src_dtype, const void* src, void* dst);
+PS_API ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
+                         int64_t num_rows, int32_t src_dtype, const void* src, void* dst);
 /* Packs values that are quantized already: scales f32 [num_rows]; i8: q [num_rows][cols] -127..127, groups null;
  * i4g32: q [num_rows][cols] 0..15, groups [num_rows][ceil(cols/32)][2]: step, 1..17, and offset, such that every
  * step * q + offset is an int8.  Exact inverse of ps_unpack_quantized. */
 PS_API ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
-                                   int64_t num_rows, const int8_t* q, const float* scales, const int8_t* groups, void* dst);
+                                   int64_t num_rows, const int8_t* q, const float* scales, const int8_t* groups,
+                                   void* dst);
 PS_API ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                                      int64_t num_rows, const void* src, int8_t* q, float* scales, int8_t* groups);
-/* Packs rows of a GGUF file's blocks, as they lie there: for t16_q8_0 blocks of type Q8_0, and so on.  dst as of ps_pack. */
+/* Packs rows of a GGUF file's blocks, as they lie there: for t16_q8_0 blocks of type Q8_0, and so on.  dst as of
+ * ps_pack. */
 PS_API ps_status ps_pack_blocks(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                                 int64_t num_rows, const void* src, void* dst);
 /* The values a kernel computes with, as f32 [num_rows][cols]. */
-PS_API ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
-                           const void* src, float* dst);
+PS_API ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
+                           int64_t num_rows, const void* src, float* dst);
 
 /* ---- the machine's limits, for benchmarks --------------------------------------------------------------- */
 /* Bytes a second read by the context's threads from a private buffer: the best of several passes. */
-PS_API ps_status ps_probe_bandwidth(ps_context* context, int64_t buffer_bytes, int32_t passes, double* bytes_per_second);
+PS_API ps_status ps_probe_bandwidth(ps_context* context, int64_t buffer_bytes, int32_t passes,
+                                    double* bytes_per_second);
 /* Operations a second (multiply and add count two) in registers: dtype PS_F32, PS_BF16 or PS_I8. */
 PS_API ps_status ps_probe_compute(ps_context* context, int32_t dtype, double seconds, double* ops_per_second);
-/* Nanoseconds of each of `count` exchanges in which every rank sends `bytes`, the copies in and out included.  All ranks call
- * this with the same arguments. */
+/* Nanoseconds of each of `count` exchanges in which every rank sends `bytes`, the copies in and out included.  All
+ * ranks call this with the same arguments. */
 PS_API ps_status ps_probe_gather(const ps_comm* comm, int64_t bytes, int32_t count, int64_t* nanoseconds);
 
 PS_API uint32_t ps_crc32(uint32_t crc, const void* data, int64_t bytes); /* zlib's CRC-32 */

@@ -1,5 +1,6 @@
-// Attention over KV pages.  A block is a few tokens of one request with all query heads of one KV head, so that each page is
-// loaded once for all of them.  The arithmetic of a query does not depend on the others (docs/explanation/numerics.md).
+// Attention over KV pages.  A block is a few tokens of one request with all query heads of one KV head, so that each
+// page is loaded once for all of them.  The arithmetic of a query does not depend on the others
+// (docs/explanation/numerics.md).
 #ifndef PENSTOCK_KERNELS_ATTENTION_H
 #define PENSTOCK_KERNELS_ATTENTION_H
 
@@ -58,10 +59,9 @@ PS_INLINE void set_factors(Query& q, const KvView& kv) {
   for (int64_t d = 0; d < rest; d += 16) Kv::put(x + first + d, f_load_n(q.q_rope + d, tail(rest, d)));
 }
 
-// The pages that some query of a block sees.  A prefix of its own may let an earlier token see more keys than a later one.
-struct PageRange {
-  int32_t first, last;
-};
+// The pages that some query of a block sees.  A prefix of its own may let an earlier token see more keys than a later
+// one.
+struct PageRange { int32_t first, last; };
 PS_INLINE PageRange pages_seen(const Query* queries, int n) {
   int32_t first = queries[0].first, last = queries[0].last;
   for (int i = 1; i < n; ++i) {
@@ -93,7 +93,8 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
       p.heads[i] = a.kv.data + pages[page + i] * a.kv.page_bytes + offset;
       p.ahead[i] = p.heads[i];
       p.values[i] = a.kv.latent_dim ? queries[0].values : Kv::values(p.heads[i], dim);
-      if (more && next <= last_page && pages[next] >= 0) p.ahead[i] = a.kv.data + pages[next] * a.kv.page_bytes + offset;
+      if (more && next <= last_page && pages[next] >= 0)
+        p.ahead[i] = a.kv.data + pages[next] * a.kv.page_bytes + offset;
       if (!more && i - p.begin < after.count)
         p.ahead[i] = a.kv.data + after.pages[i - p.begin] * a.kv.page_bytes + after.kv_head * Kv::head_bytes(dim);
     }
@@ -116,7 +117,9 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
 
 PS_INLINE int64_t block_tokens(int64_t group) { return group >= kBlockQueries ? 1 : kBlockQueries / group; }
 // The second part of a query begins anywhere and is stored in whole vectors.
-PS_INLINE int64_t query_floats(const KvView& kv) { return kPartitionTokens + 2 * padded(value_dim(kv)) + padded(kv.head_dim) + 16; }
+PS_INLINE int64_t query_floats(const KvView& kv) {
+  return kPartitionTokens + 2 * padded(value_dim(kv)) + padded(kv.head_dim) + 16;
+}
 PS_INLINE int64_t values_bytes(const KvView& kv) { return 4 * kPageTokens * kv.latent_dim; }
 
 int64_t attention_scratch_bytes(int32_t num_heads, const KvView& kv) {
@@ -181,8 +184,8 @@ PS_INLINE Next next_of(const AttentionArgs& a, int64_t token, int64_t kv_head) {
   return {pages_of(a, token) + first, q.last / kPageTokens + 1 - first, kv_head};
 }
 
-// Sets the queries of the next block, which are prefetched one at a time while the current ones are computed: prefetched
-// all at once, they would stall.
+// Sets the queries of the next block, which are prefetched one at a time while the current ones are computed:
+// prefetched all at once, they would stall.
 inline void set_next(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t stop, int64_t kv_head) {
   const int64_t group = a.num_heads / a.kv.num_kv_heads;
   for (int i = 0; i < n; ++i) {

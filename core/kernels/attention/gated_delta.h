@@ -26,9 +26,7 @@ __attribute__((noinline)) float softplus_of(float x) {
   return first_lane(f_max(z, zero) + f_log1p(f_exp(zero - f_abs(z))));
 }
 
-struct DeltaGates {
-  float beta, decay;
-};
+struct DeltaGates { float beta, decay; };
 // beta = sigmoid(b), decay = exp(-exp(a_log) softplus(a + dt_bias)).
 inline DeltaGates delta_gates(const GatedDeltaArgs& a, int64_t t, int64_t head) {
   const float softplus = softplus_of(a.a[t * a.a_stride + head] + a.dt_bias[head]);
@@ -50,10 +48,10 @@ inline void normalise(float* x, int64_t dim, float factor) {
   }
 }
 
-// y = SiLU of the convolution of `dim` channels.  past: the window - 1 inputs before x, `stride` apart; x becomes the last.
-// bias: null or where each sum begins.
-__attribute__((noinline)) void convolve_channels(const float* x, float* past, int64_t stride, const float* weight, const float* bias,
-                                                 int64_t window, int64_t dim, float* y) {
+// y = SiLU of the convolution of `dim` channels.  past: the window - 1 inputs before x, `stride` apart; x becomes the
+// last. bias: null or where each sum begins.
+__attribute__((noinline)) void convolve_channels(const float* x, float* past, int64_t stride, const float* weight,
+                                                 const float* bias, int64_t window, int64_t dim, float* y) {
   for (int64_t d = 0; d < dim; ++d) y[d] = bias ? bias[d] : 0.f;
   for (int64_t tap = 0; tap < window; ++tap)
     add_tap(tap + 1 < window ? past + tap * stride : x, weight + tap, window, dim, y);
@@ -70,8 +68,8 @@ __attribute__((noinline)) void convolve_channels(const float* x, float* past, in
 
 // 16 * N values of a head from v on, the last block of them with n: out = state^T q after the update of the state.
 template <int N>
-PS_INLINE void delta_columns(const GatedDeltaArgs& a, float* state, const float* q, const float* k, const float* v, DeltaGates g,
-                             float* out, int n) {
+PS_INLINE void delta_columns(const GatedDeltaArgs& a, float* state, const float* q, const float* k, const float* v,
+                             DeltaGates g, float* out, int n) {
   const int64_t dim = a.value_dim;
   F16 seen[N], delta[N], sum[N];
   const F16 decay = f_set(g.decay), beta = f_set(g.beta);
@@ -101,8 +99,8 @@ inline void delta_token(const GatedDeltaArgs& a, int64_t t, int64_t key_head, fl
   const int64_t counts[3] = {dim, dim, values}, places[3] = {0, dim, 2 * dim};
   float mixed[2 * kMaxDeltaDim + kMaxDeltaValues];
   for (int i = 0; i < 3; ++i) {
-    convolve_channels(a.x + t * a.x_stride + starts[i], state + dim * values + places[i], channels, a.conv + starts[i] * a.window,
-                      nullptr, a.window, counts[i], mixed + places[i]);
+    convolve_channels(a.x + t * a.x_stride + starts[i], state + dim * values + places[i], channels,
+                      a.conv + starts[i] * a.window, nullptr, a.window, counts[i], mixed + places[i]);
   }
   normalise(mixed, dim, 1.f / __builtin_sqrtf(float(dim)));
   normalise(mixed + dim, dim, 1.f);
@@ -113,14 +111,15 @@ inline void delta_token(const GatedDeltaArgs& a, int64_t t, int64_t key_head, fl
     const float* v = mixed + 2 * dim + j * a.value_dim;
     float* out = a.out + t * a.out_stride + (first + j) * a.value_dim;
     int64_t c = 0;
-    for (; c + 64 <= a.value_dim; c += 64) delta_columns<4>(a, matrix + c, mixed, mixed + dim, v + c, gates, out + c, 16);
+    for (; c + 64 <= a.value_dim; c += 64)
+      delta_columns<4>(a, matrix + c, mixed, mixed + dim, v + c, gates, out + c, 16);
     for (; c < a.value_dim; c += 16)
       delta_columns<1>(a, matrix + c, mixed, mixed + dim, v + c, gates, out + c, tail(a.value_dim, c));
   }
 }
 
-// The state of a head for the token at `position`: that of the page that it lies in, which at the first position of a page
-// begins as a copy of the page before.  So a full page keeps the state of its end.
+// The state of a head for the token at `position`: that of the page that it lies in, which at the first position of a
+// page begins as a copy of the page before.  So a full page keeps the state of its end.
 __attribute__((noinline)) float* state_at(uint8_t* states, int64_t page_bytes, const int32_t* table, int32_t position,
                                           int64_t head, int64_t elements) {
   const int32_t page = position / kPageTokens;

@@ -7,8 +7,8 @@ namespace {
 
 constexpr int kPageTokens = PS_PAGE_TOKENS;
 
-// Values [32][dim] of a page of latents, whose keys begin with them: keys [dim][32].  Sixteen dimensions at a time, so that
-// whole lines are written.
+// Values [32][dim] of a page of latents, whose keys begin with them: keys [dim][32].  Sixteen dimensions at a time, so
+// that whole lines are written.
 template <class T>
 inline void transpose_page(const T* keys, int64_t dim, T* values) {
   for (int64_t d = 0; d < dim; d += 16) {
@@ -46,14 +46,16 @@ struct KvF32 {
   PS_INLINE static F16 value(const uint8_t* values, int64_t step, int64_t dim, int64_t d) {
     return f_load((const float*)values + step * dim + d);
   }
-  PS_INLINE static F16 value_alone(const uint8_t* v, int t, int64_t dim, int64_t d, int n) { return value(v, t, dim, d, n); }
+  PS_INLINE static F16 value_alone(const uint8_t* v, int t, int64_t dim, int64_t d, int n) {
+    return value(v, t, dim, d, n);
+  }
   PS_INLINE static F16 dot(F16 a, F16 x, F16 acc) { return f_fma(x, a, acc); }
   static void order_values(const uint8_t* head, int64_t dim, uint8_t* values) {
     transpose_page((const uint32_t*)head, dim, (uint32_t*)values);
   }
 };
-// Steps lie as the dot product of pairs reads them: keys [dim / 2][32][2], values [16][dim][2].  An odd last dimension has
-// a zero beside it.
+// Steps lie as the dot product of pairs reads them: keys [dim / 2][32][2], values [16][dim][2].  An odd last dimension
+// has a zero beside it.
 struct KvBf16 {
   using Element = Half;
   static constexpr bool kScaled = false;
@@ -79,7 +81,8 @@ struct KvBf16 {
     return t % 2 ? high_alone(both) : low_alone(both);
   }
   PS_INLINE static F16 dot(const Pairs& a, const Pair& x, F16 acc) { return f_dot(a, x, acc); }
-  static void order_values(const uint8_t* head, int64_t dim, uint8_t* values) {  // pairs of dimensions to pairs of tokens
+  static void order_values(const uint8_t* head, int64_t dim,
+                           uint8_t* values) {  // pairs of dimensions to pairs of tokens
     const uint16_t* keys = (const uint16_t*)head;
     uint16_t* out = (uint16_t*)values;
     for (int64_t d = 0; d < dim; d += 16) {
@@ -216,7 +219,8 @@ void latent_append(const LatentAppendArgs& a, int64_t begin, int64_t end) {
     if (a.batch.page_table[entry] < 0) continue;  // another rank's
     for (int64_t d = 0; d < first; ++d) row[d] = a.latent[t * a.latent_stride + d];
     for (int64_t d = 0; d < rest; ++d) row[first + d] = a.rope[t * a.rope_stride + d];
-    append_latent(a.kv.layout, a.kv.data + a.batch.page_table[entry] * a.kv.page_bytes, position % kPageTokens, row, first + rest);
+    append_latent(a.kv.layout, a.kv.data + a.batch.page_table[entry] * a.kv.page_bytes, position % kPageTokens, row,
+                  first + rest);
   }
 }
 

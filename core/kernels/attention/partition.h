@@ -7,23 +7,24 @@ namespace {
 
 constexpr int kPartitionTokens = kPartitionPages * kPageTokens;
 
-struct Query {  // one head of one token
+// One head of one token.
+struct Query {
   const float *q, *q_rope;  // q_rope: of latents, else null
-  const void* x;  // q as it is multiplied
+  const void* x;            // q as it is multiplied
   float* out;
   int32_t position, first, last;  // valid keys: first..last
   float slope;
-  const float* sink;              // null: none
-  const float* bias;              // that of the key at its own position, or null
-  int begin, end;  // valid slots of the partition
-  float max, sum;  // of the partition
+  const float* sink;  // null: none
+  const float* bias;  // that of the key at its own position, or null
+  int begin, end;     // valid slots of the partition
+  float max, sum;     // of the partition
   float total_max, total_sum;
-  float* p;                   // [256] scores, then probabilities as they are multiplied
-  float *o, *spare, *total;   // [dim] each of the partition, and in all or null
-  float* memory;              // [dim] for x
-  uint8_t* values;            // of latents: where the values of a page go
+  float* p;                        // [256] scores, then probabilities as they are multiplied
+  float *o, *spare, *total;        // [dim] each of the partition, and in all or null
+  float* memory;                   // [dim] for x
+  uint8_t* values;                 // of latents: where the values of a page go
   const float *next_q, *next_out;  // rows to ask for early, or null
-  float* partials;            // where the results of its partitions go, if they are kept apart
+  float* partials;                 // where the results of its partitions go, if they are kept apart
 };
 
 // The pages of a partition that some query of the block sees: [begin, end) of kPartitionPages.
@@ -56,8 +57,8 @@ PS_INLINE void score_step(F16 (&s)[N][P][2], const typename Kv::Element* const (
   }
 }
 
-// p[t] = sum over d of q[d] * k[d][t], a chain over d for each of 32 keys: N queries against P pages.  kAsk: their values
-// are asked for meanwhile, which only the first queries of a block need to do.
+// p[t] = sum over d of q[d] * k[d][t], a chain over d for each of 32 keys: N queries against P pages.  kAsk: their
+// values are asked for meanwhile, which only the first queries of a block need to do.
 template <class Kv, int N, int P, bool kAsk>
 inline void scores(Query* queries, const Partition& part, int page, int64_t dim) {
   constexpr int kStepBytes = Kv::kStep * kPageTokens * Kv::kElement;
@@ -74,16 +75,15 @@ inline void scores(Query* queries, const Partition& part, int page, int64_t dim)
   }
   const int64_t steps = dim / Kv::kStep;
   for (int64_t step = 0; step < steps; ++step) {
-    PS_UNROLL for (int j = 0; kAsk && j < P; ++j)
-      PS_UNROLL for (int line = 0; line < kStepBytes; line += 64) ask_for(values[j] + step * kStepBytes + line);
+    PS_UNROLL for (int j = 0; kAsk && j < P; ++j) PS_UNROLL for (int line = 0; line < kStepBytes; line += 64)
+        ask_for(values[j] + step * kStepBytes + line);
     score_step<Kv, N, P, false>(s, q, keys, step);
   }
   if (dim % Kv::kStep) score_step<Kv, N, P, true>(s, q, keys, steps);
-  PS_UNROLL for (int i = 0; i < N; ++i)
-    PS_UNROLL for (int j = 0; j < P; ++j) {
-      f_store(queries[i].p + (page + j) * kPageTokens, s[i][j][0]);
-      f_store(queries[i].p + (page + j) * kPageTokens + 16, s[i][j][1]);
-    }
+  PS_UNROLL for (int i = 0; i < N; ++i) PS_UNROLL for (int j = 0; j < P; ++j) {
+    f_store(queries[i].p + (page + j) * kPageTokens, s[i][j][0]);
+    f_store(queries[i].p + (page + j) * kPageTokens + 16, s[i][j][1]);
+  }
 }
 
 // Few queries go over several pages at a time, so that enough chains run side by side.
@@ -202,16 +202,17 @@ PS_INLINE void weigh_columns(Query* queries, const Partition& part, int64_t dim,
   for (int step = begin; step < end; ++step) {
     const int64_t at = step - page * kStepsOfPage;
     decltype(Kv::value(values, 0, 0, 0)) v[D];
-    PS_UNROLL for (int c = 0; c < D; ++c)
+    PS_UNROLL for (int c = 0; c < D; ++c) {
       v[c] = D > 1 ? Kv::value(values, at, dim, d + 16 * c) : Kv::value(values, at, dim, d, n);
+    }
     PS_UNROLL for (int line = 0; kAsk && line < 16 * D * kBytes; line += 64) ask_for(ahead + at * dim * kBytes + line);
     PS_UNROLL for (int j = 0; j < N; ++j) {
       const auto x = Kv::at(p[j], step);
       PS_UNROLL for (int c = 0; c < D; ++c) o[j][c] = Kv::dot(v[c], x, o[j][c]);
     }
   }
-  PS_UNROLL for (int i = 0; i < N; ++i)
-    PS_UNROLL for (int c = 0; c < D; ++c) f_store(queries[i].o + d + 16 * c, o[i][c]);
+  PS_UNROLL for (int i = 0; i < N; ++i) PS_UNROLL for (int c = 0; c < D; ++c)
+      f_store(queries[i].o + d + 16 * c, o[i][c]);
 }
 
 // Steps [begin, end) of a page.
@@ -254,7 +255,8 @@ void weigh_page(Query* queries, int n, const Partition& part, int64_t dim, int f
   for (; n >= N; n -= N, queries += N, ask = false) {
     int begin = first, end = N > 1 ? stop : first;
     for (int i = 0; N > 1 && i < N; ++i) {
-      const int from = (queries[i].begin + Kv::kStep - 1) / Kv::kStep * Kv::kStep, to = queries[i].end / Kv::kStep * Kv::kStep;
+      const int from = (queries[i].begin + Kv::kStep - 1) / Kv::kStep * Kv::kStep,
+                to = queries[i].end / Kv::kStep * Kv::kStep;
       begin = from > begin ? from : begin;
       end = to < end ? to : end;
     }

@@ -1,5 +1,5 @@
-// A causal convolution of each channel over its last inputs, which lie in pages: the lower half of the channels as keys,
-// the upper half as values.
+// A causal convolution of each channel over its last inputs, which lie in pages: the lower half of the channels as
+// keys, the upper half as values.
 #ifndef PENSTOCK_KERNELS_ATTENTION_SHORT_CONV_H
 #define PENSTOCK_KERNELS_ATTENTION_SHORT_CONV_H
 

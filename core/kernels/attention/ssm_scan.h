@@ -1,13 +1,12 @@
-// Selective state spaces over recurrent states (Mamba-2: Dao and Gu, arXiv 2405.21060), behind a short convolution and SiLU.
+// Selective state spaces over recurrent states (Mamba-2: Dao and Gu, arXiv 2405.21060), behind a short convolution and
+// SiLU.
 #ifndef PENSTOCK_KERNELS_ATTENTION_SSM_SCAN_H
 #define PENSTOCK_KERNELS_ATTENTION_SSM_SCAN_H
 
 namespace ps {
 namespace {
 
-struct SsmGates {
-  float step, decay;
-};
+struct SsmGates { float step, decay; };
 // step = softplus(dt + dt_bias) within the limits, decay = exp(-exp(a_log) step).
 inline SsmGates ssm_gates(const SsmScanArgs& a, int64_t t, int64_t head) {
   const F16 softplus = f_set(softplus_of(a.dt[t * a.dt_stride + head] + a.dt_bias[head]));
@@ -15,10 +14,11 @@ inline SsmGates ssm_gates(const SsmScanArgs& a, int64_t t, int64_t head) {
   return {step, exp_of(-exp_of(a.a_log[head]) * step)};
 }
 
-// 16 * N values of a head from x on, the last block of them with n: out = state^T c + skip x after the update of the state.
+// 16 * N values of a head from x on, the last block of them with n: out = state^T c + skip x after the update of the
+// state.
 template <int N>
-PS_INLINE void ssm_columns(const SsmScanArgs& a, float* state, const float* x, const float* b, const float* c, SsmGates g,
-                           float skip, float* out, int n) {
+PS_INLINE void ssm_columns(const SsmScanArgs& a, float* state, const float* x, const float* b, const float* c,
+                           SsmGates g, float skip, float* out, int n) {
   const int64_t dim = a.head_dim;
   F16 value[N], sum[N];
   const F16 decay = f_set(g.decay);
@@ -47,8 +47,8 @@ inline void ssm_token(const SsmScanArgs& a, int64_t t, int64_t block, float* sta
   float mixed[2 * kMaxDeltaDim + kMaxDeltaValues];
   for (int i = 0; i < 3; ++i) {
     convolve_channels(a.x + t * a.x_stride + starts[i], state + dim * values + places[i], 2 * dim + values,
-                      a.conv + starts[i] * a.window, a.conv_bias ? a.conv_bias + starts[i] : nullptr, a.window, counts[i],
-                      mixed + places[i]);
+                      a.conv + starts[i] * a.window, a.conv_bias ? a.conv_bias + starts[i] : nullptr, a.window,
+                      counts[i], mixed + places[i]);
   }
   for (int64_t j = 0; j < shared; ++j) {
     const int64_t head = block * shared + j;

@@ -1,9 +1,9 @@
 // Linears of integers and bf16 on AMX tile registers.  The other kernels of this level are those of AVX-512, whose
 // translation unit must not contain AMX instructions.
 //
-// A tile of weights in the file, 16 outputs by 64 bytes of columns, has the layout of a tile register, and so has a block of
-// rows of activations (QuantizedRows): nothing is rearranged.  Two blocks of rows by two tiles of weights take four registers
-// for sums and four for operands, which is all eight.
+// A tile of weights in the file, 16 outputs by 64 bytes of columns, has the layout of a tile register, and so has a
+// block of rows of activations (QuantizedRows): nothing is rearranged.  Two blocks of rows by two tiles of weights take
+// four registers for sums and four for operands, which is all eight.
 #if defined(__GNUC__) && !defined(__clang__)  // as in avx512.cpp
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -43,15 +43,15 @@ namespace {
 constexpr int64_t kTileBytes = 1024;
 static_assert(kIntRows == 16, "blocks of rows are those of a tile register");
 
-// How far ahead one pass over weights, which waits for memory, asks for each of its two tiles: what is asked for and the rows share the
-// nearest cache, 48 KiB here, and what it cannot keep is fetched twice.
+// How far ahead one pass over weights, which waits for memory, asks for each of its two tiles: what is asked for and
+// the rows share the nearest cache, 48 KiB here, and what it cannot keep is fetched twice.
 PS_INLINE int64_t tile_prefetch_distance(int64_t blocks) { return blocks == 1 ? 4096 : 2048; }
 
 // What the compiler is to have in memory: gcc's intrinsics do not say what they read.
 PS_INLINE void written_for_tiles() { __asm__ volatile("" : : : "memory"); }
 
-// Tiles of `rows` rows for activations and sums; weights have all sixteen.  Let go of when the caller's range is done: what
-// a thread holds the system saves at each switch.
+// Tiles of `rows` rows for activations and sums; weights have all sixteen.  Let go of when the caller's range is done:
+// what a thread holds the system saves at each switch.
 class TileShapes {
  public:
   explicit TileShapes(int64_t rows) {
@@ -153,7 +153,8 @@ void run_of(int blocks, int tiles, const Pass& pass, Waiting<Type>& waiting, voi
   return tiles == 2 ? run<Type, 1, 2>(pass, waiting, y) : run<Type, 1, 1>(pass, waiting, y);
 }
 
-// A blocks of rows, all there are, against N tiles of 4-bit weights: each step is put on its lines a little before it is multiplied.
+// A blocks of rows, all there are, against N tiles of 4-bit weights: each step is put on its lines a little before it
+// is multiplied.
 template <int A, int N>
 __attribute__((noinline)) void run4(const Pass& pass, int64_t ahead, Waiting<Integers>& waiting, void* y) {
   constexpr int64_t kSteps = 4, kEarly = 2;
@@ -162,8 +163,7 @@ __attribute__((noinline)) void run4(const Pass& pass, int64_t ahead, Waiting<Int
   const uint8_t *x[2] = {pass.x[0], pass.x[1]}, *w[2] = {pass.w[0], pass.w[1]};
   clear_sums();
   for (int64_t s = 0; s < pairs + kEarly; ++s) {
-    if (s < pairs)
-      PS_UNROLL for (int t = 0; t < N; ++t) {
+    if (s < pairs) PS_UNROLL for (int t = 0; t < N; ++t) {
         dequantize_nibbles(w[t], ahead, ready[s % kSteps][t]);
         w[t] += kPairBytes;
       }
@@ -199,15 +199,17 @@ struct Tiles {
 };
 
 // One pass asks for what comes a little later in memory; of several each for its share of the next tiles.
-PS_INLINE void set_prefetch(Pass* pass, const Tiles& tiles, const TilePair& pair, int64_t ahead, int64_t index, int64_t passes) {
+PS_INLINE void set_prefetch(Pass* pass, const Tiles& tiles, const TilePair& pair, int64_t ahead, int64_t index,
+                            int64_t passes) {
   const int64_t at = passes == 1 ? 0 : tiles.bytes * index / passes / 64 * 64;
   const int64_t lines = (tiles.bytes / passes + 63) / 64, steps = pass->lines / 16 > 0 ? pass->lines / 16 : 1;
   for (int t = 0; t < 2; ++t) pass->next[t] = passes == 1 ? pair.data[t] + ahead : pair.next[t] + at;
   pass->next_lines = (lines + steps - 1) / steps;
 }
 
-// Pairs of tiles that meet a pair of blocks of rows before the next one comes.  Rows that stay in the second-level cache meet one
-// after the other; of more rows than that, each pair of blocks is read once for as many tiles as stay there.
+// Pairs of tiles that meet a pair of blocks of rows before the next one comes.  Rows that stay in the second-level
+// cache meet one after the other; of more rows than that, each pair of blocks is read once for as many tiles as stay
+// there.
 PS_INLINE int64_t pairs_at_once(int64_t lines, int64_t row_bytes) {
   constexpr int64_t kStays = 1 << 20;
   const int64_t pairs = row_bytes <= kStays ? 1 : kStays / (2 * 64 * lines);
@@ -233,8 +235,8 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
   const int64_t group = step * pairs_at_once(tiles.lines, a.m * planes * a.qx.stride), panel_bytes = tiles.lines * 64;
   typename Type::Sum sums[2][2 * 16 * 2];
   Waiting<Type> waiting = {&a, 0, {}, planes, 0, 0, {}, nullptr};
-  // Of the largest block.  A smaller one reads a token of what comes after it, whose sums are not used; the last is never smaller
-  // (row_block), so that what comes after it is rows.
+  // Of the largest block.  A smaller one reads a token of what comes after it, whose sums are not used; the last is
+  // never smaller (row_block), so that what comes after it is rows.
   const TileShapes shapes((a.m + blocks - 1) / blocks * planes);
   int turn = 0;
   for (int64_t first = begin; first < end; first += group)
@@ -266,8 +268,8 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
 
 }  // namespace
 
-// Few rows wait for memory, whatever multiplies them: vectors read it in fewer steps.  4-bit weights are put on their lines once
-// for all rows here, and there once a row, so that from two rows on it is done here.
+// Few rows wait for memory, whatever multiplies them: vectors read it in fewer steps.  4-bit weights are put on their
+// lines once for all rows here, and there once a row, so that from two rows on it is done here.
 void linear_integer_amx(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool four = is_int4(a.weight.layout);
   if (a.m * a.qx.planes <= (four ? 1 : kGroupRows)) return kernels_avx512->linear[LINEAR_W8A8](a, begin, end);
@@ -277,8 +279,8 @@ void linear_integer_amx(const LinearArgs& a, int64_t begin, int64_t end) {
   linear_tiles<Integers>(a, tiles, a.qx.planes, begin, end);
 }
 
-void quantize_rows_amx(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout, const QuantizedRows& out,
-                       int64_t begin, int64_t end) {
+void quantize_rows_amx(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,
+                       const QuantizedRows& out, int64_t begin, int64_t end) {
   quantize_rows(x, x_stride, cols, m, layout, out, begin, end);
 }
 
@@ -293,12 +295,13 @@ void linear_bf16_amx(const LinearArgs& a, int64_t begin, int64_t end) {
   linear_tiles<Halves>(a, Tiles{0, pairs * 64, pairs, false}, 1, begin, end);
 }
 
-void round_rows_bf16_amx(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
-                         int64_t end) {
+void round_rows_bf16_amx(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out,
+                         int64_t begin, int64_t end) {
   round_rows_to_pairs(x, x_stride, cols, m, out, begin, end);
 }
 
-// Operands as random as weights are, from the nearest cache: processors multiply zeros a third faster, as that takes less power.
+// Operands as random as weights are, from the nearest cache: processors multiply zeros a third faster, as that takes
+// less power.
 int64_t peak_amx(int32_t dtype, int64_t iterations) {
   alignas(64) uint16_t operands[4][kTileBytes / 2];
   uint32_t state = 1;

@@ -31,19 +31,22 @@ void attention_with_dots(const AttentionArgs& a, int64_t begin, int64_t end, voi
 void attention_part_with_dots(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
   (a.kv.layout == PS_KV_F32 ? attention_part : attention_part_bf16_dot)(a, begin, end, scratch);
 }
-constexpr Bf16Kernels kDots = {kBf16 ? linear_bf16_dot : nullptr, kBf16 ? round_rows_bf16_dot : nullptr, 2,
-                               kBuildsDev ? peak_with_bf16 : nullptr, kAttention ? attention_with_dots : nullptr,
+constexpr Bf16Kernels kDots = {kBf16 ? linear_bf16_dot : nullptr,
+                               kBf16 ? round_rows_bf16_dot : nullptr,
+                               2,
+                               kBuildsDev ? peak_with_bf16 : nullptr,
+                               kAttention ? attention_with_dots : nullptr,
                                kAttention ? attention_part_with_dots : nullptr};
 constexpr Kernels bf16_table = table_with(kDots), short_prefetch_table = table_with(kDots, true);
 #ifdef PENSTOCK_AMX
 int64_t peak_with_tiles(int32_t dtype, int64_t iterations, float* sink) {
   return dtype == PS_BF16 || dtype == PS_I8 ? peak_amx(dtype, iterations) : peak(dtype, iterations, sink);
 }
-constexpr Bf16Kernels kTileHalves = {kBf16 ? linear_bf16_amx : nullptr, kBf16 ? round_rows_bf16_amx : nullptr, 2,
-                                     kBuildsDev ? peak_with_tiles : nullptr, kAttention ? attention : nullptr,
-                                     kAttention ? attention_part : nullptr};
-constexpr IntegerKernels kTileIntegers = {kInteger ? linear_integer_amx : nullptr, kInteger ? quantize_rows_amx : nullptr,
-                                          linear_panel_bytes_amx};
+constexpr Bf16Kernels kTileHalves = {
+    kBf16 ? linear_bf16_amx : nullptr, kBf16 ? round_rows_bf16_amx : nullptr, 2, kBuildsDev ? peak_with_tiles : nullptr,
+    kAttention ? attention : nullptr,  kAttention ? attention_part : nullptr};
+constexpr IntegerKernels kTileIntegers = {kInteger ? linear_integer_amx : nullptr,
+                                          kInteger ? quantize_rows_amx : nullptr, linear_panel_bytes_amx};
 constexpr Kernels amx_table = table_with(kTileHalves, false, kTileIntegers, "amx");
 #endif
 }  // namespace
@@ -54,7 +57,9 @@ void store_bf16_dot(const LinearArgs& a, int64_t row, int64_t tile, int m, int n
   else store_block(a, row, tile, m, n, y);
 }
 
-int64_t prefetch_distance_bf16_dot(const LinearArgs& a, int64_t products, int64_t far) { return prefetch_distance(a, products, far); }
+int64_t prefetch_distance_bf16_dot(const LinearArgs& a, int64_t products, int64_t far) {
+  return prefetch_distance(a, products, far);
+}
 
 const Kernels* const kernels_avx512 = &table;
 const Kernels* const kernels_avx512_bf16 = &bf16_table;
@@ -73,6 +78,6 @@ const Kernels* const kernels_avx512 = nullptr;
 const Kernels* const kernels_avx512_bf16 = nullptr;
 const Kernels* const kernels_avx512_short_prefetch = nullptr;
 const Kernels* const kernels_amx = nullptr;
-}
+}  // namespace ps
 
 #endif

@@ -1,5 +1,5 @@
-// Linear and attention with the bf16 dot product, for AVX-512 machines that have the extension.  Their other kernels are those
-// of the AVX-512 level, whose translation unit must not contain these instructions.
+// Linear and attention with the bf16 dot product, for AVX-512 machines that have the extension.  Their other kernels
+// are those of the AVX-512 level, whose translation unit must not contain these instructions.
 #if defined(__GNUC__) && !defined(__clang__)  // as in avx512.cpp
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -34,7 +34,8 @@
 namespace ps {
 namespace {
 
-// Up to kStreamRows rows wait for memory: they read tile after tile, a single run of addresses, and prefetch this far ahead.
+// Up to kStreamRows rows wait for memory: they read tile after tile, a single run of addresses, and prefetch this far
+// ahead.
 constexpr int64_t kStreamRows = 8, kStreamPrefetchBytes = 16384;
 
 // The prefetch of a pass over tiles: one address for each tile, `step` bytes further for each pair of columns.
@@ -45,13 +46,13 @@ struct Prefetch {
 
 // M rows, x [pairs / 16][M][16] pairs of columns, by the N tiles at w, into y [M][N][16].
 template <int M, int N>
-__attribute__((noinline)) void block(const uint8_t* x, const uint8_t* const* w, int64_t pairs, const Prefetch& ahead, float* y) {
+__attribute__((noinline)) void block(const uint8_t* x, const uint8_t* const* w, int64_t pairs, const Prefetch& ahead,
+                                     float* y) {
   const uint8_t *p[N], *next[N];
   const int64_t step = ahead.step;
   __m512 acc[M][N];
   PS_UNROLL for (int t = 0; t < N; ++t) p[t] = w[t], next[t] = ahead.at[t];
-  PS_UNROLL for (int i = 0; i < M; ++i)
-    PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = _mm512_setzero_ps();
+  PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = _mm512_setzero_ps();
   for (int64_t s = 0; s < pairs; x += 64 * (M - 1)) {
     for (const int64_t stop = s + 16 < pairs ? s + 16 : pairs; s < stop; ++s, x += 4) {
       __m512bh v[N];
@@ -65,8 +66,8 @@ __attribute__((noinline)) void block(const uint8_t* x, const uint8_t* const* w, 
       }
     }
   }
-  PS_UNROLL for (int i = 0; i < M; ++i)
-    PS_UNROLL for (int t = 0; t < N; ++t) _mm512_storeu_ps(y + 16 * (i * N + t), acc[i][t]);
+  PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t)
+      _mm512_storeu_ps(y + 16 * (i * N + t), acc[i][t]);
 }
 
 template <int N>
@@ -87,8 +88,8 @@ void block_of(int rows, const uint8_t* x, const uint8_t* const* w, int64_t pairs
   }
 }
 
-// N tiles, `apart` from one to the next, against every row: the tiles stay in the second-level cache meanwhile.  Of several
-// blocks of rows each asks for its share of the next tiles.
+// N tiles, `apart` from one to the next, against every row: the tiles stay in the second-level cache meanwhile.  Of
+// several blocks of rows each asks for its share of the next tiles.
 template <int N>
 void panel(const LinearArgs& a, int64_t tile, int64_t apart) {
   const int64_t pairs = (a.weight.cols + 1) / 2, bytes = pairs * 64, blocks = num_row_blocks(a.m, 1);
@@ -99,7 +100,8 @@ void panel(const LinearArgs& a, int64_t tile, int64_t apart) {
   if (N == 1) w[1] = w[0];
   for (int64_t b = 0; b < blocks; ++b) {
     const RowBlock rows = row_block(a.m, blocks, b);
-    const int64_t at = blocks > 1 ? further + bytes * b / blocks : prefetch_distance_bf16_dot(a, 2 * a.m, kStreamPrefetchBytes);
+    const int64_t at =
+        blocks > 1 ? further + bytes * b / blocks : prefetch_distance_bf16_dot(a, 2 * a.m, kStreamPrefetchBytes);
     const Prefetch ahead = {{w[0] + at, w[1] + at}, blocks > 1 ? bytes / (blocks * pairs) : 64};
     StoreLines(a, rows.first, tile, rows.count, a.gated ? 1 : N).ask_all();
     block_of<N>(rows.count, (const uint8_t*)a.qx.q + rows.first * a.qx.stride, w, pairs, ahead, y);
@@ -137,8 +139,8 @@ void linear_bf16_dot(const LinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
-                         int64_t end) {
+void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out,
+                         int64_t begin, int64_t end) {
   round_rows_to_pairs(x, x_stride, cols, m, out, begin, end);
 }
 
@@ -175,6 +177,6 @@ int64_t peak_bf16_dot(int64_t iterations, float* sink) {
 
 namespace ps {
 void dot_pairs(const uint16_t*, const uint16_t*, float*) {}  // never asked
-}
+}  // namespace ps
 
 #endif

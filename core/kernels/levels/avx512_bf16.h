@@ -7,8 +7,8 @@
 namespace ps {
 
 void linear_bf16_dot(const LinearArgs& args, int64_t begin, int64_t end);
-void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
-                         int64_t end);
+void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out,
+                         int64_t begin, int64_t end);
 int64_t prefetch_distance_bf16_dot(const LinearArgs& args, int64_t products, int64_t far);
 // Bias, gate and residual as for every scheme, then the store: v [m][n][16]; gated: n is 2, gate and up side by side.
 void store_bf16_dot(const LinearArgs& args, int64_t row, int64_t tile, int m, int n, float* v);

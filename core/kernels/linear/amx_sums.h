@@ -13,8 +13,8 @@ struct TilePair {
 
 // The sums of whole tiles without bias, two beside each other or gate and up, one row after the other.
 template <class Type, bool kGated, bool kResidual>
-__attribute__((noinline)) void finish_whole(const LinearArgs& a, const RowBlock& block, int64_t tile, const TilePair& pair,
-                                            const typename Type::Sum* sums) {
+__attribute__((noinline)) void finish_whole(const LinearArgs& a, const RowBlock& block, int64_t tile,
+                                            const TilePair& pair, const typename Type::Sum* sums) {
   const typename Type::Scales scales(a, pair);
   float* y = a.y + block.first * a.y_stride + tile * 16;
   const float* residual = kResidual ? a.residual + block.first * a.residual_stride + tile * 16 : nullptr;
@@ -28,9 +28,11 @@ __attribute__((noinline)) void finish_whole(const LinearArgs& a, const RowBlock&
 
 // Whether finish_whole could do it, and did.
 template <class Type>
-PS_INLINE bool finished_whole(const LinearArgs& a, const RowBlock& block, int64_t tile, const TilePair& pair, const typename Type::Sum* sums) {
+PS_INLINE bool finished_whole(const LinearArgs& a, const RowBlock& block, int64_t tile, const TilePair& pair,
+                              const typename Type::Sum* sums) {
   const int64_t stop = (tile + (a.gated ? 1 : 2)) * 16;
-  if (a.bias || a.qx.planes == 2 || pair.count != 2 || stop > (a.gated ? a.weight.rows / 2 : a.weight.rows)) return false;
+  if (a.bias || a.qx.planes == 2 || pair.count != 2 || stop > (a.gated ? a.weight.rows / 2 : a.weight.rows))
+    return false;
   if (a.gated) {
     if (a.residual) finish_whole<Type, true, true>(a, block, tile, pair, sums);
     else finish_whole<Type, true, false>(a, block, tile, pair, sums);

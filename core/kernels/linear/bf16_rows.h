@@ -7,8 +7,8 @@ namespace {
 
 PS_INLINE __mmask16 lanes_below(int64_t n) { return n >= 16 ? __mmask16(0xffff) : __mmask16((1u << n) - 1u); }
 
-void round_rows_to_pairs(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
-                         int64_t end) {
+void round_rows_to_pairs(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out,
+                         int64_t begin, int64_t end) {
   const int64_t blocks = num_row_blocks(m, 1);
   for (int64_t row = begin; row < end; ++row) {
     const float *src = x + row * x_stride, *next = row + 1 < end ? src + x_stride : src;  // asked for meanwhile

@@ -50,10 +50,18 @@ void block_of(const LinearArgs& a, int rows, int64_t row, int64_t tile, F16* y) 
   switch (rows) {
     case 1: return Scheme::template block<1, N>(a, row, tile, y);
     case 2: return Scheme::template block<2, N>(a, row, tile, y);
-    case 3: if constexpr (Scheme::kM >= 3) return Scheme::template block<3, N>(a, row, tile, y); break;
-    case 4: if constexpr (Scheme::kM >= 4) return Scheme::template block<4, N>(a, row, tile, y); break;
-    case 5: if constexpr (Scheme::kM >= 5) return Scheme::template block<5, N>(a, row, tile, y); break;
-    case 6: if constexpr (Scheme::kM >= 6) return Scheme::template block<6, N>(a, row, tile, y); break;
+    case 3:
+      if constexpr (Scheme::kM >= 3) return Scheme::template block<3, N>(a, row, tile, y);
+      break;
+    case 4:
+      if constexpr (Scheme::kM >= 4) return Scheme::template block<4, N>(a, row, tile, y);
+      break;
+    case 5:
+      if constexpr (Scheme::kM >= 5) return Scheme::template block<5, N>(a, row, tile, y);
+      break;
+    case 6:
+      if constexpr (Scheme::kM >= 6) return Scheme::template block<6, N>(a, row, tile, y);
+      break;
   }
 }
 

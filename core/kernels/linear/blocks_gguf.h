@@ -21,7 +21,8 @@ PS_INLINE void quantize_group(const float* x, RoundedGroup* out) {
   out->scaled_sum = s.scale * float(out->sum);
 }
 
-void quantize_groups(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin, int64_t end) {
+void quantize_groups(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
+                     int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     RoundedGroup* const groups = (RoundedGroup*)(out.q + row * out.stride);
     const int64_t count = cols / kGroupColumns;
@@ -30,11 +31,11 @@ void quantize_groups(const float* x, int64_t x_stride, int64_t cols, const Quant
   }
 }
 
-// ---- a group of 32 columns of a tile, put into bytes and scales ---------------------------------------------------------
+// ---- a group of 32 columns of a tile, put into bytes and scales ---------------------------------------------------
 
-// Four columns of each row a line; a value is (q - zero) * scale + minimum, in the first and last 16 columns times `step`,
-// which lies in both 16-bit halves of a row, ready for u8_times.  `start`: what the sums of the first and the last 16
-// activations are multiplied by, minus the zero times the step; of Q2_K what multiplies the minimum there.
+// Four columns of each row a line; a value is (q - zero) * scale + minimum, in the first and last 16 columns times
+// `step`, which lies in both 16-bit halves of a row, ready for u8_times.  `start`: what the sums of the first and the
+// last 16 activations are multiplied by, minus the zero times the step; of Q2_K what multiplies the minimum there.
 struct Slot {
   uint8_t q[8 * kLineBytes];
   float scale[16], minimum[16];
@@ -42,17 +43,26 @@ struct Slot {
 };
 
 PS_INLINE int zero_of(int32_t layout) {
-  return layout == PS_T16_MXFP4 ? 12 : layout == PS_T16_Q4_0 ? 8 : layout == PS_T16_Q5_0 ? 16 : layout == PS_T16_Q6_K ? 32 : layout == PS_T16_Q3_K ? 4 : 0;
+  return layout == PS_T16_MXFP4  ? 12
+         : layout == PS_T16_Q4_0 ? 8
+         : layout == PS_T16_Q5_0 ? 16
+         : layout == PS_T16_Q6_K ? 32
+         : layout == PS_T16_Q3_K ? 4
+                                 : 0;
 }
 PS_INLINE bool has_minimum(int32_t layout) {
-  return layout == PS_T16_Q4_K || layout == PS_T16_Q5_K || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1 || layout == PS_T16_Q2_K;
+  return layout == PS_T16_Q4_K || layout == PS_T16_Q5_K || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1 ||
+         layout == PS_T16_Q2_K;
 }
 PS_INLINE bool has_start(int32_t layout) { return zero_of(layout) || layout == PS_T16_UINT4; }
 // Scales of 16 columns, which multiply the integer sums.
-constexpr bool has_halves(int32_t layout) { return layout == PS_T16_Q6_K || layout == PS_T16_Q3_K || layout == PS_T16_Q2_K; }
+constexpr bool has_halves(int32_t layout) {
+  return layout == PS_T16_Q6_K || layout == PS_T16_Q3_K || layout == PS_T16_Q2_K;
+}
 // Pairs of groups with f16 scales, and those with a line of f16 minimums or with fifth bits behind the nibbles.
 PS_INLINE bool is_plain_pair(int32_t layout) {
-  return layout == PS_T16_Q4_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_0 || layout == PS_T16_Q5_1;
+  return layout == PS_T16_Q4_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_0 ||
+         layout == PS_T16_Q5_1;
 }
 PS_INLINE bool has_minimum_line(int32_t layout) { return layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1; }
 PS_INLINE bool has_fifth_lines(int32_t layout) { return layout == PS_T16_Q5_0 || layout == PS_T16_Q5_1; }
@@ -68,7 +78,8 @@ PS_INLINE I16 moved(I16 x) {
 // Line j of nibbles, with the bits above them of the first 16 columns and of the last: none, `count` of each column.
 template <int count, int j>
 PS_INLINE void put_nibble_line(const uint8_t* p, const I16 (&bits)[2], Slot* s) {
-  const I16 nibble = i_set(0x0f0f0f0f), mask = i_set(count == 1 ? 0x10101010 : 0x30303030), bytes = i_load(p + kLineBytes * j);
+  const I16 nibble = i_set(0x0f0f0f0f), mask = i_set(count == 1 ? 0x10101010 : 0x30303030),
+            bytes = i_load(p + kLineBytes * j);
   I16 low = bytes & nibble, high = i_srl<4>(bytes) & nibble;
   if constexpr (count > 0) {
     low = low | (moved<count * j, 4>(bits[0]) & mask);
@@ -141,9 +152,7 @@ PS_INLINE F16 scales_of(const uint8_t* block, int64_t g) { return f_load_f16((co
 PS_INLINE I16 zeros_of(const uint8_t* block, int64_t g) { return byte_at_place(block + 2 * kLineBytes, g % 4); }
 
 // Where the parameters of group g lie, and its values or those of its pair.
-struct GroupPlace {
-  const uint8_t *block, *pair;
-};
+struct GroupPlace { const uint8_t *block, *pair; };
 PS_INLINE GroupPlace place_of(int32_t layout, const uint8_t* tile, int64_t g) {
   if (layout == PS_T16_Q8_0 || is_plain_pair(layout)) {
     const int plain = kPairBytes + has_minimum_line(layout) * kLineBytes + has_fifth_lines(layout) * 2 * kFifthBytes;
@@ -187,7 +196,8 @@ PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t 
   const GroupPlace at = place_of(layout, tile, g);
   const int odd = int(g % 2);
   const uint8_t* const nibbles = nibbles_of(layout, at, g);
-  if (zero_of(layout) && !has_halves(layout)) i_store(s->start, pairs_of(i_set(-zero_of(layout)), i_set(-zero_of(layout))));
+  if (zero_of(layout) && !has_halves(layout))
+    i_store(s->start, pairs_of(i_set(-zero_of(layout)), i_set(-zero_of(layout))));
   if (layout == PS_T16_Q8_0 || is_plain_pair(layout)) {
     f_store(s->scale, f_load_f16((const uint16_t*)at.pair + 16 * odd));
     if (layout == PS_T16_Q8_0) return at.pair + kParameterBytes + odd * kGroupColumns * kTileRows;
@@ -250,12 +260,15 @@ struct Layout {
 template <class F>
 PS_INLINE void with_layout(int32_t layout, F f) {
   switch (layout) {
-#define PS_BLOCKS(id, ...) case PS_T16_##id: if constexpr (builds_layout(PS_T16_##id)) return f(Layout<PS_T16_##id>{}); break;
+#define PS_BLOCKS(id, ...)                                                     \
+  case PS_T16_##id:                                                            \
+    if constexpr (builds_layout(PS_T16_##id)) return f(Layout<PS_T16_##id>{}); \
+    break;
 #include "base/block_schemes.inc"
   }
 }
 
-// ---- rows as float32: the values of the file, rounded as the format's reference does ----------------------------------------
+// ---- rows as float32: the values of the file, rounded as the format's reference does -------------------------------
 
 inline void blocks_to_f32(int32_t layout, const uint8_t* tile, int lane, int64_t cols, float* y) {
   Slot s{};

@@ -1,6 +1,6 @@
-// Linear with the blocks of GGUF.  Activations are rounded to int8 in groups of 32 columns, each with its own scale.  Of each
-// group the integers are summed exactly, and one fused multiply-add per scale (for types with a minimum a second one) adds
-// them to the output, groups ascending: every level computes the same bits, in whatever blocks of rows.
+// Linear with the blocks of GGUF.  Activations are rounded to int8 in groups of 32 columns, each with its own scale. Of
+// each group the integers are summed exactly, and one fused multiply-add per scale (for types with a minimum a second
+// one) adds them to the output, groups ascending: every level computes the same bits, in whatever blocks of rows.
 #ifndef PENSTOCK_KERNELS_LINEAR_BLOCKS_ROWS_H
 #define PENSTOCK_KERNELS_LINEAR_BLOCKS_ROWS_H
 
@@ -12,10 +12,13 @@ struct BlockRows {  // rows of activations, `stride` bytes apart
   int64_t stride;
   int count;
   // Of fewer rows than a kernel takes the last is computed again.
-  PS_INLINE const RoundedGroup* row(int i) const { return (const RoundedGroup*)(x + (i < count ? i : count - 1) * stride); }
+  PS_INLINE const RoundedGroup* row(int i) const {
+    return (const RoundedGroup*)(x + (i < count ? i : count - 1) * stride);
+  }
 };
 
-// Some groups of a tile as bytes: few enough that they and the activations of kPanelRows rows stay in the nearest cache.
+// Some groups of a tile as bytes: few enough that they and the activations of kPanelRows rows stay in the nearest
+// cache.
 constexpr int kChunkGroups = 8, kPanelRows = 32;
 struct Chunk {
   Slot slots[kChunkGroups];
@@ -48,8 +51,8 @@ __attribute__((noinline)) void fill_chunk(const Pass& pass, int64_t g, Chunk* ch
   for (int n = 0; n < chunk->count; ++n) chunk->q[n] = put_group(kLayout, pass.tile, g + n, chunk->slots + n);
 }
 
-// How the bytes of a group are multiplied: with their sign; without one, of up to 15, or of up to 31; or of up to 31 or 63
-// with a scale for each 16 columns.
+// How the bytes of a group are multiplied: with their sign; without one, of up to 15, or of up to 31; or of up to 31 or
+// 63 with a scale for each 16 columns.
 enum Products { SIGNED, NIBBLES, PLAIN, HALVES, HALVES_OF_63 };
 constexpr Products products_of(int32_t layout) {
   if (layout == PS_T16_Q8_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_IQ4_XS) return SIGNED;
@@ -59,7 +62,8 @@ constexpr Products products_of(int32_t layout) {
 
 // sum [M]: a group's products, those of each 16 columns times their step.
 template <Products kProducts, int M>
-PS_INLINE void group_sums(const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, I16 (&sum)[M]) {
+PS_INLINE void group_sums(const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n,
+                          I16 (&sum)[M]) {
   constexpr int kLines = 2 * kGroupLines;
   if (kProducts == SIGNED) {
     PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w8_start(x[i][n].sum);
@@ -70,7 +74,9 @@ PS_INLINE void group_sums(const uint8_t* q, const Slot& s, const RoundedGroup* c
     return;
   }
   constexpr bool kHalves = kProducts == HALVES || kProducts == HALVES_OF_63;
-  constexpr int kRun = kProducts == HALVES_OF_63 ? 2 : kProducts == NIBBLES ? 8 : 4;  // lines whose products fit the sums of u8_dot
+  constexpr int kRun = kProducts == HALVES_OF_63 ? 2
+                       : kProducts == NIBBLES    ? 8
+                                                 : 4;  // lines whose products fit the sums of u8_dot
   PS_UNROLL for (int first = 0; first < kLines; first += kRun) {
     U16 part[M];
     PS_UNROLL for (int i = 0; i < M; ++i) part[i] = u8_zero();
@@ -89,7 +95,8 @@ PS_INLINE void group_sums(const uint8_t* q, const Slot& s, const RoundedGroup* c
 
 // acc [M] += a group's sums, which are exact as floats: below 2^24.
 template <Products kProducts, int M>
-PS_INLINE void add_sums(int32_t layout, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, I16 (&sum)[M], F16 (&acc)[M]) {
+PS_INLINE void add_sums(int32_t layout, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, I16 (&sum)[M],
+                        F16 (&acc)[M]) {
   if (kProducts != SIGNED && has_start(layout)) {
     const I16 start = i_load(s.start);
     PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = sum[i] + i_pairs(start, x[i][n].half_sums);
@@ -100,8 +107,9 @@ PS_INLINE void add_sums(int32_t layout, const Slot& s, const RoundedGroup* const
   const F16 minimum = f_load(s.minimum);
   if (kProducts == HALVES) {  // Q2_K: multipliers of 4 bits
     const I16 start = i_load(s.start);
-    PS_UNROLL for (int i = 0; i < M; ++i)
+    PS_UNROLL for (int i = 0; i < M; ++i) {
       acc[i] = f_fma(f_from_i(i_pairs(start, x[i][n].half_sums)), minimum * f_set(x[i][n].scale), acc[i]);
+    }
   } else {
     PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_set(x[i][n].scaled_sum), minimum, acc[i]);
   }
@@ -109,7 +117,8 @@ PS_INLINE void add_sums(int32_t layout, const Slot& s, const RoundedGroup* const
 
 // acc [M] += a group's products.
 template <Products kProducts, int M>
-PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, F16 (&acc)[M]) {
+PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n,
+                         F16 (&acc)[M]) {
   I16 sum[M];
   group_sums<kProducts, M>(q, s, x, n, sum);
   add_sums<kProducts, M>(layout, s, x, n, sum, acc);
@@ -117,7 +126,8 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
 
 // y [M] += the products of a chunk that begins with group g.
 template <Products kProducts, int M>
-__attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, int64_t g, const BlockRows& rows, const Ask& ask, F16* y) {
+__attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, int64_t g, const BlockRows& rows,
+                                          const Ask& ask, F16* y) {
   const RoundedGroup* x[M];
   F16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) x[i] = rows.row(i) + g, acc[i] = y[i];
@@ -130,15 +140,18 @@ __attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, in
 
 constexpr int kBlockRows = kIntRows >= 8 ? 8 : 4;
 
-// y [rows.count, rounded up to kBlockRows] += the products of a chunk.  Each block of rows asks for its share of the bytes of
-// a later one, so that memory is never idle.
+// y [rows.count, rounded up to kBlockRows] += the products of a chunk.  Each block of rows asks for its share of the
+// bytes of a later one, so that memory is never idle.
 template <Products kProducts>
-__attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, const Pass& pass, int64_t g, BlockRows rows, F16* y) {
+__attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, const Pass& pass, int64_t g, BlockRows rows,
+                                        F16* y) {
   const int blocks = (rows.count + kBlockRows - 1) / kBlockRows;
   Ask ask = {pass.tile + pass.group_bytes * g + pass.ahead, (pass.group_bytes + blocks - 1) / blocks};
   int done;  // more than are left at the end
-  for (; rows.count > 0; rows.count -= done, rows.x += done * rows.stride, y += done, ask.from += ask.bytes * chunk.count) {
-    if (rows.count > 6 && kBlockRows > 4) chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, ask, y), done = kBlockRows;
+  for (; rows.count > 0;
+       rows.count -= done, rows.x += done * rows.stride, y += done, ask.from += ask.bytes * chunk.count) {
+    if (rows.count > 6 && kBlockRows > 4)
+      chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, ask, y), done = kBlockRows;
     else if (rows.count > 2) chunk_rows<kProducts, 4>(layout, chunk, g, rows, ask, y), done = 4;
     else chunk_rows<kProducts, 2>(layout, chunk, g, rows, ask, y), done = 2;
   }
@@ -207,10 +220,11 @@ PS_INLINE void tile_rows(const Pass& pass, const BlockRows& rows, F16* y) {
   }
 }
 
-// Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.  Blocks of rows are the outer
-// loop: their activations stay in the second cache, and weights are put into bytes once for all of a block.
+// Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.  Blocks of rows are the
+// outer loop: their activations stay in the second cache, and weights are put into bytes once for all of a block.
 void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
-  const int64_t blocks = (a.m + kPanelRows - 1) / kPanelRows, tile_bytes = tile_bytes_of(a.weight.layout, a.weight.cols);
+  const int64_t blocks = (a.m + kPanelRows - 1) / kPanelRows,
+                tile_bytes = tile_bytes_of(a.weight.layout, a.weight.cols);
   const int64_t ahead = prefetch_distance(a, a.m, kI8PrefetchBytes);
   for (int64_t b = 0; b < blocks; ++b) {
     const RowBlock block = row_block(a.m, blocks, b);
@@ -220,7 +234,8 @@ void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
       StoreLines(a, block.first, tile, block.count, 1).ask_all();
       for (int t = 0; t < 1 + a.gated; ++t)
         with_layout(a.weight.layout, [&](auto layout) {
-          tile_rows<decltype(layout)::value>(Pass(a.weight, a.weight.data + (tile + t * (a.weight.rows / 32)) * tile_bytes, ahead), rows, y[t]);
+          tile_rows<decltype(layout)::value>(
+              Pass(a.weight, a.weight.data + (tile + t * (a.weight.rows / 32)) * tile_bytes, ahead), rows, y[t]);
         });
       if (a.gated) store_gated(a, block.first, tile, block.count, 1, y[0], y[1]);
       else store_block(a, block.first, tile, block.count, 1, y[0]);

@@ -32,7 +32,8 @@ inline void int4_to_f32(const uint8_t* tile, int lane, int64_t cols, float* y) {
     const uint8_t* nibbles = pair + kParameterBytes + kGroupNibbleBytes * half + 4 * lane;
     for (int i = 0; i < n; ++i) {
       const int byte = nibbles[i % 16 / kRowBytes * kLineBytes + i % kRowBytes];
-      const int8_t v = int8_t(uint8_t(step * (i < 16 ? byte & 15 : byte >> 4) + offset));  // wraps: no undefined behaviour
+      const int8_t v =
+          int8_t(uint8_t(step * (i < 16 ? byte & 15 : byte >> 4) + offset));  // wraps: no undefined behaviour
       y[k + i] = float(v) * scale;
     }
     if (half) pair += kPairBytes;

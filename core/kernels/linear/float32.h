@@ -67,13 +67,11 @@ struct LinearFloat {
                                 int64_t tile_bytes) {
     int64_t k = 0;
     for (; k + W::kStep <= count; k += W::kStep, w += W::kStepBytes) {
-      if (M <= 2)
-        PS_UNROLL for (int t = 0; t < N; ++t) prefetch(w + t * tile_bytes + kPrefetchBytes);
+      if (M <= 2) PS_UNROLL for (int t = 0; t < N; ++t) prefetch(w + t * tile_bytes + kPrefetchBytes);
       PS_UNROLL for (int j = 0; j < W::kStep; ++j) column<M, N>(acc, x, k + j, w, tile_bytes, j);
     }
     if (W::kStep > 1)
-      PS_UNROLL for (int j = 0; j < W::kStep; ++j)
-        if (k + j < count) column<M, N>(acc, x, k + j, w, tile_bytes, j);
+      PS_UNROLL for (int j = 0; j < W::kStep; ++j) if (k + j < count) column<M, N>(acc, x, k + j, w, tile_bytes, j);
   }
 
   template <int M, int N>
@@ -88,8 +86,7 @@ struct LinearFloat {
       PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = f_set(0.f);
     }
     columns<M, N>(acc, x, k_end, w, tile_bytes);
-    PS_UNROLL for (int i = 0; i < M; ++i)
-      PS_UNROLL for (int t = 0; t < N; ++t) y[i * N + t] = acc[i][t];
+    PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) y[i * N + t] = acc[i][t];
   }
 };
 

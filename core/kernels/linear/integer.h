@@ -1,23 +1,26 @@
-// Linear with integer weights and integer activations: w8a8, w4a8, and the a16 schemes with two int8 rows for each token.
-// Sums over K are exact, so the methods below may add in any order and still agree to the last bit:
-//   8 bit: rows of activations against two tiles at a time;
-//   4 bit, few rows: nibbles multiplied as they are, each group's sum scaled by its parameters (step, offset) afterwards;
-//   4 bit, one block of rows (more than others have: see kLoneRows): nibbles dequantized to int8 in registers;
-//   4 bit, more rows: two tiles dequantized once, into a panel that is then an 8-bit weight.
+// Linear with integer weights and integer activations: w8a8, w4a8, and the a16 schemes with two int8 rows for each
+// token.  Sums over K are exact, so the methods below may add in any order and still agree to the last bit:
+//   - 8 bit: rows of activations against two tiles at a time.
+//   - 4 bit, few rows: nibbles are multiplied as they are.  Each group's sum is scaled by its parameters (step, offset)
+//     afterwards.
+//   - 4 bit, one block of rows (more than others have: see kLoneRows): nibbles are dequantized to int8 in registers.
+//   - 4 bit, more rows: two tiles are dequantized once, into a panel that is then an 8-bit weight.
 #ifndef PENSTOCK_KERNELS_LINEAR_INTEGER_H
 #define PENSTOCK_KERNELS_LINEAR_INTEGER_H
 
 namespace ps {
 namespace {
 
-// Prefetch distance in bytes: bandwidth times latency, and more, because a few rows consume a line faster than it arrives.
+// Prefetch distance in bytes: bandwidth times latency, and more, because a few rows consume a line faster than it
+// arrives.
 constexpr int kI8PrefetchBytes = 8192, kI4PrefetchBytes = 16384;
 constexpr int kStreamRows = 2;  // up to so many int8 rows read one tile at a time: a single run of addresses
 
-struct Activations {  // one block of rows: see QuantizedRows
-  const int8_t* q;           // [stride / 64][rows][64]
-  const int32_t* sums;       // [rows]
-  const int16_t* group_sums; // [stride / 64][rows][2]
+// One block of rows: see QuantizedRows.
+struct Activations {
+  const int8_t* q;            // [stride / 64][rows][64]
+  const int32_t* sums;        // [rows]
+  const int16_t* group_sums;  // [stride / 64][rows][2]
   int rows;
 };
 
@@ -37,16 +40,36 @@ PS_INLINE void with_rows(int rows, F f) {
   switch (rows) {
     case 1: return f(Rows<1>{});
     case 2: return f(Rows<2>{});
-    case 3: if constexpr (kIntRows >= 3) return f(Rows<3>{}); break;
-    case 4: if constexpr (kIntRows >= 4) return f(Rows<4>{}); break;
-    case 5: if constexpr (kIntRows >= 5) return f(Rows<5>{}); break;
-    case 6: if constexpr (kIntRows >= 6) return f(Rows<6>{}); break;
-    case 7: if constexpr (kIntRows >= 7) return f(Rows<7>{}); break;
-    case 8: if constexpr (kIntRows >= 8) return f(Rows<8>{}); break;
-    case 9: if constexpr (kIntRows >= 9) return f(Rows<9>{}); break;
-    case 10: if constexpr (kIntRows >= 10) return f(Rows<10>{}); break;
-    case 11: if constexpr (kIntRows >= 11) return f(Rows<11>{}); break;
-    case 12: if constexpr (kIntRows >= 12) return f(Rows<12>{}); break;
+    case 3:
+      if constexpr (kIntRows >= 3) return f(Rows<3>{});
+      break;
+    case 4:
+      if constexpr (kIntRows >= 4) return f(Rows<4>{});
+      break;
+    case 5:
+      if constexpr (kIntRows >= 5) return f(Rows<5>{});
+      break;
+    case 6:
+      if constexpr (kIntRows >= 6) return f(Rows<6>{});
+      break;
+    case 7:
+      if constexpr (kIntRows >= 7) return f(Rows<7>{});
+      break;
+    case 8:
+      if constexpr (kIntRows >= 8) return f(Rows<8>{});
+      break;
+    case 9:
+      if constexpr (kIntRows >= 9) return f(Rows<9>{});
+      break;
+    case 10:
+      if constexpr (kIntRows >= 10) return f(Rows<10>{});
+      break;
+    case 11:
+      if constexpr (kIntRows >= 11) return f(Rows<11>{});
+      break;
+    case 12:
+      if constexpr (kIntRows >= 12) return f(Rows<12>{});
+      break;
   }
 }
 
@@ -59,8 +82,7 @@ __attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& 
   const int64_t ahead_step = ahead.step;
   I16 acc[M][N];
   PS_UNROLL for (int t = 0; t < N; ++t) p[t] = w[t], next[t] = ahead.at[t];
-  PS_UNROLL for (int i = 0; i < M; ++i)
-    PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_start(x.sums[i]);
+  PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_start(x.sums[i]);
   for (int64_t s = 0; s < steps; q += 64 * (M - 1)) {
     lines.ask((steps - s + 15) / 16);
     for (const int64_t stop = s + 16 < steps ? s + 16 : steps; s < stop; ++s, q += 4) {
@@ -69,12 +91,12 @@ __attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& 
         v[t] = w8_load(p[t] + 64 * s);
         prefetch(next[t] + s * ahead_step);
       }
-      PS_UNROLL for (int i = 0; i < M; ++i)
+      PS_UNROLL for (int i = 0; i < M; ++i) {
         PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_dot(acc[i][t], v[t], q + 64 * i);
+      }
     }
   }
-  PS_UNROLL for (int i = 0; i < M; ++i)
-    PS_UNROLL for (int t = 0; t < N; ++t) out[i * N + t] = acc[i][t];
+  PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) out[i * N + t] = acc[i][t];
 }
 
 // out [M]: one tile of 4-bit weights, w pointing at its first pair of groups.
@@ -225,7 +247,8 @@ __attribute__((noinline)) void finish_tile(const LinearArgs& a, const RowBlock& 
   }
 }
 
-__attribute__((noinline)) void finish_gated(const LinearArgs& a, const RowBlock& block, const Tile& gate, const Tile& up) {
+__attribute__((noinline)) void finish_gated(const LinearArgs& a, const RowBlock& block, const Tile& gate,
+                                            const Tile& up) {
   F16 y[kLoneRows * 2];
   for (int i = 0; i < block.count; ++i) {
     const int64_t at = i * a.qx.planes * 2;
@@ -237,16 +260,16 @@ __attribute__((noinline)) void finish_gated(const LinearArgs& a, const RowBlock&
 
 // One block reads its tiles from memory and asks for them a little earlier.  Of several, only the first would: so each
 // asks for its share of the tiles that come next, and memory is never idle.
-PS_INLINE Prefetch prefetch_of(const LinearArgs& a, const uint8_t* const* w, const uint8_t* const* next, int64_t bytes, int64_t blocks,
-                         int64_t b, int64_t steps) {
+PS_INLINE Prefetch prefetch_of(const LinearArgs& a, const uint8_t* const* w, const uint8_t* const* next, int64_t bytes,
+                               int64_t blocks, int64_t b, int64_t steps) {
   const int64_t by = prefetch_distance(a, a.m * a.qx.planes, kI8PrefetchBytes);
   if (blocks == 1) return {{w[0] + by, w[1] + by}, 64};
   return {{next[0] + bytes * b / blocks, next[1] + bytes * b / blocks}, bytes / (blocks * steps)};
 }
 
 constexpr int kStreamTiles = 8;
-// Tiles [begin, end), few, of 4-bit weights against one block of rows, which waits for memory: a single run of addresses;
-// gated: those of the gate, then those of `up`.
+// Tiles [begin, end), few, of 4-bit weights against one block of rows, which waits for memory: a single run of
+// addresses; gated: those of the gate, then those of `up`.
 void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t pairs = num_pairs(a.weight.cols), tile_bytes = i4_tile_bytes(a.weight.cols), half = a.weight.rows / 32;
   const int n = a.gated ? 2 : 1;
@@ -279,7 +302,8 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool pairwise = kIntTiles == 2 && (four || a.m * a.qx.planes > kStreamRows);
   const bool panel = four && blocks > 1 && kGroupRows < kIntRows;
   if (four && blocks == 1) {
-    for (; begin < end; begin += kStreamTiles) stream4(a, begin, begin + kStreamTiles < end ? begin + kStreamTiles : end);
+    for (; begin < end; begin += kStreamTiles)
+      stream4(a, begin, begin + kStreamTiles < end ? begin + kStreamTiles : end);
     return;
   }
   for (int64_t tile = begin; tile < end;) {
@@ -302,12 +326,13 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
     for (int64_t b = 0; b < blocks; ++b) {
       const RowBlock block = row_block(a.m, blocks, b);
       const int64_t first = block.first * a.qx.planes;
-      const Activations x = {a.qx.q + first * stride, a.qx.sums + first, a.qx.group_sums + first * (stride / kGroupColumns),
-                             block.count * a.qx.planes};
+      const Activations x = {a.qx.q + first * stride, a.qx.sums + first,
+                             a.qx.group_sums + first * (stride / kGroupColumns), block.count * a.qx.planes};
       I16 sums[kIntRows * 2];
       StoreLines lines(a, block.first, tile, block.count, a.gated ? 1 : n);
       if (four && !panel) {
-        const int64_t ahead4 = prefetch_distance(a, 2 * x.rows, kI4PrefetchBytes) / (a.gated ? 2 : 1);  // gate and up: two runs of addresses
+        const int64_t ahead4 = prefetch_distance(a, 2 * x.rows, kI4PrefetchBytes) /
+                               (a.gated ? 2 : 1);  // gate and up: two runs of addresses
         I16 one[kIntRows] = {};
         lines.ask_all();
         for (int t = 0; t < n; ++t) {

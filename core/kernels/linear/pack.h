@@ -1,4 +1,5 @@
-// Packing row-major weights into the layouts of penstock_dev.h.  The numbers of the integer layouts are in base/tiles.h.
+// Packing row-major weights into the layouts of penstock_dev.h.  The numbers of the integer layouts are in
+// base/tiles.h.
 //
 // Bytes of a tile of 16 rows (row r of the weight is lane r % 16 of tile r / 16; all numbers little-endian):
 //   T16_F32   float  [cols][16]
@@ -6,8 +7,8 @@
 //   T16_BF16  bf16   [ceil(cols/2)][16][2]
 //   T16_I8    float scale[16]; int8 q [ceil(cols/4)][16][4]
 //   T16_I4G32 float scale[16]; [ceil(cols/64)] { [16]{u8 step0; i8 offset0; u8 step1; i8 offset1}; u8 [2][4][16][4] }:
-//             byte [group][j][lane][i] holds the nibble of column 4j+i of the group of 32 columns in its low half and of
-//             column 16+4j+i in its high half; the integer is step * nibble + offset
+//             byte [group][j][lane][i] holds the nibble of column 4j+i of the group of 32 columns in its low half and
+//             of column 16+4j+i in its high half; the integer is step * nibble + offset
 // Lanes past the last row stay as they are (zero bytes in fresh memory).  Columns past the last hold the nibble or the
 // value 0, groups past the last a step and an offset of 0.  A call writes only the lanes of its own rows.
 #ifndef PENSTOCK_KERNELS_LINEAR_PACK_H
@@ -25,7 +26,7 @@ inline int64_t tile_bytes_of(int32_t layout, int64_t cols) {
     case PS_T16_BF16: return round_up(cols, 2) * 32;
     case PS_T16_I8: return i8_tile_bytes(cols);
 #define PS_BLOCKS(id, name, columns, bytes, tile_columns, tile_bytes) \
-    case PS_T16_##id: return round_up(cols, tile_columns) / tile_columns * tile_bytes;
+  case PS_T16_##id: return round_up(cols, tile_columns) / tile_columns * tile_bytes;
 #include "base/block_schemes.inc"
     default: return i4_tile_bytes(cols);
   }
@@ -41,7 +42,8 @@ PS_LONG F16 source_lanes(const PackArgs& a, int64_t i, int n) {
 
 // The integers of a group lie on a line of 16 points, step * nibble + offset, which may not leave int8.  Progressive
 // scales as in QServe (arXiv 2405.04532): w is in units of the row's scale, -127 to 127.
-struct Line {  // of 16 groups, one a lane
+// Lines of 16 groups, one a lane.
+struct Line {
   F16 step, offset, inverse, top;  // top: the largest nibble
 };
 
@@ -92,7 +94,7 @@ PS_LONG void keep_better(Fit& best, const Fit& other) {
   best.error = f_select(better, other.error, best.error);
 }
 
-constexpr float kSteps[] = {0.f, -1.f, 1.f};                // beside a fifteenth of the range
+constexpr float kSteps[] = {0.f, -1.f, 1.f};                 // beside a fifteenth of the range
 constexpr float kSlacks[] = {0.5f, 0.f, 0.25f, 0.75f, 1.f};  // how much of what the line lacks or has left is below
 
 // The line of least squared error among some: for each step the best of several offsets, then moved to where its
@@ -104,12 +106,14 @@ inline Line best_line(const Group& g) {
     high = f_max(high, g.w[k]);
     sum = sum + g.w[k];
   }
-  const F16 range = high - low, share = f_set(1.f / float(g.n)), first = f_round(range * f_set(1.f / float(kMaxNibble)));
+  const F16 range = high - low, share = f_set(1.f / float(g.n)),
+            first = f_round(range * f_set(1.f / float(kMaxNibble)));
   const F16 one = f_set(1.f), zero = f_set(0.f);
   const Fit none = {{one, zero, one, zero}, f_set(3e38f), zero};
   Fit best = none;
   for (float change : kSteps) {
-    const F16 step = clamp(first + f_set(change), 1.f, float(kMaxStep)), slack = f_fma(step, f_set(-float(kMaxNibble)), range);
+    const F16 step = clamp(first + f_set(change), 1.f, float(kMaxStep)),
+              slack = f_fma(step, f_set(-float(kMaxNibble)), range);
     Fit fit = none;
     for (float part : kSlacks) keep_better(fit, fit_of(g, line_of(step, f_fma(slack, f_set(part), low))));
     F16 offset = f_fma(step, zero - fit.sum, sum) * share;

@@ -1,12 +1,13 @@
-// Elementwise kernels: gelu, the clamped gate, those of base/elementwise_ops.inc; and rows that are scaled or thinned out.
+// Elementwise kernels: gelu, the clamped gate, those of base/elementwise_ops.inc; and rows that are scaled or thinned
+// out.
 #ifndef PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 #define PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 
 namespace ps {
 namespace {
 
-#define PS_UNARY(id, name, version, schema, value) \
-  struct name##_value {                            \
+#define PS_UNARY(id, name, version, schema, value)   \
+  struct name##_value {                              \
     PS_INLINE static F16 of(F16 a) { return value; } \
   };
 #define PS_BINARY(id, name, version, schema, value)         \
@@ -120,7 +121,8 @@ __attribute__((cold)) void match_rms(const BinaryArgs& args, float floor, int64_
     const float *a = args.a + row * args.a_stride, *b = args.b + row * args.b_stride;
     float* y = args.y + row * args.y_stride;
     const float own = mean_square(a, args.cols, 0.f);
-    const F16 factor = f_set(__builtin_sqrtf(mean_square(b, args.cols, 0.f)) / __builtin_sqrtf(own > floor ? own : floor));
+    const F16 factor =
+        f_set(__builtin_sqrtf(mean_square(b, args.cols, 0.f)) / __builtin_sqrtf(own > floor ? own : floor));
     for (int64_t i = 0; i < args.cols; i += 16) {
       const int n = tail(args.cols, i);
       f_store_n(y + i, f_load_n(a + i, n) * factor, n);

@@ -5,8 +5,8 @@
 namespace ps {
 namespace {
 
-// Sixteen-bit activations are two int8: x = 255 * high + low, low -127 to 127.  Not 256, as |low| would reach 128, which
-// some dot products cannot negate.
+// Sixteen-bit activations are two int8: x = 255 * high + low, low -127 to 127.  Not 256, as |low| would reach 128,
+// which some dot products cannot negate.
 constexpr int32_t kPlaneBase = 255;
 constexpr float kLimit8 = 127.f, kLimit16 = 32512.f;
 
@@ -50,8 +50,8 @@ PS_INLINE bool is_int4(int32_t layout) {
   if (!builds_layout(PS_T16_I8)) return true;
   return builds_layout(PS_T16_I4G32) && layout == PS_T16_I4G32;
 }
-// Rows of int8 that are one block when there is no other, of 4-bit weights: against one tile at a time, whose accumulators
-// leave more room than those of two.
+// Rows of int8 that are one block when there is no other, of 4-bit weights: against one tile at a time, whose
+// accumulators leave more room than those of two.
 constexpr int kLoneRows = kIntTiles == 2 ? 16 : kIntRows;
 PS_INLINE int64_t num_int_blocks(int32_t layout, int64_t m, int planes) {
   return is_int4(layout) && m * planes <= kLoneRows ? 1 : num_row_blocks(m, planes);
@@ -66,7 +66,8 @@ PS_INLINE RowBlock block_of_row(int64_t m, int64_t blocks, int64_t row) {
   return row_block(m, blocks, b);
 }
 
-struct RowTarget {  // of one int8 row inside its block
+// Where one int8 row lies inside its block.
+struct RowTarget {
   int8_t* q;            // + 64 * rows bytes for each 64 columns
   int16_t* group_sums;  // + 2 * rows for each pair of groups; null: not wanted
   int64_t rows;
@@ -84,8 +85,8 @@ PS_INLINE void put_sixteen(const RowTarget& t, int64_t column, F16 v) {
 }
 
 template <int kPlanes>
-inline void quantize_row(const float* x, const float* next, int64_t cols, int64_t stride, float inverse, const RowTarget (&t)[kPlanes],
-                         int32_t* sums) {
+inline void quantize_row(const float* x, const float* next, int64_t cols, int64_t stride, float inverse,
+                         const RowTarget (&t)[kPlanes], int32_t* sums) {
   I16 total[kPlanes];
   for (int p = 0; p < kPlanes; ++p) total[p] = i_set(0);
   for (int64_t i = 0; i < stride; i += kGroupColumns) {
@@ -112,7 +113,8 @@ inline void quantize_row(const float* x, const float* next, int64_t cols, int64_
     }
     for (int p = 0; p < kPlanes; ++p) {
       total[p] = total[p] + group[p];
-      if (t[p].group_sums) t[p].group_sums[i / kPairColumns * 2 * t[p].rows + i / kGroupColumns % 2] = int16_t(lane_sum(group[p]));
+      if (t[p].group_sums)
+        t[p].group_sums[i / kPairColumns * 2 * t[p].rows + i / kGroupColumns % 2] = int16_t(lane_sum(group[p]));
     }
   }
   for (int p = 0; p < kPlanes; ++p) sums[p] = lane_sum(total[p]);

@@ -156,7 +156,8 @@ PS_INLINE void f_store_f16_n(uint16_t* p, F16 x, int n) {
   _mm_storeu_si128((__m128i*)t, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   _mm_storeu_si128((__m128i*)t + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   if (n == 16) __builtin_memcpy(p, t, 32);
-  else for (int i = 0; i < n; ++i) p[i] = t[i];
+  else
+    for (int i = 0; i < n; ++i) p[i] = t[i];
 }
 PS_INLINE void f_store_i8_n(int8_t* p, F16 x, int n) {
   I16 q = i_from_f(x);
@@ -168,8 +169,9 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 x, int n) {
   for (int i = 0; i < n; ++i) p[i] = t[i];
 }
 // p[2 * i] = h[i]; the elements between stay as they were.
-PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
-
+PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) {
+  for (int i = 0; i < n; ++i) p[2 * i] = h[i];
+}
 
 PS_INLINE __m256i four_bytes(const int8_t* x) {
   int32_t word;
@@ -177,8 +179,8 @@ PS_INLINE __m256i four_bytes(const int8_t* x) {
   return _mm256_set1_epi32(word);
 }
 
-// A sum is added to where that is written.  Otherwise gcc puts the additions of an unrolled loop last, with every product in
-// memory.
+// A sum is added to where that is written.  Otherwise gcc puts the additions of an unrolled loop last, with every
+// product in memory.
 PS_INLINE void keep_order(I16& sum) { __asm__("" : "+x"(sum.a), "+x"(sum.b)); }
 
 // |w| * sign(x, w) = w * x, and 2 * 127 * 127 fits 16 bits: nothing saturates.
@@ -196,12 +198,10 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
   return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, ones))};
 }
 
-PS_INLINE W8 w8_ready(I16 bytes) {
-  return {bytes.a, bytes.b, _mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)};
-}
+PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.a, bytes.b, _mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)}; }
 
-// The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times a
-// step fits a byte, so 16-bit products are two byte products.
+// The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times
+// a step fits a byte, so 16-bit products are two byte products.
 struct GroupParams { I16 step, offset; };
 PS_INLINE GroupParams w4_group_params(I16 params, int group, bool) {
   const __m256i lane = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
@@ -215,7 +215,9 @@ PS_INLINE I16 dequantize(I16 nibbles, const GroupParams& group) {
   return {_mm256_add_epi8(a, group.offset.a), _mm256_add_epi8(b, group.offset.b)};
 }
 PS_INLINE I16 w4_low(I16 bytes, const GroupParams& group) { return dequantize(bytes & i_set(0x0f0f0f0f), group); }
-PS_INLINE I16 w4_high(I16 bytes, const GroupParams& group) { return dequantize(i_srl<4>(bytes) & i_set(0x0f0f0f0f), group); }
+PS_INLINE I16 w4_high(I16 bytes, const GroupParams& group) {
+  return dequantize(i_srl<4>(bytes) & i_set(0x0f0f0f0f), group);
+}
 
 // Eight products of u4 and s8 a 16-bit lane: 8 * 2 * 15 * 127 = 30480 fits.
 struct W4 { __m256i lo_a, lo_b, hi_a, hi_b; };
@@ -238,8 +240,8 @@ PS_INLINE I16 w4_sum(G16 acc) {
   return I16{_mm256_madd_epi16(acc.a, ones), _mm256_madd_epi16(acc.b, ones)};
 }
 
-// Weights without a sign, of up to 63: a 16-bit lane takes two products a line, of eight lines up to 15 (8 * 2 * 15 * 127 =
-// 30480), of four up to 31 (31496), of two up to 63 (32004).
+// Weights without a sign, of up to 63: a 16-bit lane takes two products a line, of eight lines up to 15 (8 * 2 * 15 *
+// 127 = 30480), of four up to 31 (31496), of two up to 63 (32004).
 struct U8 { __m256i a, b; };
 using U16 = I16;
 PS_INLINE U8 u8_load(const uint8_t* p) {
@@ -270,7 +272,8 @@ PS_INLINE I16 w4_steps(I16 params, int group) {
 // Adds the offsets of two groups times the sums of their activations.
 PS_INLINE I16 w4_offsets(I16 acc, I16 params, const int16_t* sums) {
   const __m256i pair = four_bytes((const int8_t*)sums);
-  return acc + I16{_mm256_madd_epi16(_mm256_srai_epi16(params.a, 8), pair), _mm256_madd_epi16(_mm256_srai_epi16(params.b, 8), pair)};
+  return acc + I16{_mm256_madd_epi16(_mm256_srai_epi16(params.a, 8), pair),
+                   _mm256_madd_epi16(_mm256_srai_epi16(params.b, 8), pair)};
 }
 
 PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {

@@ -123,8 +123,8 @@ PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.v}; }
 PS_INLINE W8 w8_load(const uint8_t* p) { return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}; }
 PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
 
-// The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times a
-// step fits a byte, so 16-bit products are two byte products.  `ready`: with the 128 that w8_ready wants.
+// The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times
+// a step fits a byte, so 16-bit products are two byte products.  `ready`: with the 128 that w8_ready wants.
 struct GroupParams { __m512i step, offset; };
 PS_INLINE GroupParams w4_group_params(I16 params, int group, bool ready) {
   const __m512i lane = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
@@ -170,7 +170,9 @@ PS_INLINE I16 i_mul(I16 a, I16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 // The sums times a step that lies in both 16-bit halves of a lane.
 PS_INLINE I16 u8_times(U16 acc, I16 steps) { return i_mul(acc, i_sra<16>(steps)); }
 // Of each lane the two 16-bit halves, times two numbers, added.
-PS_INLINE I16 i_pairs(I16 halves, const int16_t* x) { return {_mm512_madd_epi16(halves.v, four_bytes((const int8_t*)x))}; }
+PS_INLINE I16 i_pairs(I16 halves, const int16_t* x) {
+  return {_mm512_madd_epi16(halves.v, four_bytes((const int8_t*)x))};
+}
 
 PS_INLINE I16 w4_steps(I16 params, int group) {
   return {_mm512_and_si512(_mm512_srli_epi32(params.v, unsigned(16 * group)), _mm512_set1_epi32(255))};

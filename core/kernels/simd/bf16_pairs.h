@@ -1,7 +1,7 @@
 // Pairs of bf16 numbers and their dot product, with the same bits at every level: acc = fma(a.high, b.high, acc), then
 // acc = fma(a.low, b.low, acc).  That is the order of vdpbf16ps, which also takes subnormal numbers for zero and gives
-// zero for them: so there are none.  What is rounded here is zero below 2^-50, all it can be is then a multiple of 2^-57,
-// every product and every sum of products a multiple of 2^-114, or rounded to more.
+// zero for them: so there are none.  What is rounded here is zero below 2^-50, all it can be is then a multiple of
+// 2^-57, every product and every sum of products a multiple of 2^-114, or rounded to more.
 #ifndef PENSTOCK_KERNELS_SIMD_BF16_PAIRS_H
 #define PENSTOCK_KERNELS_SIMD_BF16_PAIRS_H
 
@@ -29,8 +29,8 @@ PS_INLINE F16 put_probability(Half* p, F16 x) {
   return widen_bf16(h);
 }
 
-struct Pair { __m512i v; };    // one pair in all lanes
-struct Pairs { __m512i v; };   // a pair in each lane
+struct Pair { __m512i v; };   // one pair in all lanes
+struct Pairs { __m512i v; };  // a pair in each lane
 
 PS_INLINE Pair pair_at(const Half* p) { return {four_bytes((const int8_t*)p)}; }
 PS_INLINE Pairs pairs_load(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }

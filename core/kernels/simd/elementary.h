@@ -38,7 +38,7 @@ PS_INLINE ExpParts exp_parts(F16 x) {
 // Relative error below 1.5e-7; exp(0) is 1, exp(-inf) is 0, NaN stays NaN.
 PS_LONG F16 f_exp(F16 x) {
   const ExpParts e = exp_parts(f_min(f_set(89.f), f_max(f_set(-105.f), x)));  // the second operand wins when it is NaN
-  F16 half = f_round(e.exponent * f_set(0.5f));  // two steps reach subnormals and infinity
+  F16 half = f_round(e.exponent * f_set(0.5f));                               // two steps reach subnormals and infinity
   return (e.mantissa * f_pow2(half)) * f_pow2(e.exponent - half);
 }
 

@@ -17,10 +17,10 @@ struct F16 { float v[16]; };
 struct I16 { int32_t v[16]; };
 struct M16 { int32_t v[16]; };
 
-#define PS_LANES(expression)                      \
-  do {                                            \
+#define PS_LANES(expression)                            \
+  do {                                                  \
     for (int i = 0; i < 16; ++i) r.v[i] = (expression); \
-    return r;                                     \
+    return r;                                           \
   } while (0)
 
 // A fused multiply-add without the instruction: the product is exact in double, and the sum is rounded to
@@ -42,6 +42,7 @@ PS_INLINE float fma1(float a, float b, float c) {
   return float(s);
 }
 
+// clang-format off: an operation a line
 PS_INLINE F16 f_set(float x) { F16 r; PS_LANES(x); }
 PS_INLINE F16 f_load(const float* p) { F16 r; PS_LANES(p[i]); }
 PS_LONG F16 f_load_n(const float* p, int n) { F16 r; PS_LANES(i < n ? p[i] : 0.f); }
@@ -113,7 +114,6 @@ PS_LONG void f_store_f16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; +
 PS_LONG void f_store_i8_n(int8_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = int8_t(int32_t(a.v[i])); }
 // p[2 * i] = h[i]; the elements between stay as they were.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
-
 
 // ---- integer dot products: 16 rows x 4 columns a step -----------------------------------------------------
 struct W8 { int8_t v[64]; };
@@ -206,6 +206,7 @@ PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
 }
 
 #undef PS_LANES
+// clang-format on
 
 }  // namespace
 }  // namespace ps

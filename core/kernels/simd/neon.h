@@ -1,5 +1,5 @@
-// Sixteen lanes in four NEON registers.  Integer dot products use sdot if the translation unit may contain it, else widening
-// multiplications, whose sums fit their lanes.
+// Sixteen lanes in four NEON registers.  Integer dot products use sdot if the translation unit may contain it, else
+// widening multiplications, whose sums fit their lanes.
 #ifndef PENSTOCK_KERNELS_SIMD_NEON_H
 #define PENSTOCK_KERNELS_SIMD_NEON_H
 
@@ -21,12 +21,13 @@ struct F16 { float32x4_t v[4]; };
 struct I16 { int32x4_t v[4]; };
 struct M16 { uint32x4_t v[4]; };
 
-#define PS_QUADS(expression)                          \
-  do {                                                \
+#define PS_QUADS(expression)                                     \
+  do {                                                           \
     PS_UNROLL for (int i = 0; i < 4; ++i) r.v[i] = (expression); \
-    return r;                                         \
+    return r;                                                    \
   } while (0)
 
+// clang-format off: an operation a line
 PS_INLINE F16 f_set(float x) { F16 r; PS_QUADS(vdupq_n_f32(x)); }
 PS_INLINE F16 f_load(const float* p) { F16 r; PS_QUADS(vld1q_f32(p + 4 * i)); }
 PS_INLINE void f_store(float* p, F16 a) { PS_UNROLL for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]); }
@@ -154,7 +155,6 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 a, int n) {
 // p[2 * i] = h[i]; the elements between stay as they were.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
 
-
 PS_INLINE int8x16_t four_bytes(const int8_t* x) {
   int32_t word;
   __builtin_memcpy(&word, x, 4);
@@ -223,8 +223,8 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
 }
 PS_INLINE I16 w4_sum(G16 acc) { return acc; }
 #else
-// A group's sums in 16 bits: rows 0 and 1 of four in `top`, rows 2 and 3 in `bottom`, a lane for each of four columns.  A
-// lane takes eight products, and two lanes are added: 2 * 8 * 15 * 127 = 30480 fits.
+// A group's sums in 16 bits: rows 0 and 1 of four in `top`, rows 2 and 3 in `bottom`, a lane for each of four columns.
+// A lane takes eight products, and two lanes are added: 2 * 8 * 15 * 127 = 30480 fits.
 struct G16 { int16x8_t top[4], bottom[4]; };
 PS_INLINE G16 w4_zero() {
   G16 r;
@@ -258,7 +258,8 @@ PS_INLINE I16 u8_times(const U16& acc, I16 steps) { return i_mul(acc, i_sra<16>(
 // Of each lane the two 16-bit halves, times two numbers, added.
 PS_INLINE I16 i_pairs(I16 halves, const int16_t* x) {
   I16 r;
-  PS_QUADS(vmlaq_n_s32(vmulq_n_s32(vshrq_n_s32(vshlq_n_s32(halves.v[i], 16), 16), x[0]), vshrq_n_s32(halves.v[i], 16), x[1]));
+  PS_QUADS(vmlaq_n_s32(vmulq_n_s32(vshrq_n_s32(vshlq_n_s32(halves.v[i], 16), 16), x[0]), vshrq_n_s32(halves.v[i], 16),
+                       x[1]));
 }
 
 PS_INLINE I16 w4_steps(I16 params, int group) {
@@ -285,6 +286,7 @@ PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
 }
 
 #undef PS_QUADS
+// clang-format on
 
 }  // namespace
 }  // namespace ps

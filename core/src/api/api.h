@@ -18,11 +18,14 @@ inline ps_status require(bool is_set, const char* names) {
 
 // Of a build without ranks: the compiler leaves out what follows a return of this.
 inline ps_status no_ranks() {
-  return fail(PS_UNSUPPORTED, "ranks: this build leaves them out: build it with the bundle of a rank in PENSTOCK_OPS_FROM");
+  return fail(PS_UNSUPPORTED,
+              "ranks: this build leaves them out: build it with the bundle of a rank in PENSTOCK_OPS_FROM");
 }
 
 inline ps_status require_path(const char* path) {
-  return path && *path ? PS_OK : fail(PS_INVALID_ARGUMENT, "path: expected the name of a file, found %s", path ? "an empty text" : "null");
+  return path && *path ? PS_OK
+                       : fail(PS_INVALID_ARGUMENT, "path: expected the name of a file, found %s",
+                              path ? "an empty text" : "null");
 }
 
 // Each replaces the handle by its object.
@@ -31,7 +34,8 @@ inline ps_status check_open(const ps_context*& context) { return check_handle(co
 inline ps_status check_open(ps_model*& model) { return check_handle(model, HANDLE_MODEL, "model"); }
 inline ps_status check_open(const ps_model*& model) { return check_handle(model, HANDLE_MODEL, "model"); }
 
-// One call's use of a program, whose handle becomes the program: refused while another is inside.  The program outlives it even where it is destroyed meanwhile.
+// One call's use of a program, whose handle becomes the program: refused while another is inside.  The program outlives
+// it even where it is destroyed meanwhile.
 class Use {
  public:
   template <typename T>
@@ -58,16 +62,16 @@ class Use {
   ps_status status_;
 };
 
-// A struct's size as its caller knows it.  A newer caller's may have fields that this version does not know: as long as they are
-// zero they change nothing.
+// A struct's size as its caller knows it.  A newer caller's may have fields that this version does not know: as long as
+// they are zero they change nothing.
 inline ps_status check_struct(const void* from, uint32_t size, size_t known, bool read, const char* name) {
   if (size < sizeof(uint32_t) || size > 65536)
     return fail(PS_INVALID_ARGUMENT, "%s.struct_size: expected the size of the struct, found %u", name, size);
   const uint8_t* bytes = static_cast<const uint8_t*>(from);
   for (size_t i = known; read && i < size; ++i) {
     if (bytes[i]) {
-      return fail(PS_UNSUPPORTED, "%s: byte %zu of %u is set, in a field that version %s, of %zu bytes, does not know", name, i,
-                  size, PS_VERSION, known);
+      return fail(PS_UNSUPPORTED, "%s: byte %zu of %u is set, in a field that version %s, of %zu bytes, does not know",
+                  name, i, size, PS_VERSION, known);
     }
   }
   return PS_OK;

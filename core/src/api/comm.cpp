@@ -17,8 +17,9 @@ struct Agreement {
 };
 
 ps_status differ(const ps_comm& comm, int32_t rank, const char* name, const char* own, const char* other) {
-  const ps_status status = fail(PS_INVALID_ARGUMENT, "%s: expected equal values on all ranks, found %s on rank %d and %s on rank %d", name,
-                                own, comm.rank, other, rank);
+  const ps_status status =
+      fail(PS_INVALID_ARGUMENT, "%s: expected equal values on all ranks, found %s on rank %d and %s on rank %d", name,
+           own, comm.rank, other, rank);
   comm.abort(comm.self, error_message());
   return status;
 }
@@ -50,11 +51,13 @@ ps_status ps_shared_bytes(int32_t world, int64_t part_bytes, int64_t* bytes) {
 }
 
 ps_status ps_shared_open(const ps_shared_options* options, ps_comm** out) {
-  return open_transport<SharedComm>(options, out, [](SharedComm* shared, const ps_shared_options& o) { return shared->open(o); });
+  return open_transport<SharedComm>(options, out,
+                                    [](SharedComm* shared, const ps_shared_options& o) { return shared->open(o); });
 }
 
 ps_status ps_shared_join(const ps_join_options* options, ps_comm** out) {
-  return open_transport<SharedComm>(options, out, [](SharedComm* shared, const ps_join_options& o) { return join_ranks(o, shared); });
+  return open_transport<SharedComm>(options, out,
+                                    [](SharedComm* shared, const ps_join_options& o) { return join_ranks(o, shared); });
 }
 
 ps_status ps_mpi_join(const ps_mpi_options* options, ps_comm** out) {
@@ -95,7 +98,8 @@ ps_status ps_context_agree(ps_context* context, const char* text) {
   if (!all_ranks(*context)) return fail(PS_INVALID_ARGUMENT, "context: expected one with a comm");
   const ps_comm& comm = *all_ranks(*context);
   const void* nothing = nullptr;
-  // How long a rank opens its part depends on the size of that part.  A broadcast may wait only for its root, so each rank is one.
+  // How long a rank opens its part depends on the size of that part.  A broadcast may wait only for its root, so each
+  // rank is one.
   for (int32_t r = 0; r < comm.world; ++r) PS_TRY(comm.broadcast(comm.self, kAgreementTag + 2, r, 0, 1, &nothing));
   Agreement own{};
   own.abi = PS_ABI_VERSION;
@@ -112,8 +116,10 @@ ps_status ps_context_agree(ps_context* context, const char* text) {
   for (int32_t r = 0; r < comm.world; ++r) {
     Agreement other;
     memcpy(&other, parts[r], sizeof(other));
-    other.version[sizeof(other.version) - 1] = other.level[sizeof(other.level) - 1] = other.text[sizeof(other.text) - 1] = 0;
-    if (other.abi != own.abi || strcmp(other.version, own.version)) return differ(comm, r, "version", own.version, other.version);
+    other.version[sizeof(other.version) - 1] = other.level[sizeof(other.level) - 1] =
+        other.text[sizeof(other.text) - 1] = 0;
+    if (other.abi != own.abi || strcmp(other.version, own.version))
+      return differ(comm, r, "version", own.version, other.version);
     if (strcmp(other.level, own.level)) return differ(comm, r, "cpu_level", own.level, other.level);
     if (strcmp(other.text, own.text)) return differ(comm, r, "text", own.text, other.text);
   }

@@ -9,16 +9,20 @@ ps_status check_comm(const ps_comm& comm) {
   if (comm.struct_size != sizeof(ps_comm))
     return fail(PS_UNSUPPORTED, "comm.struct_size: expected %zu, found %u", sizeof(ps_comm), comm.struct_size);
   if (comm.world >= 1 && comm.world <= PS_MAX_RANKS && comm.rank >= 0 && comm.rank < comm.world) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "comm: expected a rank below a world of 1 to %d, found rank %d of %d", PS_MAX_RANKS, comm.rank, comm.world);
+  return fail(PS_INVALID_ARGUMENT, "comm: expected a rank below a world of 1 to %d, found rank %d of %d", PS_MAX_RANKS,
+              comm.rank, comm.world);
 }
 
 // All but rank 0 are in stages of equally many ranks; those of one stage have a comm if they are several.
 ps_status check_pipeline(const ps_context_options& o) {
   const int32_t stage_ranks = o.stage_ranks ? o.stage_ranks : 1;
-  if (!o.links) return stage_ranks == 1 ? PS_OK : fail(PS_INVALID_ARGUMENT, "stage_ranks: expected 0 without links, found %d", stage_ranks);
+  if (!o.links)
+    return stage_ranks == 1 ? PS_OK
+                            : fail(PS_INVALID_ARGUMENT, "stage_ranks: expected 0 without links, found %d", stage_ranks);
   PS_TRY(check_comm(*o.links));
   if (stage_ranks < 1 || o.links->world < 2 || (o.links->world - 1) % stage_ranks) {
-    return fail(PS_INVALID_ARGUMENT, "stage_ranks: expected links of rank 0 and of stages of %d ranks, found a world of %d", stage_ranks,
+    return fail(PS_INVALID_ARGUMENT,
+                "stage_ranks: expected links of rank 0 and of stages of %d ranks, found a world of %d", stage_ranks,
                 o.links->world);
   }
   const int32_t expected = o.links->rank ? stage_ranks : 1, found = o.comm ? o.comm->world : 1;

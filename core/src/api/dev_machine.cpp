@@ -125,7 +125,8 @@ ps_status ps_probe_gather(const ps_comm* comm, int64_t bytes, int32_t count, int
     return fail(PS_INVALID_ARGUMENT, "bytes: expected 1 to %lld, found %lld", static_cast<long long>(comm->part_bytes),
                 static_cast<long long>(bytes));
   Region own, whole;
-  if (!own.allocate(bytes) || !whole.allocate(bytes * comm->world)) return fail(PS_OUT_OF_MEMORY, "bytes: out of memory");
+  if (!own.allocate(bytes) || !whole.allocate(bytes * comm->world))
+    return fail(PS_OUT_OF_MEMORY, "bytes: out of memory");
   int64_t sizes[PS_MAX_RANKS];
   const void* parts[PS_MAX_RANKS];
   for (int64_t& size : sizes) size = bytes;

@@ -40,15 +40,17 @@ ps_status read_dims(const ps_tensor& t, const char* name, Spec* spec) {
 
 ps_status read_state(const ps_tensor& t, const char* name, Spec* spec, Tensor* tensor) {
   if (t.layout == kStatePages) {
-    if (t.ndim != 3 || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 || t.dims[1] > kMaxHeads || t.dims[2] < 1 ||
-        t.dims[2] > kMaxStateElements / t.dims[1])
-      return fail(PS_INVALID_ARGUMENT, "%s: expected a recurrent state [pages, heads up to %d, numbers of a head]", name, kMaxHeads);
+    if (t.ndim != 3 || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 || t.dims[1] > kMaxHeads ||
+        t.dims[2] < 1 || t.dims[2] > kMaxStateElements / t.dims[1])
+      return fail(PS_INVALID_ARGUMENT, "%s: expected a recurrent state [pages, heads up to %d, numbers of a head]",
+                  name, kMaxHeads);
     spec->group = -1;
-    return kv_page_bytes(t.layout, StateShape{static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), 0}, &tensor->row_stride);
+    return kv_page_bytes(t.layout, StateShape{static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), 0},
+                         &tensor->row_stride);
   }
   const bool of_latents = t.ndim == 4;
-  if ((t.ndim != 3 && !of_latents) || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 || t.dims[1] > kMaxHeads ||
-      t.dims[2] < 1 || t.dims[2] > kMaxHeadDim) {
+  if ((t.ndim != 3 && !of_latents) || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 ||
+      t.dims[1] > kMaxHeads || t.dims[2] < 1 || t.dims[2] > kMaxHeadDim) {
     return fail(PS_INVALID_ARGUMENT, "%s: expected a state [pages, heads up to %d, head_dim up to %d]", name, kMaxHeads,
                 kMaxHeadDim);
   }
@@ -56,7 +58,8 @@ ps_status read_state(const ps_tensor& t, const char* name, Spec* spec, Tensor* t
     return fail(PS_INVALID_ARGUMENT, "%s: expected a state of latents [pages, 1, head_dim, less than head_dim]", name);
   }
   spec->group = -1;
-  const StateShape shape{static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), of_latents ? static_cast<int32_t>(t.dims[3]) : 0};
+  const StateShape shape{static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]),
+                         of_latents ? static_cast<int32_t>(t.dims[3]) : 0};
   return kv_page_bytes(t.layout, shape, &tensor->row_stride);
 }
 
@@ -192,9 +195,11 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
   const Membership member = membership_of(run->op, c.attrs);
   if (member.world > 1) {
     if (!context->comm || !member.fits(*context->comm))
-      return fail(PS_INVALID_ARGUMENT, "rank: expected a context with the comm of rank %d of %d", member.rank, member.world);
+      return fail(PS_INVALID_ARGUMENT, "rank: expected a context with the comm of rank %d of %d", member.rank,
+                  member.world);
     if (part_bytes(run->op, c) > context->comm->part_bytes)
-      return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld", static_cast<long long>(part_bytes(run->op, c)));
+      return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld",
+                  static_cast<long long>(part_bytes(run->op, c)));
     run->exchange.comm = run->exchange.links = context->comm;
     c.exchange = &run->exchange;
   }

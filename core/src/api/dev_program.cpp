@@ -47,8 +47,8 @@ void describe_output(const Graph& graph, const Node& node, ps_node_info* info) {
 }  // namespace
 }  // namespace ps
 
-ps_status ps_program_create_flagged(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags,
-                                    ps_program** out) {
+ps_status ps_program_create_flagged(ps_model* model, ps_context* context, const ps_program_options* options,
+                                    uint32_t flags, ps_program** out) {
   if (flags & ~(PS_PROGRAM_EMPTY_KERNELS | PS_PROGRAM_POISON | PS_PROGRAM_ALL_THREADS))
     return fail(PS_UNSUPPORTED, "flags: 0x%x has bits that this version does not know", flags);
   return create_program(model, context, options, flags, out);

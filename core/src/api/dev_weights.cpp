@@ -43,7 +43,8 @@ ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t col
   PS_TRY(require(src && dst, "src, dst"));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
   if (!is_packable(layout)) return fail(PS_UNSUPPORTED, "layout: rows_i32 is not packed from numbers");
-  if (layout >= PS_T16_Q8_0) return fail(PS_UNSUPPORTED, "layout: %s is packed from blocks of GGUF", layout_name(layout));
+  if (layout >= PS_T16_Q8_0)
+    return fail(PS_UNSUPPORTED, "layout: %s is packed from blocks of GGUF", layout_name(layout));
   if (src_dtype != PS_F32 && src_dtype != PS_F16 && src_dtype != PS_BF16) {
     return fail(PS_INVALID_ARGUMENT, "src_dtype: expected f32, f16 or bf16, found %s",
                 dtype_name(src_dtype) ? dtype_name(src_dtype) : "an unknown type");

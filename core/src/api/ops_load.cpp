@@ -1,5 +1,5 @@
-// The C API that loads custom ops from a shared library.  It has its own translation unit, so that a statically linked program
-// that does not call it contains no dynamic loader.
+// The C API that loads custom ops from a shared library.  It has its own translation unit, so that a statically linked
+// program that does not call it contains no dynamic loader.
 #include <errno.h>
 #include <stdlib.h>
 
@@ -15,7 +15,8 @@ using namespace ps;
 #ifdef PENSTOCK_NO_DLOPEN
 ps_status ps_ops_load(const char* path) {
   PS_TRY(require_path(path));
-  return fail(PS_UNSUPPORTED, "%s: this build loads no libraries (PENSTOCK_DLOPEN): ps_ops_register takes a table of ops", path);
+  return fail(PS_UNSUPPORTED,
+              "%s: this build loads no libraries (PENSTOCK_DLOPEN): ps_ops_register takes a table of ops", path);
 }
 #else
 namespace {
@@ -26,8 +27,9 @@ ps_status load(const char* file, const char* path) {
   void* library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (!library) return fail(PS_IO_ERROR, "%s", dlerror());  // it begins with the path
   const Table table = reinterpret_cast<Table>(dlsym(library, "penstock_ops"));
-  const ps_status status = table ? register_ops(table(), path)
-                                 : fail(PS_INVALID_FILE, "expected a library with the function penstock_ops (penstock_op.h), found none");
+  const ps_status status =
+      table ? register_ops(table(), path)
+            : fail(PS_INVALID_FILE, "expected a library with the function penstock_ops (penstock_op.h), found none");
   if (status == PS_OK) return PS_OK;  // it stays loaded for good: its functions are called
   dlclose(library);
   return prefix(status, "%s: ", path);

@@ -26,7 +26,8 @@ ps_status read_options(const ps_program_options* options, const ps_model& model,
     return fail(PS_UNSUPPORTED, "kv_layout: this build leaves out %s: build it with PENSTOCK_KV_LAYOUTS=%s",
                 kv_layout_name(out->kv_layout), kv_layout_name(out->kv_layout));
   }
-  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 (automatic), 1 (f32), 2 (bf16) or 3 (int8), found %d", out->kv_layout);
+  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 (automatic), 1 (f32), 2 (bf16) or 3 (int8), found %d",
+              out->kv_layout);
 }
 
 ps_status build(ps_program* program) {
@@ -69,7 +70,8 @@ ps_status resize(ps_program* program, const ps_program_options& options) {
     memcpy(other.kv.data() + to.state_offsets[i], program->kv.data() + from.state_offsets[i],
            static_cast<size_t>(page_bytes * num_pages));
   }
-  for (int32_t i = 0; i < std::min(program->options.num_slots, options.num_slots); ++i) other.slots[i] = program->slots[i];
+  for (int32_t i = 0; i < std::min(program->options.num_slots, options.num_slots); ++i)
+    other.slots[i] = program->slots[i];
   if (program->profiling) PS_TRY(profile_program(&other, true));
   std::swap(static_cast<ProgramMemory&>(*program), static_cast<ProgramMemory&>(other));
   return PS_OK;
@@ -144,10 +146,13 @@ ps_status has_run(const ps_program* program) {
 }
 
 ps_status has_logits(const ps_program* program) {
-  if (program->model->graph.output < 0) return fail(PS_UNSUPPORTED, "logits: a stage of a pipeline before the last has none");
+  if (program->model->graph.output < 0)
+    return fail(PS_UNSUPPORTED, "logits: a stage of a pipeline before the last has none");
   PS_TRY(has_run(program));
   if (!kBuildsRanks || !program->best_only) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "logits: expected a step that was asked for them (PS_BATCH_LOGITS), as ranks bring them together only then");
+  return fail(
+      PS_INVALID_ARGUMENT,
+      "logits: expected a step that was asked for them (PS_BATCH_LOGITS), as ranks bring them together only then");
 }
 
 }  // namespace
@@ -178,7 +183,8 @@ ps_status ps_program_plan(const ps_model* model, const ps_context* context, cons
   return write_struct(result, out, "out");
 }
 
-ps_status ps::create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out) {
+ps_status ps::create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags,
+                             ps_program** out) {
   const FloatEnvironment environment;
   PS_TRY(check_open(model));
   PS_TRY(check_open(context));
@@ -212,7 +218,8 @@ ps_status ps_program_resize(ps_program* program, const ps_program_options* optio
   PS_TRY(read_fields(options, &o));
   if (!o.kv_layout) o.kv_layout = program->options.kv_layout;
   if (o.kv_layout != program->options.kv_layout)
-    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 or the program's own %d, found %d", program->options.kv_layout, o.kv_layout);
+    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 or the program's own %d, found %d",
+                program->options.kv_layout, o.kv_layout);
   if (program->num_in_flight > 0)
     return fail(PS_INVALID_ARGUMENT, "program: expected no step in flight, found %d", program->num_in_flight);
   return resize(program, o);
@@ -277,7 +284,8 @@ ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_s
   return sample(program, source, s, o);
 }
 
-ps_status ps_program_launch(ps_program* program, const ps_batch* batch, const ps_sampling* sampling, const ps_sampled* out) {
+ps_status ps_program_launch(ps_program* program, const ps_batch* batch, const ps_sampling* sampling,
+                            const ps_sampled* out) {
   const FloatEnvironment environment;
   const Use use(program);
   PS_TRY(use.status());
@@ -325,9 +333,9 @@ ps_status ps_program_tail(const ps_program* program, const int32_t** ids, const 
   PS_TRY(has_run(program));
   const Node& node = graph.nodes[graph.tail];
   *ids = reinterpret_cast<const int32_t*>(program->logits.data());
-  *values = node.num_outputs == 1 ? nullptr
-                                  : reinterpret_cast<const float*>(program->temporaries.data() +
-                                                                   program->plan.offsets[node.outputs[0]]);
+  *values = node.num_outputs == 1
+                ? nullptr
+                : reinterpret_cast<const float*>(program->temporaries.data() + program->plan.offsets[node.outputs[0]]);
   *num_rows = program->num_rows;
   *k = graph.tail_k;
   return PS_OK;

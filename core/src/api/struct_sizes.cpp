@@ -1,5 +1,5 @@
-// Compile-time checks of the public structs, which other languages declare too.  Each struct ends in a field, not in padding:
-// a field that is added later then lies where no older caller left unset bytes.
+// Compile-time checks of the public structs, which other languages declare too.  Each struct ends in a field, not in
+// padding: a field that is added later then lies where no older caller left unset bytes.
 #include <stddef.h>
 
 #include "penstock.h"
@@ -9,7 +9,7 @@
 namespace {
 
 static_assert(sizeof(void*) == 8, "sizes below are those of 64-bit machines");
-#define PS_STRUCT(type, last, size)                                              \
+#define PS_STRUCT(type, last, size)                                                 \
   static_assert(sizeof(type) == (size) && offsetof(type, struct_size) == 0, #type); \
   static_assert(offsetof(type, last) + sizeof(type::last) == sizeof(type), #type " ends in padding")
 
@@ -32,11 +32,12 @@ static_assert(offsetof(ps_batch, token_ids) == 24 && offsetof(ps_batch, flags) =
 static_assert(offsetof(ps_model_info, weight_bytes) == 32 && offsetof(ps_model_info, network) == 56, "ps_model_info");
 static_assert(offsetof(ps_plan, weight_bytes) == 8 && offsetof(ps_sampling, temperature) == 8, "ps_plan, ps_sampling");
 
-
 PS_STRUCT(ps_op, user, 64);
 PS_STRUCT(ps_op_library, ops, 24);
 PS_STRUCT(ps_op_shapes, user, 48);
 PS_STRUCT(ps_op_call, user, 64);
-static_assert(sizeof(ps_op_dim) == 24 && sizeof(ps_op_type) == 104 && sizeof(ps_op_tensor) == 56 && sizeof(ps_op_attr) == 24, "penstock_op.h");
+static_assert(sizeof(ps_op_dim) == 24 && sizeof(ps_op_type) == 104 && sizeof(ps_op_tensor) == 56 &&
+                  sizeof(ps_op_attr) == 24,
+              "penstock_op.h");
 
 }  // namespace

@@ -22,7 +22,8 @@ ps_status ps_tokenizer_open(const ps_model* model, ps_tokenizer** out) {
   PS_TRY(require(out, "out"));
   *out = nullptr;
   const Segment* segment = find_segment(*model, kSegment);
-  if (!segment) return fail(PS_UNSUPPORTED, "segment %s: the bundle has none: token ids in and out still work", kSegment);
+  if (!segment)
+    return fail(PS_UNSUPPORTED, "segment %s: the bundle has none: token ids in and out still work", kSegment);
   const ps_status status = make_tokenizer(model->file.data() + segment->offset, segment->bytes, model, out);
   return status == PS_OK ? PS_OK : prefix(status, "segment %s: ", kSegment);
 }
@@ -58,8 +59,8 @@ ps_status ps_tokenizer_describe(const ps_tokenizer* tokenizer, ps_tokenizer_info
   return write_struct(info, out, "out");
 }
 
-ps_status ps_tokenizer_encode(const ps_tokenizer* tokenizer, const char* text, int64_t bytes, uint32_t flags, int32_t* ids,
-                              int64_t capacity, int64_t* count) {
+ps_status ps_tokenizer_encode(const ps_tokenizer* tokenizer, const char* text, int64_t bytes, uint32_t flags,
+                              int32_t* ids, int64_t capacity, int64_t* count) {
   PS_TRY(check_open(tokenizer));
   PS_TRY(require((text || bytes == 0) && (ids || capacity == 0) && count, "text, ids, count"));
   if (bytes < 0 || capacity < 0) return fail(PS_INVALID_ARGUMENT, "bytes, capacity: expected 0 or more, found less");
@@ -72,11 +73,12 @@ ps_status ps_tokenizer_encode(const ps_tokenizer* tokenizer, const char* text, i
   return PS_OK;
 }
 
-ps_status ps_tokenizer_decode(const ps_tokenizer* tokenizer, const int32_t* ids, int64_t num_ids, uint32_t flags, int64_t* begin,
-                              char* text, int64_t capacity, int64_t* bytes) {
+ps_status ps_tokenizer_decode(const ps_tokenizer* tokenizer, const int32_t* ids, int64_t num_ids, uint32_t flags,
+                              int64_t* begin, char* text, int64_t capacity, int64_t* bytes) {
   PS_TRY(check_open(tokenizer));
   PS_TRY(require((ids || num_ids == 0) && (text || capacity == 0) && bytes, "ids, text, bytes"));
-  if (num_ids < 0 || capacity < 0) return fail(PS_INVALID_ARGUMENT, "num_ids, capacity: expected 0 or more, found less");
+  if (num_ids < 0 || capacity < 0)
+    return fail(PS_INVALID_ARGUMENT, "num_ids, capacity: expected 0 or more, found less");
   if (flags & ~(PS_DECODE_SKIP_SPECIAL | PS_DECODE_PARTIAL))
     return fail(PS_INVALID_ARGUMENT, "flags: found 0x%x, not all of them known", flags);
   int64_t from_start = 0;

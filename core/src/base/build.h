@@ -1,5 +1,5 @@
-// The ops, schemes and layouts that this build contains: all of them, or those that -DPENSTOCK_OPS_FROM found in bundles.
-// Kernels include this header, so it defines only constants of internal linkage.
+// The ops, schemes and layouts that this build contains: all of them, or those that -DPENSTOCK_OPS_FROM found in
+// bundles.  Kernels include this header, so it defines only constants of internal linkage.
 #ifndef PENSTOCK_BASE_BUILD_H
 #define PENSTOCK_BASE_BUILD_H
 

@@ -17,7 +17,8 @@
 
 namespace ps {
 #if defined(PENSTOCK_PLANTED)
-const Kernels* planted_kernels(const Kernels* kernels);  // core/tools/check/planted.cpp: faults for the tests of the tests
+const Kernels* planted_kernels(
+    const Kernels* kernels);  // core/tools/check/planted.cpp: faults for the tests of the tests
 #endif
 #if defined(__x86_64__)
 // core/kernels/levels/avx512_bf16.cpp: the instruction itself, acc [16] += a [16][2] . b [16][2].
@@ -32,7 +33,8 @@ uint64_t enabled_state() {  // xgetbv(0): which registers the operating system s
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// Tile registers belong to a process that asked for them.  The system says no where a thread's signal stack is too small for them.
+// Tile registers belong to a process that asked for them.  The system says no where a thread's signal stack is too
+// small for them.
 bool may_use_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
@@ -42,9 +44,7 @@ bool may_use_tiles() {
 #endif
 }
 
-struct X86 {
-  bool avx2, avx512, bf16, amd, zen4, tiles;
-};
+struct X86 { bool avx2, avx512, bf16, amd, zen4, tiles; };
 
 X86 detect() {
   X86 found{false, false, false, false, false, false};
@@ -103,7 +103,8 @@ bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc)
     }
     for (int i = 0; i < 16; ++i) {
       acc[i] = static_cast<float>(static_cast<int32_t>(draw())) * 0x1p-24f;
-      wanted[i] = fmaf(from_bf16(a[2 * i]), from_bf16(b[2 * i]), fmaf(from_bf16(a[2 * i + 1]), from_bf16(b[2 * i + 1]), acc[i]));
+      wanted[i] = fmaf(from_bf16(a[2 * i]), from_bf16(b[2 * i]),
+                       fmaf(from_bf16(a[2 * i + 1]), from_bf16(b[2 * i + 1]), acc[i]));
     }
     dot(a, b, acc);
     if (memcmp(acc, wanted, sizeof(acc)) != 0) return false;

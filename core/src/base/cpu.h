@@ -13,12 +13,12 @@ struct CpuLevel {
   bool runnable;
 };
 constexpr int32_t kMaxCpuLevels = 5;
-// Compiled in, best first; returns how many.  Whether tile registers may be used is asked of the system, for the whole process and
-// for good: `tiles` false does not ask, and says they are not.
+// Compiled in, best first; returns how many.  Whether tile registers may be used is asked of the system, for the whole
+// process and for good: `tiles` false does not ask, and says they are not.
 int32_t cpu_levels(CpuLevel* out, bool tiles = true);
 
-// Whether a dot product of 16 pairs of bf16 gives the bits that attention counts on (docs/explanation/numerics.md): the odd product added
-// first, then the even one, each sum rounded.
+// Whether a dot product of 16 pairs of bf16 gives the bits that attention counts on (docs/explanation/numerics.md): the
+// odd product added first, then the even one, each sum rounded.
 bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc));
 // `name` null: PENSTOCK_CPU, else the best that runs.
 ps_status choose_kernels(const char* name, const Kernels** out);

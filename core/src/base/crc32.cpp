@@ -1,5 +1,5 @@
-// CRC-32 by the instructions of the processor, which keep up with a fast disk: carry-less multiplication on x86-64, CRC-32
-// instructions on AArch64.  Other processors use sixteen tables and take sixteen bytes a step.
+// CRC-32 by the instructions of the processor, which keep up with a fast disk: carry-less multiplication on x86-64,
+// CRC-32 instructions on AArch64.  Other processors use sixteen tables and take sixteen bytes a step.
 #include "base/crc32.h"
 
 #include <string.h>
@@ -15,9 +15,7 @@ namespace {
 
 constexpr uint32_t kPolynomial = 0xEDB88320u;  // bits reversed, as the whole checksum is
 
-struct Tables {
-  uint32_t t[16][256];
-};
+struct Tables { uint32_t t[16][256]; };
 
 Tables make_tables() {
   Tables tables{};

@@ -15,9 +15,7 @@ namespace ps {
 
 // The calling thread's registers.  The default rounds to nearest, keeps subnormal numbers and masks all exceptions.
 #if defined(__x86_64__)
-struct FloatRegisters {
-  uint32_t mxcsr;
-};
+struct FloatRegisters { uint32_t mxcsr; };
 inline FloatRegisters read_float_registers() {
   FloatRegisters found;
   __asm__ volatile("stmxcsr %0" : "=m"(found.mxcsr) : : "memory");
@@ -48,9 +46,7 @@ constexpr FloatRegisters kDefaultFloatRegisters = {0, 0};
 inline bool is_default(const FloatRegisters& found) { return found.fpcr == kDefaultFloatRegisters.fpcr; }
 inline bool equal(const FloatRegisters& a, const FloatRegisters& b) { return a.fpcr == b.fpcr && a.fpsr == b.fpsr; }
 #else  // the C library knows the registers of other processors, at a higher price
-struct FloatRegisters {
-  fenv_t environment;
-};
+struct FloatRegisters { fenv_t environment; };
 inline FloatRegisters read_float_registers() {
   FloatRegisters found;
   fegetenv(&found.environment);

@@ -4,8 +4,9 @@
 namespace ps {
 namespace {
 
-// A handle is no address but a token: its kind, its slot, and a number that no other handle ever has.  Tokens are odd in their
-// low bits where pointers to objects are zero, and a slot that is taken again gives another token: what was closed stays so.
+// A handle is no address but a token: its kind, its slot, and a number that no other handle ever has.  Tokens are odd
+// in their low bits where pointers to objects are zero, and a slot that is taken again gives another token: what was
+// closed stays so.
 static_assert(sizeof(uintptr_t) == 8, "tokens take 64 bits");
 constexpr int kKindBits = 3, kSlotBits = 20, kSlots = 64;
 constexpr uintptr_t kFree = 0, kChanging = uintptr_t{1} << kKindBits;  // neither has a kind
@@ -33,7 +34,8 @@ bool add_chunk() {
   Chunk* chunk = static_cast<Chunk*>(calloc(1, sizeof(Chunk)));
   if (!chunk) return false;
   Chunk* last = &first_chunk;
-  for (Chunk* none = nullptr; !last->next.compare_exchange_strong(none, chunk); none = nullptr) last = last->next.load();
+  for (Chunk* none = nullptr; !last->next.compare_exchange_strong(none, chunk); none = nullptr)
+    last = last->next.load();
   return true;
 }
 
@@ -49,10 +51,13 @@ uintptr_t add_handle(void* object, HandleKind kind) {
     Slot* slot = slot_at(index);
     if (!slot && (!add_chunk() || !(slot = slot_at(index)))) return 0;
     uintptr_t expected = kFree;
-    if (slot->token.load(std::memory_order_relaxed) != kFree || !slot->token.compare_exchange_strong(expected, kChanging)) continue;
+    if (slot->token.load(std::memory_order_relaxed) != kFree ||
+        !slot->token.compare_exchange_strong(expected, kChanging))
+      continue;
     slot->object.store(object, std::memory_order_relaxed);
     const uintptr_t number = last_number.fetch_add(1, std::memory_order_relaxed) + 1;
-    const uintptr_t token = ((number << kSlotBits | static_cast<uintptr_t>(index)) << kKindBits) | static_cast<uintptr_t>(kind);
+    const uintptr_t token =
+        ((number << kSlotBits | static_cast<uintptr_t>(index)) << kKindBits) | static_cast<uintptr_t>(kind);
     slot->token.store(token, std::memory_order_release);
     return token;
   }

@@ -1,7 +1,8 @@
 // Handles of the API, and reference counts of the objects behind them.
 //
-// A handle is a token that is cast to a pointer.  A function looks it up in the table of open handles, so that a handle that
-// was closed or never opened is an error and no fault.  The table takes no lock: a forked child finds it as it was.
+// A handle is a token that is cast to a pointer.  A function looks it up in the table of open handles, so that a handle
+// that was closed or never opened is an error and no fault.  The table takes no lock: a forked child finds it as it
+// was.
 #ifndef PENSTOCK_BASE_HANDLES_H
 #define PENSTOCK_BASE_HANDLES_H
 
@@ -15,12 +16,10 @@ namespace ps {
 enum HandleKind { HANDLE_CONTEXT = 1, HANDLE_MODEL, HANDLE_PROGRAM, HANDLE_TOKENIZER };
 
 // Of every object behind a handle: the handle itself holds it, and so does what was made of it or is inside it.
-struct Held {
-  mutable std::atomic<int32_t> holders{1};
-};
+struct Held { mutable std::atomic<int32_t> holders{1}; };
 
-uintptr_t add_handle(void* object, HandleKind kind);      // 0: out of memory
-void* remove_handle(uintptr_t token, HandleKind kind);    // the object; null: it was no open handle
+uintptr_t add_handle(void* object, HandleKind kind);    // 0: out of memory
+void* remove_handle(uintptr_t token, HandleKind kind);  // the object; null: it was no open handle
 // What an open handle stands for; `name` is the argument's.
 ps_status find_handle(uintptr_t token, HandleKind kind, const char* name, void** out);
 

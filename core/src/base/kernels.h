@@ -3,8 +3,8 @@
 // A kernel computes a range of independent items (rows, tiles, tokens x heads) and never talks to another
 // thread: the op layer (core/src/ops) splits the range, so that no result depends on the number of threads.
 // Every kernel obeys the numerics contract of docs/explanation/numerics.md.  This header is included by the kernel
-// translation units, which are compiled for wide instructions: it includes <stdint.h> and a list of names only and defines no
-// inline function, so that no shared copy of anything can hold an instruction that the machine lacks.
+// translation units, which are compiled for wide instructions: it includes <stdint.h> and a list of names only and
+// defines no inline function, so that no shared copy of anything can hold an instruction that the machine lacks.
 #ifndef PENSTOCK_BASE_KERNELS_H
 #define PENSTOCK_BASE_KERNELS_H
 
@@ -33,23 +33,29 @@ struct QuantizedRows {
 };
 
 struct LinearArgs {
-  WeightView weight;   // [n, k]
-  const float* bias;   // [n] or null
-  const float* x;      // [m, k], row stride x_stride
+  WeightView weight;  // [n, k]
+  const float* bias;  // [n] or null
+  const float* x;     // [m, k], row stride x_stride
   int64_t x_stride;
-  QuantizedRows qx;    // of the integer schemes; bf16 uses only q
-  float* y;            // [m, n] or [m, n / 2], row stride y_stride
+  QuantizedRows qx;  // of the integer schemes; bf16 uses only q
+  float* y;          // [m, n] or [m, n / 2], row stride y_stride
   int64_t y_stride;
   int32_t m;
-  int32_t gated;  // the weight is [gate; up], n a multiple of 32: y[j] = silu(gate[j]) * up[j], half as wide
+  int32_t gated;          // the weight is [gate; up], n a multiple of 32: y[j] = silu(gate[j]) * up[j], half as wide
   const float* residual;  // as y: added last; or null
   int64_t residual_stride;
-  uint8_t* panel;  // linear_panel_bytes of the calling thread
+  uint8_t* panel;          // linear_panel_bytes of the calling thread
   int32_t short_prefetch;  // Kernels::short_prefetch
 };
 
 enum LinearScheme {
-  LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_W8A16, LINEAR_W8A8, LINEAR_W4A16, LINEAR_W4A8,
+  LINEAR_F32,
+  LINEAR_F16,
+  LINEAR_BF16,
+  LINEAR_W8A16,
+  LINEAR_W8A8,
+  LINEAR_W4A16,
+  LINEAR_W4A8,
 #define PS_BLOCKS(id, ...) LINEAR_##id,
 #include "base/block_schemes.inc"
   NUM_LINEAR_SCHEMES
@@ -101,14 +107,14 @@ struct LatentAppendArgs {  // a row is latent [t, latent_dim], then rope [t, hea
 constexpr int32_t kPartitionPages = 8;  // pages of a partition, at fixed positions: docs/explanation/numerics.md
 constexpr int32_t kMaxHeadDim = 1024;
 
-// The keys of a request that a query sees: all that `causal` and `window` let it see, those of the prefix, those from the
-// end of the prefix to its own position, or those of the prefix and all up to its own position.
+// The keys of a request that a query sees: all that `causal` and `window` let it see, those of the prefix, those from
+// the end of the prefix to its own position, or those of the prefix and all up to its own position.
 enum KeyRange { KEYS_ALL, KEYS_PREFIX, KEYS_REST, KEYS_SPAN };
 
 struct AttentionArgs {
   const float* q;  // [t, num_heads * head_dim]
   int64_t q_stride;
-  float* out;      // [t, num_heads * head_dim]
+  float* out;  // [t, num_heads * head_dim]
   int64_t out_stride;
   KvView kv;
   RaggedView batch;
@@ -117,41 +123,45 @@ struct AttentionArgs {
   float softcap;           // 0: off
   const float* alibi;      // [num_heads] slopes or null
   int32_t causal, window;  // window 0: unlimited; else keys nearer than window
-  // Where the results of partitions stay apart, for attention_merge: [t, num_heads, num_parts, 16 + head_dim to 16], with
-  // token first_token first.  Null: `attention` merges them itself.
+  // Where the results of partitions stay apart, for attention_merge: [t, num_heads, num_parts, 16 + head_dim to 16],
+  // with token first_token first.  Null: `attention` merges them itself.
   float* partials;
   int32_t num_parts;
   int64_t first_token;
-  // Above 1: partitions are dealt out to ranks in turn, so a rank leaves num_parts results of every num_ranks-th.  A page
-  // of another rank r is -2 - r in the page table.  attention_merge reads the partials of all: rank_partials[rank].
+  // Above 1: partitions are dealt out to ranks in turn, so a rank leaves num_parts results of every num_ranks-th.  A
+  // page of another rank r is -2 - r in the page table.  attention_merge reads the partials of all:
+  // rank_partials[rank].
   int32_t rank, num_ranks;
   const void* const* rank_partials;
   const float* sinks;  // [num_heads] or null: a score of each head that has no value
-  // Of latents: q is [t, num_heads * latent_dim], as out is, and this the rest of each head, [t, num_heads * (head_dim - latent_dim)].
+  // Of latents: q is [t, num_heads * latent_dim], as out is, and this the rest of each head, [t, num_heads * (head_dim
+  // - latent_dim)].
   const float* q_rope;
   int64_t q_rope_stride;
-  const float* bias;   // [num_heads, 2 * bias_reach + 1] or null: by key position - query position, clamped to -bias_reach...bias_reach
+  const float* bias;  // [num_heads, 2 * bias_reach + 1] or null: by key position - query position, clamped to
+                      // -bias_reach...bias_reach
   int64_t bias_reach;
-  int64_t keys;        // KeyRange
+  int64_t keys;           // KeyRange
   const int32_t* prefix;  // [t] the length of its request's prefix, where keys is not KEYS_ALL
 };
 
 struct ShortConvArgs {
   const float* gate;  // [t, 2 * num_kv_heads * head_dim]
   int64_t gate_stride;
-  float* out;         // as gate
+  float* out;  // as gate
   int64_t out_stride;
-  KvView kv;          // keys are the lower half of the channels, values the upper
+  KvView kv;  // keys are the lower half of the channels, values the upper
   RaggedView batch;
   const float* weight;  // [channels, window]: the last column is of the token itself
   const float* bias;    // [channels] or null
   int32_t window;
 };
 
-constexpr int32_t kMaxDeltaDim = 512, kMaxDeltaValues = 4096;  // of a key head: its width, the channels of its value heads
+constexpr int32_t kMaxDeltaDim = 512,
+                  kMaxDeltaValues = 4096;  // of a key head: its width, the channels of its value heads
 
-// The numbers of a key head in a recurrent state: a matrix [head_dim, value_dim] of each value head, the last window - 1
-// inputs of the convolution, oldest first, padding, and as its last the number of tokens that the state has seen.  For
+// The numbers of a key head in a recurrent state: a matrix [head_dim, value_dim] of each value head, the last window -
+// 1 inputs of the convolution, oldest first, padding, and as its last the number of tokens that the state has seen. For
 // ssm_scan a block of heads is a key head: head_dim is state_dim, and the values are those of its heads.
 constexpr int64_t state_elements(int64_t head_dim, int64_t values, int64_t window) {
   return (head_dim * values + (window - 1) * (2 * head_dim + values) + 1 + 15) / 16 * 16;
@@ -160,12 +170,12 @@ constexpr int64_t state_elements(int64_t head_dim, int64_t values, int64_t windo
 struct GatedDeltaArgs {
   const float *x, *a, *b;  // [t, channels], [t, value heads] twice
   int64_t x_stride, a_stride, b_stride;
-  float* out;              // [t, value heads * value_dim]
+  float* out;  // [t, value heads * value_dim]
   int64_t out_stride;
   uint8_t* state;
   int64_t page_bytes;
   RaggedView batch;
-  const float* conv;       // [channels, window]: the last column is of the token itself
+  const float* conv;             // [channels, window]: the last column is of the token itself
   const float *a_log, *dt_bias;  // [value heads]
   int32_t key_heads, heads_per_key, head_dim, value_dim, window;
 };
@@ -173,23 +183,23 @@ struct GatedDeltaArgs {
 struct SsmScanArgs {
   const float *x, *dt;  // [t, channels]: of all heads, then b and c of each group; [t, heads]
   int64_t x_stride, dt_stride;
-  float* out;           // [t, heads * head_dim]
+  float* out;  // [t, heads * head_dim]
   int64_t out_stride;
   uint8_t* state;
   int64_t page_bytes;
   RaggedView batch;
-  const float *conv, *conv_bias;  // [channels, window]: the last column is of the token itself; [channels] or null
+  const float *conv, *conv_bias;     // [channels, window]: the last column is of the token itself; [channels] or null
   const float *a_log, *dt_bias, *d;  // [heads]
   int32_t heads, blocks, groups, state_dim, head_dim, window;  // blocks: of heads of one group
   float dt_min, dt_max;
 };
 
 struct NormArgs {
-  const float* x;         // [t, groups * dim]
+  const float* x;  // [t, groups * dim]
   int64_t x_stride;
   const float* residual;  // null, or added to x before the norm
   int64_t residual_stride;
-  float* sum;             // where x + residual goes, when residual is given
+  float* sum;  // where x + residual goes, when residual is given
   int64_t sum_stride;
   const float* weight;    // [dim]
   int64_t weight_stride;  // from a group's weights to those of the next, 0 where they share them
@@ -245,20 +255,22 @@ struct Kernels {
                         const QuantizedRows& out, int64_t begin, int64_t end);
   // For GGUF's blocks: row after row of RoundedGroup, out.stride bytes apart, an even number of groups: the last may be
   // zero.  q and stride of `out` are used and no others; cols is a multiple of 32.
-  void (*quantize_groups)(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin, int64_t end);
+  void (*quantize_groups)(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,
+                          int64_t end);
   int64_t (*linear_panel_bytes)(int32_t layout, int64_t cols, int64_t m, int32_t planes);
-  // m rows of x rounded to bf16, columns padded with zero to a multiple of 32, bf16_bytes an element: bf16 where the level
-  // has a dot product of them, in blocks as of QuantizedRows, [cols / 32][rows][32], else the same values as f32, row after row.  q and stride (in
-  // bytes) of `out` are used and no others.
+  // m rows of x rounded to bf16, columns padded with zero to a multiple of 32, bf16_bytes an element: bf16 where the
+  // level has a dot product of them, in blocks as of QuantizedRows, [cols / 32][rows][32], else the same values as f32,
+  // row after row.  q and stride (in bytes) of `out` are used and no others.
   void (*round_rows_bf16)(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out,
                           int64_t begin, int64_t end);
   int64_t bf16_bytes;
-  // Weights that memory must deliver are asked for a few lines before they are used, not kilobytes: what suits differs by
-  // processor, not by instruction level.
+  // Weights that memory must deliver are asked for a few lines before they are used, not kilobytes: what suits differs
+  // by processor, not by instruction level.
   int32_t short_prefetch;
 
   // begin, end: tokens (rows of the first dimension)
-  void (*embedding)(const WeightView& weight, const int32_t* ids, float* y, int64_t y_stride, int64_t begin, int64_t end);
+  void (*embedding)(const WeightView& weight, const int32_t* ids, float* y, int64_t y_stride, int64_t begin,
+                    int64_t end);
   void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*layer_norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
@@ -319,7 +331,8 @@ extern const Kernels* const kernels_generic;
 extern const Kernels* const kernels_avx2;
 extern const Kernels* const kernels_avx512;
 extern const Kernels* const kernels_avx512_bf16;  // the same level, for machines that multiply bf16 too
-extern const Kernels* const kernels_avx512_short_prefetch;  // and for those of them that prefetch weights a short way ahead (Zen 4)
+extern const Kernels* const
+    kernels_avx512_short_prefetch;        // and for those of them that prefetch weights a short way ahead (Zen 4)
 extern const Kernels* const kernels_amx;  // tile registers for linears of integers and bf16, else as kernels_avx512
 extern const Kernels* const kernels_neon;
 extern const Kernels* const kernels_neon_dot;

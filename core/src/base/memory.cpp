@@ -35,7 +35,8 @@ bool Region::allocate(int64_t bytes, bool huge) {
   // Huge pages lie at multiples of their size: map one more, keep the aligned middle.
   const bool align = huge && bytes >= kHugePageBytes;
   int64_t kept = bytes, mapped = bytes;
-  if (align && (!checked_align(bytes, system_page_bytes(), &kept) || !checked_add(kept, kHugePageBytes, &mapped))) return false;
+  if (align && (!checked_align(bytes, system_page_bytes(), &kept) || !checked_add(kept, kHugePageBytes, &mapped)))
+    return false;
   void* data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return false;
   data_ = static_cast<uint8_t*>(data);

@@ -1,10 +1,10 @@
-// The geometry of weight tiles with integers, T16_I8, T16_I4G32 and T16_Q* of penstock_dev.h: how many rows and columns, how many
-// bytes, in which order.  Sizes, packing and kernels all take it from here.
+// The geometry of weight tiles with integers, T16_I8, T16_I4G32 and T16_Q* of penstock_dev.h: how many rows and
+// columns, how many bytes, in which order.  Sizes, packing and kernels all take it from here.
 //
 // A tile is 16 rows of a weight: their scales first, then lines of 64 bytes that hold 4 bytes of each row.
-//   8 bit: a line for each 4 columns.
-//   4 bit: for each pair of groups of 32 columns a line of parameters, 2 bytes for a row's step and offset in each group,
-//          then 4 lines of nibbles for each group.
+//   - 8 bit: a line for each 4 columns.
+//   - 4 bit: for each pair of groups of 32 columns a line of parameters, 2 bytes for a row's step and offset in each
+//     group, then 4 lines of nibbles for each group.
 // Kernels include this header, so it defines only constants and constexpr functions of internal linkage.
 #ifndef PENSTOCK_BASE_TILES_H
 #define PENSTOCK_BASE_TILES_H
@@ -27,12 +27,12 @@ constexpr int kGroupLines = kGroupColumns / 2 / kRowBytes, kGroupNibbleBytes = k
 constexpr int kPairBytes = kParameterBytes + 2 * kGroupNibbleBytes;
 constexpr int kMaxStep = 17, kMaxNibble = 15;
 
-// GGUF's blocks.  A pair of groups of 32 columns has 4 bytes of parameters for each row (two f16 scales, or four bytes of
-// scales), then its values; 256 columns of the K types begin with a line of f16 scales.
+// GGUF's blocks.  A pair of groups of 32 columns has 4 bytes of parameters for each row (two f16 scales, or four bytes
+// of scales), then its values; 256 columns of the K types begin with a line of f16 scales.
 constexpr int kBlockColumns = 256, kBlockPairs = kBlockColumns / kPairColumns;
 constexpr int kQ80PairBytes = kParameterBytes + kPairColumns * kTileRows;
-constexpr int kFifthBytes = kLineBytes;         // of a group: the fifth bits of Q5_K
-constexpr int kSixthBytes = 2 * kLineBytes;     // of a group: the fifth and sixth bits of Q6_K
+constexpr int kFifthBytes = kLineBytes;      // of a group: the fifth bits of Q5_K
+constexpr int kSixthBytes = 2 * kLineBytes;  // of a group: the fifth and sixth bits of Q6_K
 constexpr int kQ5KPairBytes = kPairBytes + 2 * kFifthBytes, kQ6KPairBytes = kPairBytes + 2 * kSixthBytes;
 constexpr int kQ4KBlockBytes = kLineBytes + kBlockPairs * kPairBytes;
 constexpr int kQ5KBlockBytes = kLineBytes + kBlockPairs * kQ5KPairBytes;
@@ -44,8 +44,8 @@ constexpr int kUint4BlockBytes = 3 * kLineBytes + 4 * kGroupNibbleBytes;
 // Pairs of groups with a second line of f16 (minimums), with fifth bits behind the nibbles, or with both.
 constexpr int kQ41PairBytes = kPairBytes + kLineBytes, kQ50PairBytes = kPairBytes + 2 * kFifthBytes;
 constexpr int kQ51PairBytes = kQ41PairBytes + 2 * kFifthBytes;
-// Blocks of 256 columns whose scales, a byte for each 32 or 16 columns of a row, follow the line of f16: then eight groups of
-// nibbles, of pairs of bits, or of pairs of bits and third bits.
+// Blocks of 256 columns whose scales, a byte for each 32 or 16 columns of a row, follow the line of f16: then eight
+// groups of nibbles, of pairs of bits, or of pairs of bits and third bits.
 constexpr int kBlockGroups = kBlockColumns / kGroupColumns, kGroupPairBytes = 2 * kLineBytes, kThirdBytes = kLineBytes;
 constexpr int kIq4XsHeadBytes = 3 * kLineBytes, kIq4XsBlockBytes = kIq4XsHeadBytes + kBlockGroups * kGroupNibbleBytes;
 constexpr int kQ2KHeadBytes = 5 * kLineBytes, kQ2KBlockBytes = kQ2KHeadBytes + kBlockGroups * kGroupPairBytes;
@@ -62,7 +62,9 @@ constexpr int64_t scale_at(int64_t lane) { return lane * 4; }
 constexpr int64_t parameters_at(int64_t group, int64_t lane) { return lane * kRowBytes + group % 2 * 2; }
 // Byte b, 0 to 15, of a group holds columns b and 16 + b in its low and its high half.
 constexpr int64_t nibbles_at(int64_t group) { return kParameterBytes + group % 2 * kGroupNibbleBytes; }
-constexpr int64_t byte_at(int64_t b, int64_t lane) { return b / kRowBytes * kLineBytes + lane * kRowBytes + b % kRowBytes; }
+constexpr int64_t byte_at(int64_t b, int64_t lane) {
+  return b / kRowBytes * kLineBytes + lane * kRowBytes + b % kRowBytes;
+}
 
 }  // namespace
 }  // namespace ps

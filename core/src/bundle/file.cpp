@@ -68,7 +68,8 @@ ps_status File::load(bool map) {
     if (data == MAP_FAILED) return fail(PS_IO_ERROR, "mapping: %s", strerror(errno));
     data_ = static_cast<const uint8_t*>(data);
     mapped_ = true;
-    madvise(data, static_cast<size_t>(bytes_), MADV_HUGEPAGE);  // advice: what is not in the cache yet is read as huge pages
+    madvise(data, static_cast<size_t>(bytes_),
+            MADV_HUGEPAGE);  // advice: what is not in the cache yet is read as huge pages
     return PS_OK;
   }
   if (!copy_.allocate(bytes_, true))

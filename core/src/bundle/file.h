@@ -31,8 +31,8 @@ class File {
   ps_status open(const char* path, bool map);
   // Bytes of the file as it is now: what shrank since it was opened is an error here, not a fault.
   ps_status read(int64_t offset, int64_t bytes, uint8_t* out) const;
-  // Copies bytes begin (a multiple of a page) to end into private memory of huge pages, read by the pool's threads; at()
-  // then points into the copy.  The page cache behind it is dropped.  Does nothing for a file that was read whole.
+  // Copies bytes begin (a multiple of a page) to end into private memory of huge pages, read by the pool's threads;
+  // at() then points into the copy.  The page cache behind it is dropped.  Does nothing for a file that was read whole.
   ps_status copy(int64_t begin, int64_t end, Pool* pool);
   // The bytes at an offset: of the copy where there is one.
   const uint8_t* at(int64_t offset) const {
@@ -49,7 +49,7 @@ class File {
   int64_t bytes_ = 0, copy_begin_ = 0, copy_end_ = 0;
   int descriptor_ = -1;
   bool mapped_ = false;
-  struct stat opened_ {};  // as it was found
+  struct stat opened_{};  // as it was found
   Region copy_;
 };
 

@@ -24,8 +24,8 @@ struct CopyJob {
   std::atomic<int> error{0};
 };
 
-// Threads take the next chunk as they come; each drops the chunk that it has read, so that the cache never holds a second
-// copy.  Pages that another process maps stay in the cache, as the kernel sees to.
+// Threads take the next chunk as they come; each drops the chunk that it has read, so that the cache never holds a
+// second copy.  Pages that another process maps stay in the cache, as the kernel sees to.
 void run_copy(void* argument, int32_t) {
   CopyJob* job = static_cast<CopyJob*>(argument);
   while (job->error.load(std::memory_order_relaxed) == 0) {
@@ -56,7 +56,8 @@ ps_status File::copy(int64_t begin, int64_t end, Pool* pool) {
   if (!copy_.allocate(end - begin, true))
     return fail(PS_OUT_OF_MEMORY, "no memory for the weights' %lld bytes", static_cast<long long>(end - begin));
   // What this process has touched of the mapping would keep its pages in the cache; it can be mapped again any time.
-  const int64_t first = round_up(begin, system_page_bytes());  // segments begin at multiples of 4,096, pages may be larger
+  const int64_t first =
+      round_up(begin, system_page_bytes());  // segments begin at multiples of 4,096, pages may be larger
   if (first < end) madvise(const_cast<uint8_t*>(data_) + first, static_cast<size_t>(end - first), MADV_DONTNEED);
   CopyJob job;
   job.descriptor = descriptor_;

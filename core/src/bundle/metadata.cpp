@@ -66,15 +66,16 @@ ps_status check_foreign(const OpUse& use) {
 #endif
   const int32_t op = find_loaded_op(use.name);
   if (op < 0) {
-    return fail(PS_UNSUPPORTED,
-                "the file needs the op %.*s, version %d, which is none of this library's: load the shared library that has it "
-                "(ps_ops_load, penstock-lite --ops, penstock --ops, penstock.load_ops)",
-                PS_STR(use.name), use.version);
+    return fail(
+        PS_UNSUPPORTED,
+        "the file needs the op %.*s, version %d, which is none of this library's: load the shared library that has it "
+        "(ps_ops_load, penstock-lite --ops, penstock --ops, penstock.load_ops)",
+        PS_STR(use.name), use.version);
   }
   const LoadedOp& loaded = loaded_op(op);
   if (loaded.op.version == use.version) return PS_OK;
-  return fail(PS_UNSUPPORTED, "the file needs the op %.*s, version %d, and %s has version %d", PS_STR(use.name), use.version, loaded.source,
-              loaded.op.version);
+  return fail(PS_UNSUPPORTED, "the file needs the op %.*s, version %d, and %s has version %d", PS_STR(use.name),
+              use.version, loaded.source, loaded.op.version);
 }
 
 ps_status check_use(const OpUse& use) {
@@ -82,17 +83,20 @@ ps_status check_use(const OpUse& use) {
   if (is_foreign_name(use.name)) return check_foreign(use);
   const int32_t op = find_op(use.name);
   if (equal(use.name, "all_reduce")) {
-    return fail(PS_UNSUPPORTED,
-                "all_reduce adds up the results of several ranks, which would change their bits: export the network again");
+    return fail(
+        PS_UNSUPPORTED,
+        "all_reduce adds up the results of several ranks, which would change their bits: export the network again");
   }
   if (op < 0) return fail(PS_UNSUPPORTED, "this version has no op %.*s", PS_STR(use.name));
 #ifndef PENSTOCK_OP_NAMES
   if (!is_built(op)) {
-    return fail(PS_UNSUPPORTED, "this build leaves out %s.%d: build it with this bundle in PENSTOCK_OPS_FROM", op_name(op), kOps[op].version);
+    return fail(PS_UNSUPPORTED, "this build leaves out %s.%d: build it with this bundle in PENSTOCK_OPS_FROM",
+                op_name(op), kOps[op].version);
   }
 #endif
   if (use.version <= kOps[op].version) return PS_OK;
-  return fail(PS_UNSUPPORTED, "this version has %s up to version %d, the file needs version %d", op_name(op), kOps[op].version, use.version);
+  return fail(PS_UNSUPPORTED, "this version has %s up to version %d, the file needs version %d", op_name(op),
+              kOps[op].version, use.version);
 }
 
 ps_status read_op(const FlatTable& table, Graph* graph) {

@@ -54,7 +54,8 @@ ps_status validate_states(const Graph& graph) {
       return fail(PS_INVALID_FILE, "states[%lld].head_dim: expected 1 to %lld, found %d", ll(i), ll(most), s.head_dim);
     }
     if (s.latent_dim < 0 || s.latent_dim >= s.head_dim || (s.latent_dim && (s.num_kv_heads != 1 || s.recurrent))) {
-      return fail(PS_INVALID_FILE, "states[%lld].latent_dim: expected less than head_dim (%d), and 0 with %d heads, found %d", ll(i),
+      return fail(PS_INVALID_FILE,
+                  "states[%lld].latent_dim: expected less than head_dim (%d), and 0 with %d heads, found %d", ll(i),
                   s.head_dim, s.num_kv_heads, s.latent_dim);
     }
     if (s.group < 0 || s.group >= graph.page_groups.size()) {
@@ -74,8 +75,8 @@ ps_status validate_states(const Graph& graph) {
                     other.num_kv_heads, other.head_dim, ll(j), s.num_kv_heads, s.head_dim);
       }
       if (other.latent_dim != s.latent_dim) {
-        return fail(PS_INVALID_FILE, "states[%lld].latent_dim: expected %d as states[%lld] of its group has, found %d", ll(i),
-                    other.latent_dim, ll(j), s.latent_dim);
+        return fail(PS_INVALID_FILE, "states[%lld].latent_dim: expected %d as states[%lld] of its group has, found %d",
+                    ll(i), other.latent_dim, ll(j), s.latent_dim);
       }
       break;
     }
@@ -206,8 +207,8 @@ ps_status validate_output(Graph* g) {
   return PS_OK;
 }
 
-// Whether tokens see later ones of their request, which must then be in the same step, and how many ranks have a part of a
-// context.  Only context_attention reads pages that are dealt out.
+// Whether tokens see later ones of their request, which must then be in the same step, and how many ranks have a part
+// of a context.  Only context_attention reads pages that are dealt out.
 ps_status find_attention_kinds(Graph* graph) {
   uint64_t dealt = 0;
   for (const State& state : graph->states) {
@@ -219,7 +220,8 @@ ps_status find_attention_kinds(Graph* graph) {
     if (node.op == OP_PREFIX_LENGTHS) {
       PS_TRY(bind_node_attrs(node, attrs));
       if (graph->prefix_group >= 0 || attrs[kPrefixToken].i >= graph->vocab_size)
-        return fail(PS_INVALID_FILE, "metadata.nodes[%lld]: expected one prefix_lengths, of a token of the vocabulary", ll(n));
+        return fail(PS_INVALID_FILE, "metadata.nodes[%lld]: expected one prefix_lengths, of a token of the vocabulary",
+                    ll(n));
       graph->prefix_group = static_cast<int32_t>(attrs[kPrefixGroup].i);
       graph->prefix_token = static_cast<int32_t>(attrs[kPrefixToken].i);
     }
@@ -234,14 +236,16 @@ ps_status find_attention_kinds(Graph* graph) {
     }
     const int64_t world = attrs[world_at(OP_CONTEXT_ATTENTION)].i;
     if (dealt && world != graph->context_world) {
-      return fail(PS_INVALID_FILE, "metadata.nodes[%lld]: expected attention over the pages of %d ranks, as before it, found %lld", ll(n),
-                  graph->context_world, ll(world));
+      return fail(PS_INVALID_FILE,
+                  "metadata.nodes[%lld]: expected attention over the pages of %d ranks, as before it, found %lld",
+                  ll(n), graph->context_world, ll(world));
     }
     graph->context_world = static_cast<int32_t>(world);
     dealt |= group;
   }
   if (dealt & graph->whole_groups)
-    return fail(PS_INVALID_FILE, "metadata: expected page groups that only context_attention reads, or no context_attention");
+    return fail(PS_INVALID_FILE,
+                "metadata: expected page groups that only context_attention reads, or no context_attention");
   return PS_OK;
 }
 
@@ -249,8 +253,7 @@ ps_status find_attention_kinds(Graph* graph) {
 int32_t find_hidden(const Graph& graph) {
   int32_t hidden = -1;
   for (const Node& node : graph.nodes) {
-    if (node.op != OP_GATHER_ROWS || node.inputs[kGatherRowsRows].index != graph.inputs[INPUT_OUTPUT_ROWS])
-      continue;
+    if (node.op != OP_GATHER_ROWS || node.inputs[kGatherRowsRows].index != graph.inputs[INPUT_OUTPUT_ROWS]) continue;
     if (hidden >= 0) return -1;
     hidden = node.inputs[0].index;
   }

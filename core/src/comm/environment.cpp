@@ -1,4 +1,5 @@
-// The rank of this process, as the launcher says that started it.  src/penstock/launch/environment.py reads the same variables.
+// The rank of this process, as the launcher says that started it.  src/penstock/launch/environment.py reads the same
+// variables.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,15 +10,15 @@ namespace ps {
 namespace {
 
 // `needs`: a variable that must be there as well.
-struct Source {
-  const char *launcher, *rank, *world, *local_rank, *local_world, *needs;
-};
+struct Source { const char *launcher, *rank, *world, *local_rank, *local_world, *needs; };
 // A batch script of Slurm has SLURM_PROCID, too, though nothing started it as a rank; a step has SLURM_STEP_ID.
 constexpr Source kSources[] = {
-    {"penstock launch", "PENSTOCK_RANK", "PENSTOCK_WORLD_SIZE", "PENSTOCK_LOCAL_RANK", "PENSTOCK_LOCAL_WORLD_SIZE", nullptr},
+    {"penstock launch", "PENSTOCK_RANK", "PENSTOCK_WORLD_SIZE", "PENSTOCK_LOCAL_RANK", "PENSTOCK_LOCAL_WORLD_SIZE",
+     nullptr},
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr},
     {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", nullptr},
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr},
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID"},
 };
 constexpr int32_t kMaxWorld = 1 << 16;
@@ -27,7 +28,8 @@ ps_status read_number(const char* name, int32_t min, int32_t max, int32_t* out) 
   char* end = nullptr;
   const long value = text && *text >= '0' && *text <= '9' ? strtol(text, &end, 10) : -1;
   if (!text || !end || *end || value < min || value > max)
-    return fail(PS_INVALID_ARGUMENT, "%s: expected an integer from %d to %d, found %.40s", name, min, max, text ? text : "none");
+    return fail(PS_INVALID_ARGUMENT, "%s: expected an integer from %d to %d, found %.40s", name, min, max,
+                text ? text : "none");
   *out = static_cast<int32_t>(value);
   return PS_OK;
 }
@@ -71,20 +73,24 @@ ps_status read_source(const Source& source, ps_rank_place* out) {
 }  // namespace
 
 ps_status read_rank_environment(ps_rank_place* out) {
-  const bool nested = getenv("TORCHELASTIC_RUN_ID") && getenv("RANK");  // whose launcher set all variables that it knows anew
+  const bool nested =
+      getenv("TORCHELASTIC_RUN_ID") && getenv("RANK");  // whose launcher set all variables that it knows anew
   const Source* first = nullptr;
   for (int32_t i = 0; i < (nested ? 2 : 5); ++i) {
     ps_rank_place place{};
     PS_TRY(read_source(kSources[i], &place));
     if (!place.world) continue;
     if (first && (place.rank != out->rank || place.world != out->world)) {
-      return fail(PS_INVALID_ARGUMENT, "%s says rank %d of %d, but %s says rank %d of %d; unset the variables of one of them", first->launcher,
-                  out->rank, out->world, kSources[i].launcher, place.rank, place.world);
+      return fail(PS_INVALID_ARGUMENT,
+                  "%s says rank %d of %d, but %s says rank %d of %d; unset the variables of one of them",
+                  first->launcher, out->rank, out->world, kSources[i].launcher, place.rank, place.world);
     }
     if (!first) *out = place;
     if (!first) first = &kSources[i];
   }
-  return first ? PS_OK : fail(PS_INVALID_ARGUMENT, "RANK: expected a process that penstock launch, torchrun, mpirun or srun started");
+  return first ? PS_OK
+               : fail(PS_INVALID_ARGUMENT,
+                      "RANK: expected a process that penstock launch, torchrun, mpirun or srun started");
 }
 
 }  // namespace ps

@@ -119,7 +119,8 @@ ps_status Heartbeat::listen(Contact* own) {
   sockaddr_storage address{};
   address.ss_family = AF_INET6;
   if (listener_ >= 0) setsockopt(listener_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  if (listener_ < 0 || bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof(sockaddr_in6)) != 0) {  // a host without IPv6
+  if (listener_ < 0 ||
+      bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof(sockaddr_in6)) != 0) {  // a host without IPv6
     if (listener_ >= 0) close(listener_);
     listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     address.ss_family = AF_INET;
@@ -127,7 +128,8 @@ ps_status Heartbeat::listen(Contact* own) {
       return fail(PS_IO_ERROR, "ranks: no port for heartbeats: %s", strerror(errno));
   }
   socklen_t bytes = sizeof(address);
-  if (::listen(listener_, PS_MAX_RANKS) != 0 || getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &bytes) != 0 ||
+  if (::listen(listener_, PS_MAX_RANKS) != 0 ||
+      getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &bytes) != 0 ||
       getrandom(&own_.nonce, sizeof(own_.nonce), 0) != static_cast<ssize_t>(sizeof(own_.nonce)))
     return fail(PS_IO_ERROR, "ranks: no port for heartbeats: %s", strerror(errno));
   own_.port = ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
@@ -166,7 +168,8 @@ ps_status Heartbeat::connect_to(int32_t peer, const Contact& contact, int64_t de
 
 ps_status Heartbeat::accept_others(const Contact* contacts, int64_t deadline) {
   for (int32_t missing = world_ - 1 - rank_; missing > 0;) {
-    if (!wait_for(listener_, POLLIN, deadline)) return fail(PS_ABORTED, "ranks: %d ranks found no connection to rank %d for heartbeats", missing, rank_);
+    if (!wait_for(listener_, POLLIN, deadline))
+      return fail(PS_ABORTED, "ranks: %d ranks found no connection to rank %d for heartbeats", missing, rank_);
     const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (fd < 0) {  // no file descriptor is left: the rank stays in the queue
       usleep(kPollMs * 1000);
@@ -178,7 +181,8 @@ ps_status Heartbeat::accept_others(const Contact* contacts, int64_t deadline) {
     // The last byte shows that the rank did not give up this connection while it was in the queue.
     if (receive_whole(fd, &greeting, sizeof(greeting), soon) && greeting.nonce == own_.nonce && greeting.rank > rank_ &&
         greeting.rank < world_ && links_[greeting.rank].fd < 0 &&
-        send(fd, &contacts[greeting.rank].nonce, sizeof(uint64_t), MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(uint64_t)) &&
+        send(fd, &contacts[greeting.rank].nonce, sizeof(uint64_t), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(sizeof(uint64_t)) &&
         receive_whole(fd, &confirmed, 1, soon) && confirmed == kBeatByte) {
       keep(greeting.rank, fd);
       --missing;
@@ -229,7 +233,8 @@ void* Heartbeat::thread_main(void* self) {
 
 void Heartbeat::send_all(const void* data, size_t bytes) {
   for (const Link& link : links_) {
-    if (link.fd >= 0 && send(link.fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) continue;  // what it means is found by silence
+    if (link.fd >= 0 && send(link.fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+      continue;  // what it means is found by silence
   }
 }
 
@@ -251,7 +256,8 @@ void Heartbeat::run() {
     for (int32_t r = 0; r < world_; ++r) {
       if (links_[r].fd < 0 || polls[r].revents || now_ns() - links_[r].heard_ns < kLost) continue;
       char reason[80];
-      snprintf(reason, sizeof(reason), "rank %d is lost: no heartbeat for %lld ms", r, static_cast<long long>(kLost / kMillisecond));
+      snprintf(reason, sizeof(reason), "rank %d is lost: no heartbeat for %lld ms", r,
+               static_cast<long long>(kLost / kMillisecond));
       abort(reason);
     }
     if (is_aborted() && !told) {

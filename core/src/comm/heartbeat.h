@@ -1,4 +1,5 @@
-// Ranks on several hosts: each pair has a TCP connection that carries a heartbeat, and the reason when a rank ends the group.
+// Ranks on several hosts: each pair has a TCP connection that carries a heartbeat, and the reason when a rank ends the
+// group.
 #ifndef PENSTOCK_COMM_HEARTBEAT_H
 #define PENSTOCK_COMM_HEARTBEAT_H
 

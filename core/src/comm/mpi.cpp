@@ -10,9 +10,9 @@ namespace ps {
 namespace {
 
 constexpr int64_t kDefaultTimeoutMs = 60000, kJoinMs = 300000, kMaxPart = (int64_t{1} << 30) - 4096;
-constexpr int64_t kMessageBytes = 4 << 20;  // in one message of send
+constexpr int64_t kMessageBytes = 4 << 20;          // in one message of send
 constexpr int64_t kSpin = 50000, kYield = 2000000;  // ns, before it yields, and before it sleeps
-constexpr int64_t kGrace = 1000000000;  // ns, for what a rank sent before it left
+constexpr int64_t kGrace = 1000000000;              // ns, for what a rank sent before it left
 constexpr int kExchangeTag = 1, kMailTag = 2;
 constexpr uint64_t kMeetingTag = 0x6d656574696e6731u;
 
@@ -42,15 +42,18 @@ ps_status MpiComm::check(int code) {
 
 ps_status MpiComm::add_send(Wait* wait, int32_t peer, int32_t tag, const void* data, int64_t bytes) {
   wait->peers[wait->count] = peer;
-  return check(mpi_->isend(data, static_cast<int>(bytes), mpi_handle(kMpiByte), peer, tag, group_, &wait->requests[wait->count++]));
+  return check(mpi_->isend(data, static_cast<int>(bytes), mpi_handle(kMpiByte), peer, tag, group_,
+                           &wait->requests[wait->count++]));
 }
 
 ps_status MpiComm::add_receive(Wait* wait, int32_t peer, int32_t tag, void* data, int64_t bytes) {
   wait->peers[wait->count] = peer;
-  return check(mpi_->irecv(data, static_cast<int>(bytes), mpi_handle(kMpiByte), peer, tag, group_, &wait->requests[wait->count++]));
+  return check(mpi_->irecv(data, static_cast<int>(bytes), mpi_handle(kMpiByte), peer, tag, group_,
+                           &wait->requests[wait->count++]));
 }
 
-// MPI has no wait that looks at anything else, so this one polls: first busily, then giving up the core, then with pauses.
+// MPI has no wait that looks at anything else, so this one polls: first busily, then giving up the core, then with
+// pauses.
 ps_status MpiComm::finish(Wait* wait, bool forever) {
   const int64_t begin = now_ns();
   int64_t left_ns = 0;
@@ -72,8 +75,8 @@ ps_status MpiComm::finish(Wait* wait, bool forever) {
       if (left) {
         snprintf(reason, sizeof(reason), "rank %d ended", wait->peers[first]);
       } else {
-        snprintf(reason, sizeof(reason), "rank %d waited %lld ms for rank %d", comm_.rank, static_cast<long long>(timeout_ns_ / 1000000),
-                 wait->peers[first]);
+        snprintf(reason, sizeof(reason), "rank %d waited %lld ms for rank %d", comm_.rank,
+                 static_cast<long long>(timeout_ns_ / 1000000), wait->peers[first]);
       }
       return end(reason);
     }
@@ -91,8 +94,8 @@ ps_status MpiComm::exchange(uint64_t tag, int32_t root, const int64_t* bytes, bo
   const int32_t own = comm_.rank, world = comm_.world;
   for (int32_t r = 0; bytes && r < world; ++r) {
     if (bytes[r] >= 0 && bytes[r] <= comm_.part_bytes) continue;
-    return fail(PS_INVALID_ARGUMENT, "bytes[%d]: expected 0 to %lld, found %lld", r, static_cast<long long>(comm_.part_bytes),
-                static_cast<long long>(bytes[r]));
+    return fail(PS_INVALID_ARGUMENT, "bytes[%d]: expected 0 to %lld, found %lld", r,
+                static_cast<long long>(comm_.part_bytes), static_cast<long long>(bytes[r]));
   }
   if (heartbeat_.is_aborted()) return end("");
   const uint32_t number = next_++;
@@ -101,11 +104,13 @@ ps_status MpiComm::exchange(uint64_t tag, int32_t root, const int64_t* bytes, bo
   const Header header{tag, bytes ? bytes[own] : 0};
   memcpy(buffer(own, number), &header, sizeof(header));
   for (int32_t r = 0; r < world; ++r) {
-    if (r != own && (root < 0 || r == root)) PS_TRY(add_receive(&wait, r, kExchangeTag, buffer(r, number), kHeaderBytes + (bytes ? bytes[r] : 0)));
+    if (r != own && (root < 0 || r == root))
+      PS_TRY(add_receive(&wait, r, kExchangeTag, buffer(r, number), kHeaderBytes + (bytes ? bytes[r] : 0)));
   }
   for (int32_t i = 1; i < world; ++i) {
     const int32_t r = (own + i) % world;
-    if (root < 0 || own == root) PS_TRY(add_send(&wait, r, kExchangeTag, buffer(own, number), kHeaderBytes + header.bytes));
+    if (root < 0 || own == root)
+      PS_TRY(add_send(&wait, r, kExchangeTag, buffer(own, number), kHeaderBytes + header.bytes));
   }
   if (wait.count) PS_TRY(finish(&wait, forever));
   for (int32_t r = 0; r < world; ++r) {
@@ -115,7 +120,8 @@ ps_status MpiComm::exchange(uint64_t tag, int32_t root, const int64_t* bytes, bo
     memcpy(&found, buffer(r, number), sizeof(found));
     if (found.tag == tag && found.bytes == (bytes ? bytes[r] : 0)) continue;
     char reason[160];
-    snprintf(reason, sizeof(reason), "ranks %d and %d do not run the same step: exchange %u has tag %016llx on rank %d and %016llx on rank %d",
+    snprintf(reason, sizeof(reason),
+             "ranks %d and %d do not run the same step: exchange %u has tag %016llx on rank %d and %016llx on rank %d",
              own, r, number, static_cast<unsigned long long>(tag), own, static_cast<unsigned long long>(found.tag), r);
     return end(reason);
   }
@@ -123,7 +129,8 @@ ps_status MpiComm::exchange(uint64_t tag, int32_t root, const int64_t* bytes, bo
 }
 
 ps_status MpiComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
-  if (to < 0 || to >= comm_.world || to == comm_.rank) return fail(PS_INVALID_ARGUMENT, "to: expected another rank, found %d", to);
+  if (to < 0 || to >= comm_.world || to == comm_.rank)
+    return fail(PS_INVALID_ARGUMENT, "to: expected another rank, found %d", to);
   if (heartbeat_.is_aborted()) return end("");
   for (int64_t at = 0; at < bytes; at += kMessageBytes) {
     const int64_t size = bytes - at < kMessageBytes ? bytes - at : kMessageBytes;
@@ -137,7 +144,8 @@ ps_status MpiComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
 }
 
 ps_status MpiComm::receive(int32_t from, uint8_t* data, int64_t bytes) {
-  if (from < 0 || from >= comm_.world || from == comm_.rank) return fail(PS_INVALID_ARGUMENT, "from: expected another rank, found %d", from);
+  if (from < 0 || from >= comm_.world || from == comm_.rank)
+    return fail(PS_INVALID_ARGUMENT, "from: expected another rank, found %d", from);
   if (heartbeat_.is_aborted()) return end("");
   for (int64_t at = 0; at < bytes; at += kMessageBytes) {
     const int64_t size = bytes - at < kMessageBytes ? bytes - at : kMessageBytes;
@@ -155,8 +163,10 @@ ps_status MpiComm::check_membership(const ps_mpi_options& o) {
   if (mpi_->comm_rank(mpi_handle(kMpiCommWorld), &rank) != 0 || mpi_->comm_size(mpi_handle(kMpiCommWorld), &world) != 0)
     return fail(PS_UNSUPPORTED, "ranks: MPI says no rank");
   if (world != o.world || rank != o.rank) {
-    return fail(PS_INVALID_ARGUMENT, "rank: expected rank %d of %d, found rank %d of %d of MPI: start the ranks with the mpiexec of this library",
-                o.rank, o.world, rank, world);
+    return fail(
+        PS_INVALID_ARGUMENT,
+        "rank: expected rank %d of %d, found rank %d of %d of MPI: start the ranks with the mpiexec of this library",
+        o.rank, o.world, rank, world);
   }
   return PS_OK;
 }
@@ -187,7 +197,8 @@ void MpiComm::fill_struct() {
     MpiComm* comm = static_cast<MpiComm*>(self);
     int64_t counts[PS_MAX_RANKS] = {};
     const void* parts[PS_MAX_RANKS];
-    if (root < 0 || root >= comm->comm_.world) return fail(PS_INVALID_ARGUMENT, "root: expected a rank, found %d", root);
+    if (root < 0 || root >= comm->comm_.world)
+      return fail(PS_INVALID_ARGUMENT, "root: expected a rank, found %d", root);
     counts[root] = bytes;
     PS_TRY(comm->exchange(tag, root, counts, forever != 0, parts));
     *data = parts[root];
@@ -199,7 +210,9 @@ void MpiComm::fill_struct() {
   comm_.recv = [](void* self, int32_t from, void* data, int64_t bytes) {
     return static_cast<MpiComm*>(self)->receive(from, static_cast<uint8_t*>(data), bytes);
   };
-  comm_.barrier = [](void* self, uint64_t tag) { return static_cast<MpiComm*>(self)->exchange(tag, -1, nullptr, false, nullptr); };
+  comm_.barrier = [](void* self, uint64_t tag) {
+    return static_cast<MpiComm*>(self)->exchange(tag, -1, nullptr, false, nullptr);
+  };
   comm_.abort = [](void* self, const char* reason) {
     forget_mpi();
     static_cast<MpiComm*>(self)->heartbeat_.abort(reason);
@@ -208,12 +221,16 @@ void MpiComm::fill_struct() {
 
 ps_status MpiComm::open(const ps_mpi_options& o) {
   if (!o.trusted_network)
-    return fail(PS_INVALID_ARGUMENT, "trusted_network: expected true, because MPI neither encrypts nor authenticates: only the ranks may use the network");
+    return fail(PS_INVALID_ARGUMENT, "trusted_network: expected true, because MPI neither encrypts nor authenticates: "
+                                     "only the ranks may use the network");
   if (o.world < 1 || o.world > PS_MAX_RANKS)
     return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %d", PS_MAX_RANKS, o.world);
   if (o.part_bytes < 1 || o.part_bytes > kMaxPart)
-    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected 1 to %lld, found %lld", static_cast<long long>(kMaxPart), static_cast<long long>(o.part_bytes));
-  if (o.timeout_ms < 0) return fail(PS_INVALID_ARGUMENT, "timeout_ms: expected 0 or more, found %lld", static_cast<long long>(o.timeout_ms));
+    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected 1 to %lld, found %lld", static_cast<long long>(kMaxPart),
+                static_cast<long long>(o.part_bytes));
+  if (o.timeout_ms < 0)
+    return fail(PS_INVALID_ARGUMENT, "timeout_ms: expected 0 or more, found %lld",
+                static_cast<long long>(o.timeout_ms));
   PS_TRY(load_mpi(o.library, &mpi_));
   PS_TRY(check_membership(o));
   const int64_t least = static_cast<int64_t>(sizeof(Contact));
@@ -223,7 +240,8 @@ ps_status MpiComm::open(const ps_mpi_options& o) {
   comm_.part_bytes = round_up(o.part_bytes > least ? o.part_bytes : least, 4096);
   stride_ = comm_.part_bytes + 4096;
   timeout_ns_ = (o.timeout_ms ? o.timeout_ms : kDefaultTimeoutMs) * 1000000;
-  if (!buffers_.allocate(2 * o.world * stride_ + kMessageBytes)) return fail(PS_OUT_OF_MEMORY, "part_bytes: the system refused the memory");
+  if (!buffers_.allocate(2 * o.world * stride_ + kMessageBytes))
+    return fail(PS_OUT_OF_MEMORY, "part_bytes: the system refused the memory");
   fill_struct();
   // A communicator of its own: messages of other groups of these processes stay apart.
   PS_TRY(check(mpi_->comm_dup(mpi_handle(kMpiCommWorld), &group_)));

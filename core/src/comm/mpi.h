@@ -1,5 +1,5 @@
-// The transport between ranks on several hosts: messages of MPI, and heartbeats of our own, because MPI never notices a link
-// that is cut.
+// The transport between ranks on several hosts: messages of MPI, and heartbeats of our own, because MPI never notices a
+// link that is cut.
 #ifndef PENSTOCK_COMM_MPI_H
 #define PENSTOCK_COMM_MPI_H
 

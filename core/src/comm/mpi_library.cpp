@@ -39,21 +39,33 @@ void choose_network() {
 }
 
 ps_status open_library(const char* path, void** out) {
-  const char* const names[] = {path ? path : getenv("PENSTOCK_MPI_LIBRARY"), "libmpi_abi.so.1", "libmpi_abi.so.0", "libmpi_abi.so"};
+  const char* const names[] = {path ? path : getenv("PENSTOCK_MPI_LIBRARY"), "libmpi_abi.so.1", "libmpi_abi.so.0",
+                               "libmpi_abi.so"};
   *out = nullptr;
   for (int i = names[0] ? 0 : 1; !*out && i < (names[0] ? 1 : 4); ++i) *out = dlopen(names[i], RTLD_NOW | RTLD_GLOBAL);
-  return *out ? PS_OK : fail(PS_UNSUPPORTED, "ranks: no MPI library: pip install 'penstock[mpi]', or set PENSTOCK_MPI_LIBRARY (%s)", dlerror());
+  return *out ? PS_OK
+              : fail(PS_UNSUPPORTED,
+                     "ranks: no MPI library: pip install 'penstock[mpi]', or set PENSTOCK_MPI_LIBRARY (%s)", dlerror());
 }
 
 ps_status find_functions(void* library) {
   const struct {
     const char* name;
     void* target;
-  } functions[] = {{"MPI_Initialized", &mpi.initialized}, {"MPI_Init_thread", &mpi.init_thread}, {"MPI_Query_thread", &mpi.query_thread},
-                   {"MPI_Finalize", &mpi.finalize},       {"MPI_Finalized", &mpi.finalized},     {"MPI_Error_string", &mpi.error_string},
-                   {"MPI_Comm_rank", &mpi.comm_rank},     {"MPI_Comm_size", &mpi.comm_size},     {"MPI_Comm_dup", &mpi.comm_dup},
-                   {"MPI_Comm_set_errhandler", &mpi.comm_set_errhandler}, {"MPI_Isend", &mpi.isend}, {"MPI_Irecv", &mpi.irecv},
-                   {"MPI_Test", &mpi.test}, {"MPI_Comm_free", &mpi.comm_free}};
+  } functions[] = {{"MPI_Initialized", &mpi.initialized},
+                   {"MPI_Init_thread", &mpi.init_thread},
+                   {"MPI_Query_thread", &mpi.query_thread},
+                   {"MPI_Finalize", &mpi.finalize},
+                   {"MPI_Finalized", &mpi.finalized},
+                   {"MPI_Error_string", &mpi.error_string},
+                   {"MPI_Comm_rank", &mpi.comm_rank},
+                   {"MPI_Comm_size", &mpi.comm_size},
+                   {"MPI_Comm_dup", &mpi.comm_dup},
+                   {"MPI_Comm_set_errhandler", &mpi.comm_set_errhandler},
+                   {"MPI_Isend", &mpi.isend},
+                   {"MPI_Irecv", &mpi.irecv},
+                   {"MPI_Test", &mpi.test},
+                   {"MPI_Comm_free", &mpi.comm_free}};
   int (*abi_version)(int*, int*) = nullptr;
   *reinterpret_cast<void**>(&abi_version) = dlsym(library, "MPI_Abi_get_version");
   int major = -1, minor = 0;
@@ -61,7 +73,8 @@ ps_status find_functions(void* library) {
     return fail(PS_UNSUPPORTED, "ranks: expected an MPI library of the standard ABI (libmpi_abi.so), as MPICH 5 has");
   for (const auto& function : functions) {
     *static_cast<void**>(function.target) = dlsym(library, function.name);
-    if (!*static_cast<void**>(function.target)) return fail(PS_UNSUPPORTED, "ranks: the MPI library has no %s", function.name);
+    if (!*static_cast<void**>(function.target))
+      return fail(PS_UNSUPPORTED, "ranks: the MPI library has no %s", function.name);
   }
   return PS_OK;
 }
@@ -73,9 +86,11 @@ ps_status load_once(const char* path) {
   PS_TRY(open_library(path, &library));
   PS_TRY(find_functions(library));
   int begun = 0, level = 0;
-  if (mpi.initialized(&begun) != 0 || (begun ? mpi.query_thread(&level) : mpi.init_thread(nullptr, nullptr, kMpiThreadMultiple, &level)) != 0)
+  if (mpi.initialized(&begun) != 0 ||
+      (begun ? mpi.query_thread(&level) : mpi.init_thread(nullptr, nullptr, kMpiThreadMultiple, &level)) != 0)
     return fail(PS_UNSUPPORTED, "ranks: MPI does not start");
-  if (level < kMpiThreadMultiple) return fail(PS_UNSUPPORTED, "ranks: expected MPI with MPI_THREAD_MULTIPLE, found level %d", level);
+  if (level < kMpiThreadMultiple)
+    return fail(PS_UNSUPPORTED, "ranks: expected MPI with MPI_THREAD_MULTIPLE, found level %d", level);
   if (!begun) atexit(finalize_mpi);
   is_loaded = true;
   return PS_OK;

@@ -1,4 +1,5 @@
-// The functions of an MPI library that we call, by the standard ABI of MPI 5: found at run time, so that a build needs no MPI.
+// The functions of an MPI library that we call, by the standard ABI of MPI 5: found at run time, so that a build needs
+// no MPI.
 #ifndef PENSTOCK_COMM_MPI_LIBRARY_H
 #define PENSTOCK_COMM_MPI_LIBRARY_H
 
@@ -32,11 +33,11 @@ inline MpiHandle mpi_handle(uintptr_t number) { return reinterpret_cast<MpiHandl
 constexpr uintptr_t kMpiCommWorld = 0x101, kMpiErrorsReturn = 0x143, kMpiByte = 0x247;
 constexpr int kMpiThreadMultiple = 4096;
 
-// Loads the library once, and initializes MPI, which ends with the process.  path null: PENSTOCK_MPI_LIBRARY, or libmpi_abi.so
-// where the system finds it.
+// Loads the library once, and initializes MPI, which ends with the process.  path null: PENSTOCK_MPI_LIBRARY, or
+// libmpi_abi.so where the system finds it.
 ps_status load_mpi(const char* path, const MpiLibrary** out);
-// Removes the names of the shared memory that this process has mapped for MPI, after all ranks have: a process that is killed
-// would leave them in /dev/shm.
+// Removes the names of the shared memory that this process has mapped for MPI, after all ranks have: a process that is
+// killed would leave them in /dev/shm.
 void unlink_mpi_memory();
 // MPI is not finalized at the end of a process whose group was ended: that would wait for the others.
 void forget_mpi();

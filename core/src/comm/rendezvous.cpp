@@ -1,5 +1,5 @@
-// Rank 0 listens at an abstract socket, whose name is gone with it; the others connect.  When all have come, rank 0 makes a memfd
-// and sends it to each.  Both ends check that the other is a process of the same user.
+// Rank 0 listens at an abstract socket, whose name is gone with it; the others connect.  When all have come, rank 0
+// makes a memfd and sends it to each.  Both ends check that the other is a process of the same user.
 #include "comm/rendezvous.h"
 
 #include <errno.h>
@@ -121,7 +121,8 @@ bool read_stat(int32_t pid, int32_t* parent, unsigned long long* start) {
   fclose(file);
   text[count] = 0;
   const char* end = strrchr(text, ')');  // the name before it may hold anything
-  return end && sscanf(end + 1, " %*c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", parent, start) == 2;
+  return end && sscanf(end + 1, " %*c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                       parent, start) == 2;
 }
 
 // The nearest process above this one that is no rank: what started all ranks of this host.
@@ -157,8 +158,8 @@ void set_address(const char* given, Rendezvous* m) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const char* c = text; *c; ++c) hash = (hash ^ static_cast<uint8_t>(*c)) * 0x100000001b3u;
   m->address.sun_family = AF_UNIX;
-  const int size = snprintf(m->address.sun_path + 1, sizeof(m->address.sun_path) - 1, "penstock-ranks-%u-%016llx", geteuid(),
-                            static_cast<unsigned long long>(hash));
+  const int size = snprintf(m->address.sun_path + 1, sizeof(m->address.sun_path) - 1, "penstock-ranks-%u-%016llx",
+                            geteuid(), static_cast<unsigned long long>(hash));
   m->address_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(size));
 }
 
@@ -217,7 +218,8 @@ void find_misfit(const Hello& own, const Hello& other, char* reason) {
   if (strncmp(own.version, other.version, sizeof(own.version))) {
     snprintf(reason, kReasonBytes, "version: rank 0 has %s, rank %d has %.15s", own.version, r, other.version);
   } else if (own.part_bytes != other.part_bytes) {
-    snprintf(reason, kReasonBytes, "part_bytes: rank 0 has %lld, rank %d has %lld: expected bundles of one network, and equal limits",
+    snprintf(reason, kReasonBytes,
+             "part_bytes: rank 0 has %lld, rank %d has %lld: expected bundles of one network, and equal limits",
              static_cast<long long>(own.part_bytes), r, static_cast<long long>(other.part_bytes));
   } else if (own.pid_namespace != other.pid_namespace) {
     snprintf(reason, kReasonBytes, "rank %d is in another container: it cannot be watched from here", r);
@@ -230,8 +232,10 @@ ps_status make_memory(const ps_join_options& o, Descriptor* out) {
   // By number: older C libraries have no function for it.
   out->reset(static_cast<int>(syscall(SYS_memfd_create, "penstock-ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (out->get() < 0 || ftruncate(out->get(), bytes) != 0)
-    return fail(PS_OUT_OF_MEMORY, "ranks: the system refused %lld bytes of shared memory: %s", static_cast<long long>(bytes), strerror(errno));
-  fcntl(out->get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // access beyond the end of a file kills a process
+    return fail(PS_OUT_OF_MEMORY, "ranks: the system refused %lld bytes of shared memory: %s",
+                static_cast<long long>(bytes), strerror(errno));
+  fcntl(out->get(), F_ADD_SEALS,
+        F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // access beyond the end of a file kills a process
   return PS_OK;
 }
 
@@ -274,7 +278,8 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
     if (errno == EADDRINUSE) return fail_taken(m);
     return fail(PS_IO_ERROR, "ranks: no socket for the meeting: %s", strerror(errno));
   }
-  if (listen(listener.get(), PS_MAX_RANKS) != 0) return fail(PS_IO_ERROR, "ranks: no socket for the meeting: %s", strerror(errno));
+  if (listen(listener.get(), PS_MAX_RANKS) != 0)
+    return fail(PS_IO_ERROR, "ranks: no socket for the meeting: %s", strerror(errno));
   Descriptor peers[PS_MAX_RANKS];
   bool has_come[PS_MAX_RANKS] = {};
   Welcome welcome{};
@@ -297,7 +302,8 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
     int32_t pid = 0;
     const int64_t soon = now_ns() + 1000000000;
     if (!is_own_user(fd, &pid) || !wait_readable(fd, soon < m.deadline ? soon : m.deadline) ||
-        recv(fd, &hello, sizeof(hello), MSG_TRUNC) != static_cast<ssize_t>(sizeof(hello)) || memcmp(hello.magic, kMagic, sizeof(kMagic))) {
+        recv(fd, &hello, sizeof(hello), MSG_TRUNC) != static_cast<ssize_t>(sizeof(hello)) ||
+        memcmp(hello.magic, kMagic, sizeof(kMagic))) {
       close(fd);
       continue;
     }
@@ -334,8 +340,10 @@ ps_status ask_host(const Rendezvous& m, SharedComm* out) {
   const Descriptor link(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   int32_t pid = 0;
   if (connect(link.get(), reinterpret_cast<const sockaddr*>(&m.address), m.address_bytes) != 0) return PS_IO_ERROR;
-  if (!is_own_user(link.get(), &pid)) return fail(PS_ABORTED, "ranks: another user's process listens where rank 0 should");
-  if (send(link.get(), &m.hello, sizeof(m.hello), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(m.hello))) return PS_IO_ERROR;
+  if (!is_own_user(link.get(), &pid))
+    return fail(PS_ABORTED, "ranks: another user's process listens where rank 0 should");
+  if (send(link.get(), &m.hello, sizeof(m.hello), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(m.hello)))
+    return PS_IO_ERROR;
   if (!wait_readable(link.get(), m.deadline)) return late(m, "not all ranks came");
   Welcome welcome;
   Descriptor memory;
@@ -361,9 +369,11 @@ ps_status join_group(const Rendezvous& m, SharedComm* out) {
 ps_status join_ranks(const ps_join_options& o, SharedComm* out) {
   int64_t bytes;
   PS_TRY(SharedComm::bytes(o.world, o.part_bytes, &bytes));
-  if (o.rank < 0 || o.rank >= o.world) return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %d", o.world - 1, o.rank);
+  if (o.rank < 0 || o.rank >= o.world)
+    return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %d", o.world - 1, o.rank);
   if (o.join_timeout_ms < 0)
-    return fail(PS_INVALID_ARGUMENT, "join_timeout_ms: expected 0 or more, found %lld", static_cast<long long>(o.join_timeout_ms));
+    return fail(PS_INVALID_ARGUMENT, "join_timeout_ms: expected 0 or more, found %lld",
+                static_cast<long long>(o.join_timeout_ms));
   Rendezvous m{o, {}, 0, now_ns() + (o.join_timeout_ms ? o.join_timeout_ms : kDefaultJoinMs) * 1000000, {}, ""};
   set_address(o.meeting, &m);
   memcpy(m.hello.magic, kMagic, sizeof(kMagic));

@@ -1,8 +1,8 @@
 // Exchanges over shared memory.
 //
-// Exchange n of a rank: it has written its part into its buffer n mod 2, announces n, and waits until every other rank has
-// announced n.  Then it may read their buffers.  Two buffers suffice: a rank writes its buffer n mod 2 again for exchange n + 2,
-// after all have announced n + 1, which each does only when it has read what it needs of exchange n.
+// Exchange n of a rank: it has written its part into its buffer n mod 2, announces n, and waits until every other rank
+// has announced n.  Then it may read their buffers.  Two buffers suffice: a rank writes its buffer n mod 2 again for
+// exchange n + 2, after all have announced n + 1, which each does only when it has read what it needs of exchange n.
 #include "comm/shared.h"
 
 #include <errno.h>
@@ -27,9 +27,9 @@ namespace ps {
 namespace {
 
 constexpr int32_t kSpins = 2000, kSpinsBeside = 40;  // before it looks whether it holds the core of the other
-constexpr int64_t kStayNanoseconds = 1000000;  // on a core before it leaves again
-constexpr int64_t kWatchNanoseconds = 50000000;  // between two looks whether a process has ended
-constexpr int64_t kStoppedNanoseconds = 500000000;  // between two looks whether a process is stopped
+constexpr int64_t kStayNanoseconds = 1000000;        // on a core before it leaves again
+constexpr int64_t kWatchNanoseconds = 50000000;      // between two looks whether a process has ended
+constexpr int64_t kStoppedNanoseconds = 500000000;   // between two looks whether a process is stopped
 constexpr int64_t kPage = 4096, kDefaultTimeoutMs = 60000, kMaxPartBytes = int64_t{1} << 40;
 
 bool has_come(uint32_t arrivals, uint32_t number) { return static_cast<int32_t>(arrivals - number) >= 0; }
@@ -60,7 +60,8 @@ ps_status SharedComm::bytes(int32_t world, int64_t part_bytes, int64_t* out) {
     return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %d", PS_MAX_RANKS, world);
   if (part_bytes < 1 || part_bytes > kMaxPartBytes)
     return fail(PS_INVALID_ARGUMENT, "part_bytes: expected 1 to 2^40, found %lld", static_cast<long long>(part_bytes));
-  *out = words_bytes(world) + int64_t{world} * world * 2 * kMailBytes + int64_t{world} * 2 * round_up(part_bytes, kPage);
+  *out =
+      words_bytes(world) + int64_t{world} * world * 2 * kMailBytes + int64_t{world} * 2 * round_up(part_bytes, kPage);
   return PS_OK;
 }
 
@@ -69,7 +70,8 @@ ps_status SharedComm::open(const ps_shared_options& o) {
   if (o.rank < 0 || o.rank >= o.world)
     return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %d", o.world - 1, o.rank);
   if (o.timeout_ms < 0)
-    return fail(PS_INVALID_ARGUMENT, "timeout_ms: expected 0 or more, found %lld", static_cast<long long>(o.timeout_ms));
+    return fail(PS_INVALID_ARGUMENT, "timeout_ms: expected 0 or more, found %lld",
+                static_cast<long long>(o.timeout_ms));
   uint8_t* base = static_cast<uint8_t*>(o.memory);
   if (!base) {
     struct stat found;
@@ -133,7 +135,9 @@ ps_status SharedComm::watch(const int32_t* pids) {
     if (r == comm_.rank) continue;
     processes_[r] = static_cast<int32_t>(syscall(SYS_pidfd_open, pids[r], 0));
     if (processes_[r] < 0 && errno == ESRCH) return fail(PS_ABORTED, "ranks: rank %d ended before the group began", r);
-    if (processes_[r] < 0) return fail(PS_UNSUPPORTED, "ranks: expected Linux 5.3 or newer, which tells when a process ends: %s", strerror(errno));
+    if (processes_[r] < 0)
+      return fail(PS_UNSUPPORTED, "ranks: expected Linux 5.3 or newer, which tells when a process ends: %s",
+                  strerror(errno));
   }
   return PS_OK;
 }
@@ -172,9 +176,11 @@ SharedComm::~SharedComm() {
 }
 
 ps_status SharedComm::aborted_status() {
-  for (int i = 0; i < 1000000 && group_->aborted.load(std::memory_order_acquire) != 2; ++i) pause_cpu();  // being written
+  for (int i = 0; i < 1000000 && group_->aborted.load(std::memory_order_acquire) != 2; ++i)
+    pause_cpu();  // being written
   const bool written = group_->aborted.load(std::memory_order_acquire) == 2;
-  return fail(PS_ABORTED, "ranks: the group was ended: %.*s", static_cast<int>(kReasonBytes - 1), written ? group_->reason : "?");
+  return fail(PS_ABORTED, "ranks: the group was ended: %.*s", static_cast<int>(kReasonBytes - 1),
+              written ? group_->reason : "?");
 }
 
 void SharedComm::abort(const char* reason) {
@@ -201,8 +207,9 @@ bool SharedComm::shares_core(int32_t peer) {
   return core >= 0 && core == sched_getcpu();
 }
 
-// The kernel puts threads that wake each other on one core.  Two ranks there would look for each other in turns, so this one
-// moves to a core where no other rank was seen; it may run anywhere afterwards, but stays as long as it does not sleep.
+// The kernel puts threads that wake each other on one core.  Two ranks there would look for each other in turns, so
+// this one moves to a core where no other rank was seen; it may run anywhere afterwards, but stays as long as it does
+// not sleep.
 void SharedComm::leave_core() {
   cpu_set_t allowed, others;
   if (now_ns() - left_ns_ < kStayNanoseconds || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
@@ -212,7 +219,8 @@ void SharedComm::leave_core() {
     const int32_t core = words(r).core.load(std::memory_order_relaxed) - 1;
     if (r != comm_.rank && core >= 0 && core < CPU_SETSIZE) CPU_CLR(static_cast<size_t>(core), &others);
   }
-  if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof(others), &others) == 0) sched_setaffinity(0, sizeof(allowed), &allowed);
+  if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof(others), &others) == 0)
+    sched_setaffinity(0, sizeof(allowed), &allowed);
 }
 
 template <typename Done>
@@ -240,7 +248,8 @@ ps_status SharedComm::sleep(int32_t peer, bool forever, Done&& done) {
   for (;;) {
     const uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
     own.sleeping.store(1, std::memory_order_seq_cst);
-    const int32_t ended = watches_ ? ended_rank(peer) : -1;  // before done(): what a rank announced before it ended counts
+    const int32_t ended =
+        watches_ ? ended_rank(peer) : -1;  // before done(): what a rank announced before it ended counts
     const bool is_done = done(), is_aborted = group_->aborted.load(std::memory_order_seq_cst) != 0;
     const int64_t now = now_ns();
     const int32_t stopped = watches_ && !forever && !is_done && now - start >= kWatchNanoseconds ? stopped_rank() : -1;
@@ -289,8 +298,11 @@ ps_status SharedComm::exchange(uint64_t tag, const int64_t* bytes, bool forever,
     const uint64_t found = words(r).tags[number & 1].load(std::memory_order_relaxed);
     if (found != tag) {
       char reason[160];
-      snprintf(reason, sizeof(reason), "ranks %d and %d do not run the same step: exchange %u has tag %016llx on rank %d and %016llx on rank %d",
-               comm_.rank, r, number, static_cast<unsigned long long>(tag), comm_.rank, static_cast<unsigned long long>(found), r);
+      snprintf(
+          reason, sizeof(reason),
+          "ranks %d and %d do not run the same step: exchange %u has tag %016llx on rank %d and %016llx on rank %d",
+          comm_.rank, r, number, static_cast<unsigned long long>(tag), comm_.rank,
+          static_cast<unsigned long long>(found), r);
       abort(reason);
       return aborted_status();
     }
@@ -307,7 +319,8 @@ ps_status SharedComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kMailBytes) {
     const uint32_t number = words.sent.load(std::memory_order_relaxed);
     PS_TRY(wait(to, false, [&] { return number - words.received.load(std::memory_order_seq_cst) < 2; }));
-    memcpy(piece(comm_.rank, to, number), data + at, static_cast<size_t>(bytes - at < kMailBytes ? bytes - at : kMailBytes));
+    memcpy(piece(comm_.rank, to, number), data + at,
+           static_cast<size_t>(bytes - at < kMailBytes ? bytes - at : kMailBytes));
     words.sent.store(number + 1, std::memory_order_seq_cst);
     wake(to);
   }
@@ -318,7 +331,9 @@ ps_status SharedComm::await(int32_t from) {
   if (from < 0 || from >= comm_.world || from == comm_.rank)
     return fail(PS_INVALID_ARGUMENT, "from: expected another rank, found %d", from);
   const MailWords& words = mail(from, comm_.rank);
-  return wait(from, true, [&] { return words.sent.load(std::memory_order_seq_cst) != words.received.load(std::memory_order_relaxed); });
+  return wait(from, true, [&] {
+    return words.sent.load(std::memory_order_seq_cst) != words.received.load(std::memory_order_relaxed);
+  });
 }
 
 ps_status SharedComm::receive(int32_t from, uint8_t* data, int64_t bytes) {
@@ -328,7 +343,8 @@ ps_status SharedComm::receive(int32_t from, uint8_t* data, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kMailBytes) {
     const uint32_t number = words.received.load(std::memory_order_relaxed);
     PS_TRY(wait(from, false, [&] { return words.sent.load(std::memory_order_seq_cst) != number; }));
-    memcpy(data + at, piece(from, comm_.rank, number), static_cast<size_t>(bytes - at < kMailBytes ? bytes - at : kMailBytes));
+    memcpy(data + at, piece(from, comm_.rank, number),
+           static_cast<size_t>(bytes - at < kMailBytes ? bytes - at : kMailBytes));
     words.received.store(number + 1, std::memory_order_seq_cst);
     wake(from);
   }

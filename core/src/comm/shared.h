@@ -10,15 +10,16 @@ namespace ps {
 
 constexpr int64_t kReasonBytes = 256, kMailBytes = 64 << 10;
 
-// What ranks share.  Everything begins as zero.  A rank writes only its own RankWords, and rings the doorbell of others.
+// What ranks share.  Everything begins as zero.  A rank writes only its own RankWords, and rings the doorbell of
+// others.
 struct alignas(128) GroupWords {
-  std::atomic<uint32_t> aborted;         // 1: some rank writes the reason, 2: it is written
+  std::atomic<uint32_t> aborted;  // 1: some rank writes the reason, 2: it is written
   alignas(128) char reason[kReasonBytes];
 };
 struct alignas(128) RankWords {
-  std::atomic<uint32_t> arrivals;  // exchanges that the rank has come to; wraps
-  std::atomic<uint64_t> tags[2];   // of the last two
-  std::atomic<int32_t> core;       // that it ran on then, + 1
+  std::atomic<uint32_t> arrivals;               // exchanges that the rank has come to; wraps
+  std::atomic<uint64_t> tags[2];                // of the last two
+  std::atomic<int32_t> core;                    // that it ran on then, + 1
   alignas(128) std::atomic<uint32_t> doorbell;  // the rank sleeps on it
   std::atomic<uint32_t> sleeping;
   std::atomic<uint32_t> left;  // 1: the rank closed its comm
@@ -61,7 +62,8 @@ class SharedComm {
   template <typename Done>
   ps_status sleep(int32_t peer, bool forever, Done&& done);
   void wake(int32_t rank);
-  // Whether the rank `peer` was last seen on the core of this thread, where it cannot run while this thread looks for it.
+  // Whether the rank `peer` was last seen on the core of this thread, where it cannot run while this thread looks for
+  // it.
   bool shares_core(int32_t peer);
   void leave_core();
   ps_status aborted_status();
@@ -79,7 +81,7 @@ class SharedComm {
   uint64_t stopped_ = 0;  // the ranks that were stopped at the last look, a bit each
   int64_t looked_ns_ = 0;
   uint64_t epoch_ = 0;
-  uint32_t next_ = 1;  // the number of the next exchange
+  uint32_t next_ = 1;    // the number of the next exchange
   int64_t left_ns_ = 0;  // when this rank last left a core
   GroupWords* group_ = nullptr;
   RankWords* ranks_ = nullptr;

@@ -1,5 +1,5 @@
-// The ops of several ranks.  Each has three phases: every thread writes its rows of the rank's part, one thread exchanges the
-// parts, every thread reads its rows of the result.
+// The ops of several ranks.  Each has three phases: every thread writes its rows of the rank's part, one thread
+// exchanges the parts, every thread reads its rows of the result.
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -12,18 +12,24 @@ namespace {
 
 float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.data); }
-int64_t slots(const Tensor& t) { return t.rank == 3 ? t.dims[1] : 1; }  // all_gather cuts the columns of each slot of a row
+int64_t slots(const Tensor& t) {
+  return t.rank == 3 ? t.dims[1] : 1;
+}  // all_gather cuts the columns of each slot of a row
 int64_t rows(const Call& c) { return c.in[0].dims[0]; }
 int64_t once(const Call& c) { return c.in[0].dims[0] > 0; }
-int64_t read_rows(const Call& c) { return c.is_head && !c.exchange->on_all && c.exchange->comm->rank != 0 ? 0 : c.in[0].dims[0]; }
+int64_t read_rows(const Call& c) {
+  return c.is_head && !c.exchange->on_all && c.exchange->comm->rank != 0 ? 0 : c.in[0].dims[0];
+}
 
 ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
   if (!read_cut(starts.s, out)) {
-    return fail(PS_INVALID_ARGUMENT, "starts: expected 2 to %d ascending numbers from 0, as \"0|64|128\", found \"%.*s\"",
-                PS_MAX_RANKS + 1, PS_STR(starts.s));
+    return fail(PS_INVALID_ARGUMENT,
+                "starts: expected 2 to %d ascending numbers from 0, as \"0|64|128\", found \"%.*s\"", PS_MAX_RANKS + 1,
+                PS_STR(starts.s));
   }
   if (rank.i >= 0 && rank.i < out->world) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %lld", out->world - 1, static_cast<long long>(rank.i));
+  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %lld", out->world - 1,
+              static_cast<long long>(rank.i));
 }
 
 // Whether the rank may write its part: others may read what it sent before an exchange that failed.
@@ -75,7 +81,8 @@ void run_gather(const Call& c, int64_t, int64_t, int32_t) {
   int32_t rank;
   const Cut cut = cut_of(c, OP_ALL_GATHER, &rank);
   for (int32_t r = 0; r < cut.world; ++r) {
-    const int64_t row_bytes = sends_best(c) ? sizeof(Best) : slots(c.in[0]) * cut.size(r) * static_cast<int64_t>(sizeof(float));
+    const int64_t row_bytes =
+        sends_best(c) ? sizeof(Best) : slots(c.in[0]) * cut.size(r) * static_cast<int64_t>(sizeof(float));
     c.exchange->bytes[r] = rows(c) * row_bytes;
   }
   c.exchange->gather(c);
@@ -99,8 +106,8 @@ void run_take(const Call& c, int64_t begin, int64_t end, int32_t) {
     float* y = f32(c.out[0]) + i * c.out[0].row_stride;
     for (int32_t r = 0; r < cut.world; ++r) {
       const int64_t size = cut.size(r);
-      const float* x =
-          r == rank ? f32(c.in[0]) + i * c.in[0].row_stride : static_cast<const float*>(c.exchange->parts[r]) + i * count * size;
+      const float* x = r == rank ? f32(c.in[0]) + i * c.in[0].row_stride
+                                 : static_cast<const float*>(c.exchange->parts[r]) + i * count * size;
       for (int64_t slot = 0; slot < count; ++slot)
         memcpy(y + slot * cut.total() + cut.starts[r], x + slot * size, static_cast<size_t>(size) * sizeof(float));
     }
@@ -134,7 +141,8 @@ void run_put_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
   count_tokens(c, cut, begin, counts);
   float* part = static_cast<float*>(c.exchange->comm->part(c.exchange->comm->self));
   for (int64_t t = begin; t < end; ++t) {
-    if (owner_of(cut, i32(c.in[0])[t]) == rank) embed_row(c, cut, rank, t, part + counts[rank]++ * c.attrs[kShardedDim].i);
+    if (owner_of(cut, i32(c.in[0])[t]) == rank)
+      embed_row(c, cut, rank, t, part + counts[rank]++ * c.attrs[kShardedDim].i);
   }
 }
 
@@ -143,7 +151,8 @@ void run_gather_tokens(const Call& c, int64_t, int64_t, int32_t) {
   int32_t rank;
   const Cut cut = cut_of(c, OP_SHARDED_EMBEDDING, &rank);
   count_tokens(c, cut, rows(c), c.exchange->bytes);
-  for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] *= c.attrs[kShardedDim].i * static_cast<int64_t>(sizeof(float));
+  for (int32_t r = 0; r < cut.world; ++r)
+    c.exchange->bytes[r] *= c.attrs[kShardedDim].i * static_cast<int64_t>(sizeof(float));
   c.exchange->gather(c);
 }
 
@@ -161,7 +170,8 @@ void run_take_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
       embed_row(c, cut, rank, t, y);
       continue;
     }
-    memcpy(y, static_cast<const float*>(c.exchange->parts[owner]) + counts[owner]++ * dim, static_cast<size_t>(dim) * sizeof(float));
+    memcpy(y, static_cast<const float*>(c.exchange->parts[owner]) + counts[owner]++ * dim,
+           static_cast<size_t>(dim) * sizeof(float));
   }
 }
 
@@ -182,7 +192,8 @@ void run_broadcast(const Call& c, int64_t, int64_t, int32_t) {
   if (!is_alive(c)) return;
   Exchange* e = c.exchange;
   const int64_t bytes = rows(c) * static_cast<int64_t>(row_bytes(c));
-  e->keep(e->comm->broadcast(e->comm->self, e->tag++, static_cast<int32_t>(c.attrs[kBroadcastRoot].i), bytes, 0, &e->parts[0]));
+  e->keep(e->comm->broadcast(e->comm->self, e->tag++, static_cast<int32_t>(c.attrs[kBroadcastRoot].i), bytes, 0,
+                             &e->parts[0]));
 }
 
 void run_take_root(const Call& c, int64_t begin, int64_t end, int32_t thread) {
@@ -250,7 +261,8 @@ ps_status check_peer(const char* name, const AttrValue& peer, const AttrValue& w
 }
 
 ps_status copy_rows(const Spec& x, Spec* out) {
-  if (x.dtype != PS_F32 || x.rank != 2) return fail(PS_INVALID_ARGUMENT, "x: expected f32 with two dims, found %s", describe(x).text);
+  if (x.dtype != PS_F32 || x.rank != 2)
+    return fail(PS_INVALID_ARGUMENT, "x: expected f32 with two dims, found %s", describe(x).text);
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {x.dims[0], x.dims[1]}, 0, -1, constant(0)};
   return PS_OK;
 }
@@ -285,7 +297,8 @@ constexpr Phase kShardedEmbedding[] = {
 
 ps_status check_membership(const AttrValue& world, const AttrValue& rank) {
   if (world.i < 1 || world.i > PS_MAX_RANKS)
-    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %lld", PS_MAX_RANKS, static_cast<long long>(world.i));
+    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %lld", PS_MAX_RANKS,
+                static_cast<long long>(world.i));
   if (rank.i >= 0 && rank.i < world.i) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %lld, found %lld", static_cast<long long>(world.i - 1),
               static_cast<long long>(rank.i));
@@ -299,7 +312,8 @@ bool read_cut(Str text, Cut* out) {
     if (c >= '0' && c <= '9') {
       number = (number < 0 ? 0 : number) * 10 + (c - '0');
       if (number > kMaxDim) return false;
-    } else if (c == '|' && number >= 0 && count <= PS_MAX_RANKS && (count ? number > out->starts[count - 1] : number == 0)) {
+    } else if (c == '|' && number >= 0 && count <= PS_MAX_RANKS &&
+               (count ? number > out->starts[count - 1] : number == 0)) {
       out->starts[count++] = number;
       number = -1;
     } else {
@@ -327,7 +341,8 @@ Membership membership_of(int32_t op, const AttrValue* attrs) {
 }
 
 ps_status no_links(const Membership& member) {
-  return fail(PS_UNSUPPORTED, "pipeline_parallel_size: expected 1 without links, found rank %d of a pipeline of %d ranks", member.rank,
+  return fail(PS_UNSUPPORTED,
+              "pipeline_parallel_size: expected 1 without links, found rank %d of a pipeline of %d ranks", member.rank,
               member.world);
 }
 
@@ -341,7 +356,8 @@ int64_t part_bytes(int32_t op, const Call& c) {
   return INT64_MAX;
 }
 
-// What the next exchange sends is stored into its part, unless the transport has only one part: threads may still read it.
+// What the next exchange sends is stored into its part, unless the transport has only one part: threads may still read
+// it.
 void Exchange::gather(const Call& call) {
   const uint64_t now = tag++;
   if (status != PS_OK) return;
@@ -377,8 +393,8 @@ ps_status infer_sharded_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(read_attrs(attrs[kShardedStarts], attrs[kShardedRank], &cut));
   const int64_t size = cut.size(static_cast<int32_t>(attrs[kShardedRank].i));
   if (in[1].dims[0].offset != size) {
-    return fail(PS_INVALID_ARGUMENT, "weight: expected %lld rows, those of its rank, found %lld", static_cast<long long>(size),
-                static_cast<long long>(in[1].dims[0].offset));
+    return fail(PS_INVALID_ARGUMENT, "weight: expected %lld rows, those of its rank, found %lld",
+                static_cast<long long>(size), static_cast<long long>(in[1].dims[0].offset));
   }
   Spec whole[2] = {in[0], in[1]};
   whole[1].dims[0] = constant(cut.total());
@@ -405,10 +421,11 @@ ps_status infer_recv(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "width: expected 1 to 2^31, found %lld", static_cast<long long>(width));
   const bool is_own = attrs[kRecvSource].i == attrs[rank_at(OP_RECV)].i;
   if (is_own && (in[0].dtype != PS_F32 || in[0].rank != 2 || !equal(in[0].dims[1], constant(width)))) {
-    return fail(PS_INVALID_ARGUMENT, "rows: expected f32 rows of %lld from the rank itself, found %s", static_cast<long long>(width),
-                describe(in[0]).text);
+    return fail(PS_INVALID_ARGUMENT, "rows: expected f32 rows of %lld from the rank itself, found %s",
+                static_cast<long long>(width), describe(in[0]).text);
   }
-  if (in[0].rank > 2) return fail(PS_INVALID_ARGUMENT, "rows: expected one or two dims, found %s", describe(in[0]).text);
+  if (in[0].rank > 2)
+    return fail(PS_INVALID_ARGUMENT, "rows: expected one or two dims, found %s", describe(in[0]).text);
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(width)}, 0, -1, constant(0)};
   return PS_OK;
 }

@@ -1,6 +1,7 @@
-// Attention whose partitions of the context are dealt out to ranks.  A rank leaves the results of its partitions in its part of
-// an exchange, and every rank merges those of all in ascending order, as one rank does (docs/explanation/ranks.md).
-// If the heads are cut too, the ranks of a comm are several such groups, one after another, with as many heads each.
+// Attention whose partitions of the context are dealt out to ranks.  A rank leaves the results of its partitions in its
+// part of an exchange, and every rank merges those of all in ascending order, as one rank does
+// (docs/explanation/ranks.md). If the heads are cut too, the ranks of a comm are several such groups, one after
+// another, with as many heads each.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -33,9 +34,7 @@ int64_t tokens_together(const Call& c) {
   return std::max({kBlockBytes / token_bytes(c), divide_up(tokens(c), kMaxBlocks), int64_t{1}});
 }
 
-struct Block {
-  int64_t begin, count;
-};
+struct Block { int64_t begin, count; };
 Block block_of(const Call& c, int64_t index) {
   const int64_t size = tokens_together(c), begin = std::min(index * size, tokens(c));
   return Block{begin, std::min(size, tokens(c) - begin)};
@@ -51,11 +50,14 @@ AttentionArgs args_of(const Call& c, const Block& block) {
 }
 
 template <int32_t kIndex>
-int64_t partial_items(const Call& c) { return block_of(c, kIndex).count * c.in[1].dims[1]; }
+int64_t partial_items(const Call& c) {
+  return block_of(c, kIndex).count * c.in[1].dims[1];
+}
 
 template <int32_t kIndex>
 void run_partials(const Call& c, int64_t begin, int64_t end, int32_t thread) {
-  if (!c.exchange || c.exchange->status != PS_OK) return;  // others may read what was sent before an exchange that failed
+  if (!c.exchange || c.exchange->status != PS_OK)
+    return;  // others may read what was sent before an exchange that failed
   const Block block = block_of(c, kIndex);
   AttentionArgs args = args_of(c, block);
   args.partials = static_cast<float*>(c.exchange->comm->part(c.exchange->comm->self));
@@ -64,7 +66,9 @@ void run_partials(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 }
 
 template <int32_t kIndex>
-int64_t is_there(const Call& c) { return block_of(c, kIndex).count > 0; }
+int64_t is_there(const Call& c) {
+  return block_of(c, kIndex).count > 0;
+}
 
 template <int32_t kIndex>
 void run_exchange(const Call& c, int64_t, int64_t, int32_t) {
@@ -75,7 +79,9 @@ void run_exchange(const Call& c, int64_t, int64_t, int32_t) {
 }
 
 template <int32_t kIndex>
-int64_t merged_tokens(const Call& c) { return block_of(c, kIndex).count; }
+int64_t merged_tokens(const Call& c) {
+  return block_of(c, kIndex).count;
+}
 
 template <int32_t kIndex>
 void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
@@ -89,9 +95,12 @@ void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
 template <int32_t... kIndex>
 constexpr std::array<Phase, 3 * sizeof...(kIndex)> make_phases(std::integer_sequence<int32_t, kIndex...>) {
   std::array<Phase, 3 * sizeof...(kIndex)> out{};
-  ((out[3 * kIndex] = Phase{SPLIT_SHARES, partial_items<kIndex>, run_partials<kIndex>, 0, 1, false, false, true, true, false},
-    out[3 * kIndex + 1] = Phase{SPLIT_ITEMS, is_there<kIndex>, run_exchange<kIndex>, 0, 0, false, true, true, false, false},
-    out[3 * kIndex + 2] = Phase{SPLIT_ITEMS, merged_tokens<kIndex>, run_merge<kIndex>, 0, 0, true, true, false, false, false}),
+  ((out[3 * kIndex] =
+        Phase{SPLIT_SHARES, partial_items<kIndex>, run_partials<kIndex>, 0, 1, false, false, true, true, false},
+    out[3 * kIndex + 1] =
+        Phase{SPLIT_ITEMS, is_there<kIndex>, run_exchange<kIndex>, 0, 0, false, true, true, false, false},
+    out[3 * kIndex + 2] =
+        Phase{SPLIT_ITEMS, merged_tokens<kIndex>, run_merge<kIndex>, 0, 0, true, true, false, false, false}),
    ...);
   return out;
 }

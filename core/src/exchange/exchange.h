@@ -26,8 +26,8 @@ inline BestTokens best_tokens(uint8_t* logits, int64_t rows, int32_t world) {
   return BestTokens{values, reinterpret_cast<int32_t*>(values + rows * world)};
 }
 constexpr int64_t kBestFloats = 2;  // per row and rank
-// The group that an op of several ranks belongs to, as its attributes say, which its shape rule has checked; another op's
-// has world 0.  `within`: it may be one of several groups of a comm, one after another.
+// The group that an op of several ranks belongs to, as its attributes say, which its shape rule has checked; another
+// op's has world 0.  `within`: it may be one of several groups of a comm, one after another.
 struct Membership {
   int32_t rank, world;
   bool within;
@@ -53,10 +53,10 @@ struct DirectPart {
 struct Exchange {
   const ps_comm* comm;   // of the collectives
   const ps_comm* links;  // of send and recv
-  uint64_t tag;  // of the step's next exchange
-  bool best_only;  // the step needs only the best token of each row of logits
-  bool on_all;     // every rank reads the logits, not only rank 0
-  bool has_hidden;  // the step needs the hidden rows
+  uint64_t tag;          // of the step's next exchange
+  bool best_only;        // the step needs only the best token of each row of logits
+  bool on_all;           // every rank reads the logits, not only rank 0
+  bool has_hidden;       // the step needs the hidden rows
   ps_status status;
   char message[512];
   const void* parts[PS_MAX_RANKS];

@@ -1,9 +1,10 @@
 // all_gather_rounded: the rows of all ranks as the integers that a linear rounds them to, which are fewer bytes.
 //
-// Ranks first exchange the largest magnitude of their part of each row, so that each rounds with the scale of the whole row,
-// as the linear does (kernels/rows/quantize.h).  An element of the result is its integer times the scale; the largest
-// integers stand for the magnitude itself.  Rounding that gives the same scale and the same integers: the other elements are
-// smaller than the magnitude, and an integer up to 2^15 times two rounded factors is far less than a half away from itself.
+// Ranks first exchange the largest magnitude of their part of each row, so that each rounds with the scale of the whole
+// row, as the linear does (kernels/rows/quantize.h).  An element of the result is its integer times the scale; the
+// largest integers stand for the magnitude itself.  Rounding that gives the same scale and the same integers: the other
+// elements are smaller than the magnitude, and an integer up to 2^15 times two rounded factors is far less than a half
+// away from itself.
 #include <math.h>
 #include <string.h>
 
@@ -161,7 +162,8 @@ ps_status all_gather_rounded_scratch(const Call& c, Scratch* out) {
 
 ps_status infer_all_gather_rounded(const Spec* in, AttrValue* attrs, Spec* out) {
   const int64_t bits = attrs[kRoundedBits].i;
-  if (bits != 8 && bits != 16) return fail(PS_INVALID_ARGUMENT, "bits: expected 8 or 16, found %lld", static_cast<long long>(bits));
+  if (bits != 8 && bits != 16)
+    return fail(PS_INVALID_ARGUMENT, "bits: expected 8 or 16, found %lld", static_cast<long long>(bits));
   return infer_all_gather(in, attrs, out);
 }
 

@@ -44,9 +44,7 @@ int64_t rounded_stride(const Call& c) {
 }
 
 // Bytes of a rounded row, and the offsets of what lies in the shared scratch.
-struct Offsets {
-  int64_t stride, starts, active, places, sources, x, q, group_sums, sums, scales, y, total;
-};
+struct Offsets { int64_t stride, starts, active, places, sources, x, q, group_sums, sums, scales, y, total; };
 
 struct Adder {
   int64_t total = 0;
@@ -165,7 +163,8 @@ void multiply(const Call& c, const Sorted& s, int64_t expert, int64_t begin, int
   if (checked_bytes(c.in[1].layout, kTileRows, in_features(c), &tile_bytes) != PS_OK) return;
   LinearArgs args{};
   const int64_t left = c.in[1].dims[0] - tile * kTileRows;
-  args.weight = WeightView{c.in[1].data + tile * tile_bytes, c.in[1].layout, std::min(left, count * kTileRows), in_features(c)};
+  args.weight =
+      WeightView{c.in[1].data + tile * tile_bytes, c.in[1].layout, std::min(left, count * kTileRows), in_features(c)};
   args.x_stride = round_up(in_features(c), 16);
   args.x = reinterpret_cast<float*>(c.scratch + s.o.x) + first * args.x_stride;
   if (s.o.stride) args.qx = rounded_rows(c, s.o, first);
@@ -220,7 +219,8 @@ ps_status expert_linear_scratch(const Call& c, Scratch* out) {
     return fail(PS_INVALID_ARGUMENT, "max_tokens: the sorted rows do not fit in memory");
   }
   out->shared = o.total;
-  if (planes(c)) out->per_thread = c.kernels->linear_panel_bytes(c.in[1].layout, in_features(c), num_rows(c), planes(c));
+  if (planes(c))
+    out->per_thread = c.kernels->linear_panel_bytes(c.in[1].layout, in_features(c), num_rows(c), planes(c));
   return PS_OK;
 }
 

@@ -1,4 +1,5 @@
-// The phases of the ops over pages: kv_append, attention, the same of latents, the short convolution, the gated delta rule.
+// The phases of the ops over pages: kv_append, attention, the same of latents, the short convolution, the gated delta
+// rule.
 #include <algorithm>
 
 #include "base/memory.h"
@@ -11,8 +12,12 @@ float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.data); }
 
 KvView kv_view(const Tensor& state) {
-  return KvView{state.data, state.layout, static_cast<int32_t>(state.dims[1]), static_cast<int32_t>(state.dims[2]),
-                state.row_stride, state_shape(state).latent_dim};
+  return KvView{state.data,
+                state.layout,
+                static_cast<int32_t>(state.dims[1]),
+                static_cast<int32_t>(state.dims[2]),
+                state.row_stride,
+                state_shape(state).latent_dim};
 }
 
 // `at`: the argument `positions`; request_starts and page_tables follow it.
@@ -170,8 +175,8 @@ void run_ssm_scan(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->ssm_scan(args, begin, end);
 }
 
-// The state of a request: the length of its prefix as its first number, or 0 before the prefix ends, and as its last the
-// number of tokens that it has seen.
+// The state of a request: the length of its prefix as its first number, or 0 before the prefix ends, and as its last
+// the number of tokens that it has seen.
 void run_prefix_lengths(const Call& c, int64_t begin, int64_t end, int32_t) {
   const RaggedView batch = ragged_view(c, kPrefixPositions, c.attrs[kPrefixGroup].i);
   const Tensor& state = c.in[kPrefixState];
@@ -208,7 +213,8 @@ constexpr Phase kShortConv = {SPLIT_ROWS, tokens, run_short_conv, 1, 0, true, fa
 constexpr Phase kGatedDelta = {SPLIT_SHARES, delta_items, run_gated_delta, 0, 7, true, false, false, true, true};
 constexpr Phase kSsmScan = {SPLIT_SHARES, ssm_items, run_ssm_scan, 0, 3, true, false, false, true, true};
 constexpr Phase kRelativeAttention[] = {
-    {SPLIT_SHARES, attention_items, run_attention, 0, 1 | 1 << kRelativeAttentionPrefix, true, false, true, true, false},
+    {SPLIT_SHARES, attention_items, run_attention, 0, 1 | 1 << kRelativeAttentionPrefix, true, false, true, true,
+     false},
     {SPLIT_ROWS, shared_tokens, run_merge, 0, 1 << kRelativeAttentionPrefix, true, true, false, false, false},
 };
 constexpr Phase kPrefixLengths = {SPLIT_SHARES, requests, run_prefix_lengths, 0, 1, true, false, false, true, true};

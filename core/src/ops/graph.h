@@ -63,12 +63,13 @@ struct Weight {
   int64_t part_begin, part_end;  // into Graph::parts
 };
 
-// Keys and values of a layer, or with `recurrent` one state per page: that after the page's last token, head_dim float32
-// numbers of each head.
+// Keys and values of a layer, or with `recurrent` one state per page: that after the page's last token, head_dim
+// float32 numbers of each head.
 struct State {
   Str name;
   int32_t num_kv_heads, head_dim, group, recurrent;
-  int32_t latent_dim;  // 0: keys and values apart; else a row is stored once, and its first latent_dim dimensions are its value
+  int32_t latent_dim;  // 0: keys and values apart; else a row is stored once, and its first latent_dim dimensions are
+                       // its value
 };
 constexpr int64_t kMaxStateElements = int64_t{1} << 26;  // of a recurrent state, all heads
 
@@ -81,9 +82,7 @@ struct Attr {
 };
 
 enum OperandKind { OPERAND_NONE, OPERAND_VALUE, OPERAND_WEIGHT, OPERAND_STATE };
-struct Operand {
-  int32_t kind, index;
-};
+struct Operand { int32_t kind, index; };
 
 struct Node {
   Str name;
@@ -122,14 +121,15 @@ struct Graph {
   int32_t inputs[NUM_INPUTS] = {};
   int32_t output = -1;
   // Found by validation:
-  int32_t tail = -1;   // the node argmax or topk whose ids are the output; -1: the output is logits
-  int32_t tail_k = 0;  // ids of a row; 0: the output is logits
-  int32_t hidden = -1;  // what the output rows are picked from; -1: they are picked otherwise
+  int32_t tail = -1;           // the node argmax or topk whose ids are the output; -1: the output is logits
+  int32_t tail_k = 0;          // ids of a row; 0: the output is logits
+  int32_t hidden = -1;         // what the output rows are picked from; -1: they are picked otherwise
   bool bidirectional = false;  // some attention is not causal: a request's tokens run in one step, all of them
-  int32_t prefix_token = -1;   // that begins the decoder: a request's tokens before it and itself run in one step; -1: none
-  int32_t prefix_group = -1;   // the page group of the lengths of prefixes
-  int32_t context_world = 1;   // ranks that the pages of a context are dealt out to
-  uint64_t whole_groups = 0;   // bit g: not the pages of group g, which every rank has all of
+  int32_t prefix_token =
+      -1;  // that begins the decoder: a request's tokens before it and itself run in one step; -1: none
+  int32_t prefix_group = -1;  // the page group of the lengths of prefixes
+  int32_t context_world = 1;  // ranks that the pages of a context are dealt out to
+  uint64_t whole_groups = 0;  // bit g: not the pages of group g, which every rank has all of
   int32_t symbol_of[NUM_ROLES] = {-1, -1, -1, -1};
 };
 

@@ -17,9 +17,12 @@ struct LayoutRow {
 };
 
 constexpr LayoutRow kLayouts[] = {
-    {PS_ROWS_F32, "rows_f32", 1, 1, 0, 4, 0},       {PS_ROWS_F16, "rows_f16", 1, 1, 0, 2, 0},
-    {PS_ROWS_BF16, "rows_bf16", 1, 1, 0, 2, 0},     {PS_ROWS_I32, "rows_i32", 1, 1, 0, 4, 0},
-    {PS_T16_F32, "t16_f32", kTileRows, 1, 0, 64, 0},       {PS_T16_F16, "t16_f16", kTileRows, 1, 0, 32, 0},
+    {PS_ROWS_F32, "rows_f32", 1, 1, 0, 4, 0},
+    {PS_ROWS_F16, "rows_f16", 1, 1, 0, 2, 0},
+    {PS_ROWS_BF16, "rows_bf16", 1, 1, 0, 2, 0},
+    {PS_ROWS_I32, "rows_i32", 1, 1, 0, 4, 0},
+    {PS_T16_F32, "t16_f32", kTileRows, 1, 0, 64, 0},
+    {PS_T16_F16, "t16_f16", kTileRows, 1, 0, 32, 0},
     {PS_T16_BF16, "t16_bf16", kTileRows, 2, 0, 64, 0},
     {PS_T16_I8, "t16_i8", kTileRows, kI8LineColumns, kScaleBytes, kLineBytes, 0},
     {PS_T16_I4G32, "t16_i4g32", kTileRows, kPairColumns, kScaleBytes, kPairBytes, 0},
@@ -99,7 +102,8 @@ ps_status kv_page_bytes(int32_t kv_layout, const StateShape& shape, int64_t* byt
   const int64_t scales = kv_layout == PS_KV_INT8 ? PS_PAGE_TOKENS * 4 : 0;
   const int64_t pad = kv_layout == PS_KV_BF16 ? shape.head_dim % 2 : 0;  // keys lie in pairs of dimensions
   const int64_t rows = shape.latent_dim ? 1 : 2;
-  *bytes = shape.num_kv_heads * (PS_PAGE_TOKENS * element * (rows * shape.head_dim + pad) + rows * scales);  // all are bounded
+  *bytes = shape.num_kv_heads *
+           (PS_PAGE_TOKENS * element * (rows * shape.head_dim + pad) + rows * scales);  // all are bounded
   return PS_OK;
 }
 

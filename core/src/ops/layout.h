@@ -12,7 +12,8 @@ const char* layout_name(int32_t layout);  // null: unknown
 const char* dtype_name(int32_t dtype);    // null: unknown
 int64_t dtype_bytes(int32_t dtype);       // 0: unknown
 const char* kv_layout_name(int32_t layout);
-// What programs of a scheme take by themselves: as exact as what they compute with, where that costs no speed that counts.
+// What programs of a scheme take by themselves: as exact as what they compute with, where that costs no speed that
+// counts.
 int32_t auto_kv_layout(Str scheme);
 
 // Exact bytes of a weight; says what is wrong with a layout or shape that has none.

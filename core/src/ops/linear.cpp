@@ -10,9 +10,7 @@ WeightView weight_view(const Tensor& t) { return WeightView{t.data, t.layout, t.
 float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 
 // Activations rounded to integers lie in the shared scratch: rows, sums of groups, sums of rows, scales.
-struct QuantizedBytes {
-  int64_t q, group_sums, sums, total;
-};
+struct QuantizedBytes { int64_t q, group_sums, sums, total; };
 
 int32_t planes(const Call& c) {
   const int64_t scheme = c.attrs[kLinearScheme].i;
@@ -22,9 +20,10 @@ int32_t planes(const Call& c) {
 ps_status quantized_bytes(int64_t tokens, int32_t planes, int64_t cols, QuantizedBytes* out) {
   const int64_t stride = round_up(cols, kPairColumns);  // cols of a weight are bounded
   int64_t rows, scales;
-  if (!checked_mul(tokens, planes, &rows) || !checked_mul(rows, stride, &out->q) || !checked_align(out->q, 64, &out->q) ||
-      !checked_mul(rows, stride / kGroupColumns * 2, &out->group_sums) || !checked_align(out->group_sums, 64, &out->group_sums) ||
-      !checked_mul(rows, 4, &out->sums) || !checked_align(out->sums, 64, &out->sums) || !checked_mul(tokens, 4, &scales) ||
+  if (!checked_mul(tokens, planes, &rows) || !checked_mul(rows, stride, &out->q) ||
+      !checked_align(out->q, 64, &out->q) || !checked_mul(rows, stride / kGroupColumns * 2, &out->group_sums) ||
+      !checked_align(out->group_sums, 64, &out->group_sums) || !checked_mul(rows, 4, &out->sums) ||
+      !checked_align(out->sums, 64, &out->sums) || !checked_mul(tokens, 4, &scales) ||
       !checked_add(out->q, out->group_sums, &out->total) || !checked_add(out->total, out->sums, &out->total) ||
       !checked_add(out->total, scales + 64, &out->total)) {
     return fail(PS_INVALID_ARGUMENT, "max_tokens: the rounded activations do not fit in memory");
@@ -37,8 +36,8 @@ QuantizedRows quantized_rows(const Call& c) {
   if (quantized_bytes(c.in[0].dims[0], planes(c), c.in[0].dims[1], &bytes) != PS_OK) return QuantizedRows{};
   uint8_t* const group_sums = c.scratch + bytes.q;
   uint8_t* const sums = group_sums + bytes.group_sums;
-  return QuantizedRows{reinterpret_cast<int8_t*>(c.scratch), reinterpret_cast<float*>(sums + bytes.sums),
-                       reinterpret_cast<int32_t*>(sums), reinterpret_cast<int16_t*>(group_sums),
+  return QuantizedRows{reinterpret_cast<int8_t*>(c.scratch),    reinterpret_cast<float*>(sums + bytes.sums),
+                       reinterpret_cast<int32_t*>(sums),        reinterpret_cast<int16_t*>(group_sums),
                        round_up(c.in[0].dims[1], kPairColumns), planes(c)};
 }
 
@@ -122,8 +121,8 @@ void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 constexpr int64_t kTilesAtOnce = 2, kTilesAtOnceFloat = 4;  // of the widest kernels
-constexpr Phase kLinearFloat = {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false,
-                                false, false, kTilesAtOnceFloat};
+constexpr Phase kLinearFloat = {SPLIT_SHARES, linear_tiles, run_linear, 0,     1 | 1 << kResidual, true,
+                                true,         false,        false,      false, kTilesAtOnceFloat};
 constexpr Phase kLinear[] = {
     {SPLIT_ROWS, linear_rows, run_quantize, 1, 0, false, false, true, false, false},
     {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},

@@ -35,7 +35,8 @@ struct View {
 
 void copy_attrs(const Signature& signature, const AttrValue* from, ps_op_attr* to) {
   for (int32_t i = 0; i < signature.num_attrs; ++i)
-    to[i] = ps_op_attr{from[i].i, from[i].f, from[i].s.data ? from[i].s.data : ""};  // strings are terminated: metadata.cpp
+    to[i] =
+        ps_op_attr{from[i].i, from[i].f, from[i].s.data ? from[i].s.data : ""};  // strings are terminated: metadata.cpp
 }
 
 ps_op_tensor view_of(const Tensor& t, int32_t kind) {
@@ -49,8 +50,8 @@ void fill_view(const LoadedOp& op, const Call& c, View* out) {
   for (int32_t i = 0; i < s.num_arguments; ++i) out->inputs[i] = view_of(c.in[i], s.arguments[i].kind);
   for (int32_t i = 0; i < s.num_outputs; ++i) out->outputs[i] = view_of(c.out[i], OPERAND_VALUE);
   copy_attrs(s, c.attrs, out->attrs);
-  out->call = ps_op_call{sizeof(ps_op_call), s.num_arguments, s.num_outputs, s.num_attrs, out->inputs, out->attrs,
-                         out->outputs,       nullptr,         0,             op.op.user};
+  out->call = ps_op_call{sizeof(ps_op_call), s.num_arguments, s.num_outputs, s.num_attrs, out->inputs,
+                         out->attrs,         out->outputs,    nullptr,       0,           op.op.user};
 }
 
 // What a callback says goes into messages: terminated, and without control characters.
@@ -98,7 +99,8 @@ ps_status check_output(const ps_op_type& type, int32_t index, Spec* out) {
   *out = Spec{OPERAND_VALUE, type.dtype, type.rank, {}, 0, -1, constant(0)};
   for (int32_t d = 0; d < type.rank; ++d) {
     const ps_op_dim& dim = type.dims[d];
-    const bool is_size = dim.symbol == -1 || (dim.symbol >= 0 && dim.symbol < NUM_ROLES && dim.factor >= 1 && dim.factor <= kMaxDim);
+    const bool is_size =
+        dim.symbol == -1 || (dim.symbol >= 0 && dim.symbol < NUM_ROLES && dim.factor >= 1 && dim.factor <= kMaxDim);
     if (!is_size || dim.offset < 0 || dim.offset > kMaxDim || (d > 0 && dim.symbol != -1))
       return fail(PS_INVALID_ARGUMENT, "output %d: dim %d is no size", index, d);
     out->dims[d] = dim.symbol == -1 ? constant(dim.offset) : Dim{dim.symbol, dim.factor, dim.offset};
@@ -114,7 +116,8 @@ ps_status read_type(const Spec& spec, const Argument& argument, ps_op_type* out)
   }
   out->dtype = spec.kind == OPERAND_WEIGHT ? PS_F32 : spec.dtype;
   out->rank = spec.rank;
-  for (int32_t d = 0; d < spec.rank; ++d) out->dims[d] = ps_op_dim{spec.dims[d].symbol, 0, spec.dims[d].factor, spec.dims[d].offset};
+  for (int32_t d = 0; d < spec.rank; ++d)
+    out->dims[d] = ps_op_dim{spec.dims[d].symbol, 0, spec.dims[d].factor, spec.dims[d].offset};
   return PS_OK;
 }
 
@@ -126,21 +129,26 @@ ps_status read_op(const ps_op* given, const char* source, LoadedOp* out) {
   out->op = *given;
   if (!given->name || strnlen(given->name, sizeof(out->name)) == sizeof(out->name) ||
       !is_foreign_name(Str{given->name, static_cast<uint32_t>(strlen(given->name))})) {
-    return fail(PS_INVALID_ARGUMENT, "name: expected \"owner::op\" of up to 63 small letters, digits and _, found %s%.64s%s",
+    return fail(PS_INVALID_ARGUMENT,
+                "name: expected \"owner::op\" of up to 63 small letters, digits and _, found %s%.64s%s",
                 given->name ? "\"" : "", given->name ? given->name : "null", given->name ? "\"" : "");
   }
   snprintf(out->name, sizeof(out->name), "%s", given->name);
   if (given->version < 1) return fail(PS_INVALID_ARGUMENT, "version: expected 1 or more, found %d", given->version);
   if (!given->schema || strnlen(given->schema, sizeof(out->schema)) == sizeof(out->schema))
-    return fail(PS_INVALID_ARGUMENT, "schema: expected up to %zu bytes, found %s", sizeof(out->schema) - 1, given->schema ? "more" : "null");
+    return fail(PS_INVALID_ARGUMENT, "schema: expected up to %zu bytes, found %s", sizeof(out->schema) - 1,
+                given->schema ? "more" : "null");
   snprintf(out->schema, sizeof(out->schema), "%s", given->schema);
   PS_TRY(parse_schema(out->schema, true, &out->signature));
   if (given->flags) return fail(PS_UNSUPPORTED, "flags: expected 0, found 0x%x", given->flags);
-  if (!given->infer || !given->compute) return fail(PS_INVALID_ARGUMENT, "%s: expected a function, found null", given->infer ? "compute" : "infer");
+  if (!given->infer || !given->compute)
+    return fail(PS_INVALID_ARGUMENT, "%s: expected a function, found null", given->infer ? "compute" : "infer");
   uint32_t values = 0;
-  for (int32_t i = 0; i < out->signature.num_arguments; ++i) values |= uint32_t{out->signature.arguments[i].kind == OPERAND_VALUE} << i;
+  for (int32_t i = 0; i < out->signature.num_arguments; ++i)
+    values |= uint32_t{out->signature.arguments[i].kind == OPERAND_VALUE} << i;
   if (given->row_inputs & ~values)
-    return fail(PS_INVALID_ARGUMENT, "row_inputs: expected bits of Tensor arguments, 0x%x, found 0x%x", values, given->row_inputs);
+    return fail(PS_INVALID_ARGUMENT, "row_inputs: expected bits of Tensor arguments, 0x%x, found 0x%x", values,
+                given->row_inputs);
   out->row = OpRow{out->name, given->version, out->schema, nullptr, nullptr, nullptr, false};
   const uint32_t others = values & ~given->row_inputs;
   out->phase = Phase{SPLIT_ROWS, output_rows, run_loaded, given->row_inputs, others, true, false, false, false, false};
@@ -158,9 +166,11 @@ ps_status find_same(const LoadedOp& row, const LoadedOp* const* fresh, int32_t n
   const int32_t same = find_loaded_op(Str{row.name, static_cast<uint32_t>(strlen(row.name))});
   if (same < 0) return PS_OK;
   const LoadedOp& existing = loaded_op(same);
-  *is_same = existing.op.compute == row.op.compute && existing.op.version == row.op.version && existing.op.user == row.op.user;
+  *is_same =
+      existing.op.compute == row.op.compute && existing.op.version == row.op.version && existing.op.user == row.op.user;
   if (*is_same) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: version %d is loaded already, from %s", row.name, existing.op.version, existing.source);
+  return fail(PS_INVALID_ARGUMENT, "%s: version %d is loaded already, from %s", row.name, existing.op.version,
+              existing.source);
 }
 
 ps_status add_ops(const ps_op_library& library, const char* source, LoadedOp** fresh, int32_t* num_fresh) {
@@ -201,11 +211,13 @@ int32_t find_loaded_op(Str name) {
 ps_status register_ops(const ps_op_library* library, const char* source) {
   if (!library) return fail(PS_INVALID_ARGUMENT, "library: expected a table of ops, found null");
   if (library->abi_version != PS_OP_ABI_VERSION || library->struct_size < sizeof(ps_op_library)) {
-    return fail(PS_UNSUPPORTED, "library: expected version %d of penstock_op.h and %zu bytes, found version %d and %u bytes", PS_OP_ABI_VERSION,
-                sizeof(ps_op_library), library->abi_version, library->struct_size);
+    return fail(PS_UNSUPPORTED,
+                "library: expected version %d of penstock_op.h and %zu bytes, found version %d and %u bytes",
+                PS_OP_ABI_VERSION, sizeof(ps_op_library), library->abi_version, library->struct_size);
   }
   if (library->num_ops < 1 || library->num_ops > kMaxLoaded || !library->ops)
-    return fail(PS_INVALID_ARGUMENT, "num_ops: expected 1 to %d, found %d", kMaxLoaded, library->ops ? library->num_ops : 0);
+    return fail(PS_INVALID_ARGUMENT, "num_ops: expected 1 to %d, found %d", kMaxLoaded,
+                library->ops ? library->num_ops : 0);
   if (library->reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, found %d", library->reserved);
   LoadedOp* fresh[kMaxLoaded];
   int32_t num_fresh = 0;
@@ -230,18 +242,21 @@ ps_status infer_loaded(const LoadedOp& op, const Spec* in, const AttrValue* attr
   ps_op_attr values[kMaxAttrs] = {};
   for (int32_t i = 0; i < s.num_arguments; ++i) PS_TRY(read_type(in[i], s.arguments[i], &inputs[i]));
   copy_attrs(s, attrs, values);
-  const ps_op_shapes shapes{sizeof(ps_op_shapes), s.num_arguments, s.num_outputs, s.num_attrs, inputs, values, outputs, op.op.user};
+  const ps_op_shapes shapes{
+      sizeof(ps_op_shapes), s.num_arguments, s.num_outputs, s.num_attrs, inputs, values, outputs, op.op.user};
   ps_op_error error{};
   const int32_t code = op.op.infer(&shapes, &error);
   set_default_float_environment();
   if (code) return refused(code, &error);
   for (int32_t i = 0; i < s.num_outputs; ++i) {
     PS_TRY(check_output(outputs[i], i, &out[i]));
-    if (!equal(out[i].dims[0], out[0].dims[0])) return fail(PS_INVALID_ARGUMENT, "output %d: expected the rows of output 0", i);
+    if (!equal(out[i].dims[0], out[0].dims[0]))
+      return fail(PS_INVALID_ARGUMENT, "output %d: expected the rows of output 0", i);
   }
   for (int32_t i = 0; i < s.num_arguments; ++i) {
     if (!(op.op.row_inputs >> i & 1) || in[i].kind == OPERAND_NONE || equal(in[i].dims[0], out[0].dims[0])) continue;
-    return fail(PS_INVALID_ARGUMENT, "%.*s: expected as many rows as the outputs have (row_inputs)", PS_STR(s.arguments[i].name));
+    return fail(PS_INVALID_ARGUMENT, "%.*s: expected as many rows as the outputs have (row_inputs)",
+                PS_STR(s.arguments[i].name));
   }
   return PS_OK;
 }
@@ -257,7 +272,8 @@ ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out) {
   set_default_float_environment();
   if (code) return refused(code, &error);
   if (out->per_thread < 0 || out->per_thread > int64_t{1} << 40)
-    return fail(PS_INVALID_ARGUMENT, "scratch: expected 0 to 2^40 bytes, found %lld", static_cast<long long>(out->per_thread));
+    return fail(PS_INVALID_ARGUMENT, "scratch: expected 0 to 2^40 bytes, found %lld",
+                static_cast<long long>(out->per_thread));
   out->per_thread = round_up(out->per_thread, 64);  // so that every thread's is aligned
   return PS_OK;
 }

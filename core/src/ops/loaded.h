@@ -23,9 +23,9 @@ struct OpFailure {
 };
 
 int32_t num_loaded_ops();
-const LoadedOp& loaded_op(int32_t index);      // below num_loaded_ops(), never freed
-int32_t find_loaded_op(Str name);              // -1: there is none
-bool is_foreign_name(Str name);                // "owner::op"
+const LoadedOp& loaded_op(int32_t index);  // below num_loaded_ops(), never freed
+int32_t find_loaded_op(Str name);          // -1: there is none
+bool is_foreign_name(Str name);            // "owner::op"
 // All of a library's ops, or none.  `source` is where they come from, for messages.
 ps_status register_ops(const ps_op_library* library, const char* source);
 

@@ -96,8 +96,10 @@ constexpr int32_t kSsmScanStateDim = attr_at(OP_SSM_SCAN, "int state_dim");
 constexpr int32_t kSsmScanDtMin = attr_at(OP_SSM_SCAN, "float dt_min");
 constexpr int32_t kSsmScanDtMax = attr_at(OP_SSM_SCAN, "float dt_max");
 // head_linear is expert_linear whose experts are the heads, each with its own row of every token.
-static_assert(kExpertNum == attr_at(OP_HEAD_LINEAR, "int num_heads") && kExpertOutFeatures == attr_at(OP_HEAD_LINEAR, "int out_features") &&
-              kExpertScheme == attr_at(OP_HEAD_LINEAR, "str scheme"), "");
+static_assert(kExpertNum == attr_at(OP_HEAD_LINEAR, "int num_heads") &&
+                  kExpertOutFeatures == attr_at(OP_HEAD_LINEAR, "int out_features") &&
+                  kExpertScheme == attr_at(OP_HEAD_LINEAR, "str scheme"),
+              "");
 
 // Arguments that code other than the op's own looks at.  request_starts and page_tables follow positions.
 constexpr int32_t kKvAppendState = argument_at(OP_KV_APPEND, "State(a!) state");
@@ -109,53 +111,60 @@ constexpr int32_t kAttentionSinks = argument_at(OP_SINK_ATTENTION, "Weight sinks
 static_assert(kAttentionAlibi == argument_at(OP_SINK_ATTENTION, "Weight? alibi"), "");
 // context_attention begins as attention does.
 static_assert(kAttentionState == argument_at(OP_CONTEXT_ATTENTION, "State state") &&
-              kAttentionPositions == argument_at(OP_CONTEXT_ATTENTION, "Tensor positions") &&
-              kAttentionScale == attr_at(OP_CONTEXT_ATTENTION, "float scale") &&
-              kAttentionGroup == attr_at(OP_CONTEXT_ATTENTION, "int group") &&
-              kAttentionCausal == attr_at(OP_CONTEXT_ATTENTION, "bool causal") &&
-              kAttentionWindow == attr_at(OP_CONTEXT_ATTENTION, "int window") &&
-              kAttentionSoftcap == attr_at(OP_CONTEXT_ATTENTION, "float softcap"), "");
+                  kAttentionPositions == argument_at(OP_CONTEXT_ATTENTION, "Tensor positions") &&
+                  kAttentionScale == attr_at(OP_CONTEXT_ATTENTION, "float scale") &&
+                  kAttentionGroup == attr_at(OP_CONTEXT_ATTENTION, "int group") &&
+                  kAttentionCausal == attr_at(OP_CONTEXT_ATTENTION, "bool causal") &&
+                  kAttentionWindow == attr_at(OP_CONTEXT_ATTENTION, "int window") &&
+                  kAttentionSoftcap == attr_at(OP_CONTEXT_ATTENTION, "float softcap"),
+              "");
 // So does sink_attention, with one argument more.
 static_assert(kAttentionState == argument_at(OP_SINK_ATTENTION, "State state") &&
-              kAttentionPositions == argument_at(OP_SINK_ATTENTION, "Tensor positions") &&
-              kAttentionScale == attr_at(OP_SINK_ATTENTION, "float scale") &&
-              kAttentionGroup == attr_at(OP_SINK_ATTENTION, "int group") &&
-              kAttentionCausal == attr_at(OP_SINK_ATTENTION, "bool causal") &&
-              kAttentionWindow == attr_at(OP_SINK_ATTENTION, "int window") &&
-              kAttentionSoftcap == attr_at(OP_SINK_ATTENTION, "float softcap"), "");
+                  kAttentionPositions == argument_at(OP_SINK_ATTENTION, "Tensor positions") &&
+                  kAttentionScale == attr_at(OP_SINK_ATTENTION, "float scale") &&
+                  kAttentionGroup == attr_at(OP_SINK_ATTENTION, "int group") &&
+                  kAttentionCausal == attr_at(OP_SINK_ATTENTION, "bool causal") &&
+                  kAttentionWindow == attr_at(OP_SINK_ATTENTION, "int window") &&
+                  kAttentionSoftcap == attr_at(OP_SINK_ATTENTION, "float softcap"),
+              "");
 // And latent_attention.
 constexpr int32_t kLatentAttentionRope = argument_at(OP_LATENT_ATTENTION, "Tensor q_rope");
 static_assert(kAttentionState == argument_at(OP_LATENT_ATTENTION, "State state") &&
-              kAttentionPositions == argument_at(OP_LATENT_ATTENTION, "Tensor positions") &&
-              kAttentionScale == attr_at(OP_LATENT_ATTENTION, "float scale") &&
-              kAttentionGroup == attr_at(OP_LATENT_ATTENTION, "int group") &&
-              kAttentionCausal == attr_at(OP_LATENT_ATTENTION, "bool causal") &&
-              kAttentionWindow == attr_at(OP_LATENT_ATTENTION, "int window") &&
-              kAttentionSoftcap == attr_at(OP_LATENT_ATTENTION, "float softcap"), "");
+                  kAttentionPositions == argument_at(OP_LATENT_ATTENTION, "Tensor positions") &&
+                  kAttentionScale == attr_at(OP_LATENT_ATTENTION, "float scale") &&
+                  kAttentionGroup == attr_at(OP_LATENT_ATTENTION, "int group") &&
+                  kAttentionCausal == attr_at(OP_LATENT_ATTENTION, "bool causal") &&
+                  kAttentionWindow == attr_at(OP_LATENT_ATTENTION, "int window") &&
+                  kAttentionSoftcap == attr_at(OP_LATENT_ATTENTION, "float softcap"),
+              "");
 // And relative_attention, whose sinks may be absent.
-constexpr int32_t kRelativeAttentionBias = argument_at(OP_RELATIVE_ATTENTION, "Weight? bias");      // absent in the other ops
+constexpr int32_t kRelativeAttentionBias =
+    argument_at(OP_RELATIVE_ATTENTION, "Weight? bias");  // absent in the other ops
 constexpr int32_t kRelativeAttentionPrefix = argument_at(OP_RELATIVE_ATTENTION, "Tensor? prefix");  // likewise
 constexpr int32_t kRelativeAttentionKeys = attr_at(OP_RELATIVE_ATTENTION, "str keys");
 static_assert(kAttentionAlibi == argument_at(OP_RELATIVE_ATTENTION, "Weight? alibi") &&
-              kAttentionSinks == argument_at(OP_RELATIVE_ATTENTION, "Weight? sinks") &&
-              kAttentionState == argument_at(OP_RELATIVE_ATTENTION, "State state") &&
-              kAttentionPositions == argument_at(OP_RELATIVE_ATTENTION, "Tensor positions") &&
-              kAttentionScale == attr_at(OP_RELATIVE_ATTENTION, "float scale") &&
-              kAttentionGroup == attr_at(OP_RELATIVE_ATTENTION, "int group") &&
-              kAttentionCausal == attr_at(OP_RELATIVE_ATTENTION, "bool causal") &&
-              kAttentionWindow == attr_at(OP_RELATIVE_ATTENTION, "int window") &&
-              kAttentionSoftcap == attr_at(OP_RELATIVE_ATTENTION, "float softcap"), "");
+                  kAttentionSinks == argument_at(OP_RELATIVE_ATTENTION, "Weight? sinks") &&
+                  kAttentionState == argument_at(OP_RELATIVE_ATTENTION, "State state") &&
+                  kAttentionPositions == argument_at(OP_RELATIVE_ATTENTION, "Tensor positions") &&
+                  kAttentionScale == attr_at(OP_RELATIVE_ATTENTION, "float scale") &&
+                  kAttentionGroup == attr_at(OP_RELATIVE_ATTENTION, "int group") &&
+                  kAttentionCausal == attr_at(OP_RELATIVE_ATTENTION, "bool causal") &&
+                  kAttentionWindow == attr_at(OP_RELATIVE_ATTENTION, "int window") &&
+                  kAttentionSoftcap == attr_at(OP_RELATIVE_ATTENTION, "float softcap"),
+              "");
 constexpr bool is_attention(int32_t op) {
   return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION || op == OP_LATENT_ATTENTION ||
          op == OP_RELATIVE_ATTENTION;
 }
 static_assert(kKvAppendState == argument_at(OP_LATENT_APPEND, "State(a!) state") &&
-              kKvAppendPositions == argument_at(OP_LATENT_APPEND, "Tensor positions") &&
-              kKvAppendGroup == attr_at(OP_LATENT_APPEND, "int group"), "");
+                  kKvAppendPositions == argument_at(OP_LATENT_APPEND, "Tensor positions") &&
+                  kKvAppendGroup == attr_at(OP_LATENT_APPEND, "int group"),
+              "");
 constexpr bool appends_to_pages(int32_t op) { return op == OP_KV_APPEND || op == OP_LATENT_APPEND; }
 // short_conv reads its pages as attention does.
 static_assert(kAttentionState == argument_at(OP_SHORT_CONV, "State state") &&
-              kAttentionPositions == argument_at(OP_SHORT_CONV, "Tensor positions"), "");
+                  kAttentionPositions == argument_at(OP_SHORT_CONV, "Tensor positions"),
+              "");
 constexpr bool reads_pages(int32_t op) { return is_attention(op) || op == OP_SHORT_CONV; }
 // A recurrent state: a token reads the state of the token before it, so a page group keeps two positions.
 constexpr int32_t kStateWindow = 2;

@@ -30,8 +30,8 @@ struct Signature {
   AttrRow attrs[kMaxAttrs];
 };
 
-// An operand as a shape rule sees it.  A weight has two constant dims, a state three: pages, heads, head_dim.  A state of
-// latents has four: latent_dim last.
+// An operand as a shape rule sees it.  A weight has two constant dims, a state three: pages, heads, head_dim.  A state
+// of latents has four: latent_dim last.
 struct Spec {
   int32_t kind, dtype, rank;
   Dim dims[kMaxRank];
@@ -56,9 +56,9 @@ struct Tensor {
   int64_t row_stride;  // elements
 };
 
-struct Exchange;   // of a program of several ranks: exchange/exchange.h
+struct Exchange;  // of a program of several ranks: exchange/exchange.h
 struct DirectPart;
-struct LoadedOp;   // a custom op: ops/loaded.h
+struct LoadedOp;  // a custom op: ops/loaded.h
 struct OpFailure;
 
 // One execution of one op.
@@ -71,19 +71,20 @@ struct Call {
   uint8_t* thread_scratch;  // thread_scratch_bytes each
   int64_t thread_scratch_bytes;
   const int32_t* token_request;
-  bool gated;  // of a linear: LinearArgs::gated
-  bool is_head;  // of all_gather, send and recv: the rows are the logits, which only the first rank reads
-  bool is_hidden;  // of send and recv: the rows are the hidden rows, which few steps ask for
+  bool gated;          // of a linear: LinearArgs::gated
+  bool is_head;        // of all_gather, send and recv: the rows are the logits, which only the first rank reads
+  bool is_hidden;      // of send and recv: the rows are the hidden rows, which few steps ask for
   Exchange* exchange;  // null: one rank
-  const DirectPart* next;  // of an op that exchanges: what the next exchange sends, if it is stored straight into the part
+  const DirectPart*
+      next;  // of an op that exchanges: what the next exchange sends, if it is stored straight into the part
   const LoadedOp* loaded;  // of a custom op
   OpFailure* failure;      // where it says what failed
 };
 
 enum Split {
-  SPLIT_ROWS,     // item i is row i of the output: the same thread has row i in every phase of this kind
-  SPLIT_ITEMS,    // equal contiguous shares
-  SPLIT_SHARES,   // equal contiguous shares; a thread that finished its own helps with the others'
+  SPLIT_ROWS,    // item i is row i of the output: the same thread has row i in every phase of this kind
+  SPLIT_ITEMS,   // equal contiguous shares
+  SPLIT_SHARES,  // equal contiguous shares; a thread that finished its own helps with the others'
 };
 
 // Which inputs (bit i: argument i) a phase reads, and what else it touches.
@@ -102,9 +103,7 @@ struct Phases {
   int32_t count;
 };
 
-struct Scratch {
-  int64_t shared, per_thread;
-};
+struct Scratch { int64_t shared, per_thread; };
 
 struct OpRow {
   const char* name;
@@ -138,9 +137,7 @@ ps_status bind_attrs(int32_t op, const Attr* attrs, int32_t count, AttrValue* ou
 ps_status check_operands(int32_t op, const Spec* in, int32_t count);
 bool same_type(const Spec& a, const Spec& b);
 // "f32 [T, 64]" into a buffer, for messages.
-struct TypeText {
-  char text[96];
-};
+struct TypeText { char text[96]; };
 TypeText describe(const Spec& spec);
 extern const char* const kRoleNames[NUM_ROLES];
 
@@ -159,7 +156,8 @@ ps_status expert_linear_scratch(const Call&, Scratch*);
 
 // The sizes of a state's pages.
 inline StateShape state_shape(const Tensor& t) {
-  return StateShape{static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), t.rank == 4 ? static_cast<int32_t>(t.dims[3]) : 0};
+  return StateShape{static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]),
+                    t.rank == 4 ? static_cast<int32_t>(t.dims[3]) : 0};
 }
 inline StateShape state_shape(const State& s) { return StateShape{s.num_kv_heads, s.head_dim, s.latent_dim}; }
 // The format of a state's pages in a program with this format of keys and values, and the bytes of one.

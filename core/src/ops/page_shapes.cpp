@@ -47,8 +47,8 @@ ps_status expect_group(const AttrValue& attr, const Spec& state, const Spec& pag
 // A state of latents, or one of keys and values.
 ps_status expect_latents(const Spec& state, bool expected) {
   if ((state.rank == 4) == expected) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "state: expected pages of %s, found pages of %s", expected ? "latents" : "keys and values",
-              expected ? "keys and values" : "latents");
+  return fail(PS_INVALID_ARGUMENT, "state: expected pages of %s, found pages of %s",
+              expected ? "latents" : "keys and values", expected ? "keys and values" : "latents");
 }
 
 }  // namespace
@@ -76,7 +76,8 @@ ps_status expect_attention_attrs(const Spec* in, const AttrValue* attrs) {
     return fail(PS_INVALID_ARGUMENT, "window: expected 0 to %d, found %lld", kMaxContextLen,
                 static_cast<long long>(attrs[kAttentionWindow].i));
   }
-  if (attrs[kAttentionSoftcap].f < 0) return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[kAttentionSoftcap].f);
+  if (attrs[kAttentionSoftcap].f < 0)
+    return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[kAttentionSoftcap].f);
   return PS_OK;
 }
 
@@ -89,7 +90,8 @@ ps_status infer_latent_append(const Spec* in, AttrValue* attrs, Spec*) {
   PS_TRY(expect_heads(in[0], "latent", state.dims[3].offset, &heads));
   PS_TRY(expect_heads(in[1], "rope", state.dims[2].offset - state.dims[3].offset, &rope_heads));
   if (heads != 1 || rope_heads != 1 || !equal(in[1].dims[0], in[0].dims[0])) {
-    return fail(PS_INVALID_ARGUMENT, "rope: expected one head for each row of latent, %s, found %s", describe(in[0]).text, describe(in[1]).text);
+    return fail(PS_INVALID_ARGUMENT, "rope: expected one head for each row of latent, %s, found %s",
+                describe(in[0]).text, describe(in[1]).text);
   }
   PS_TRY(expect_batch(in, kKvAppendPositions, in[0], "latent"));
   return expect_group(attrs[kKvAppendGroup], state, in[5]);
@@ -102,8 +104,8 @@ ps_status infer_latent_attention(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_heads(in[0], "q", state.dims[3].offset, &heads));
   PS_TRY(expect_heads(in[kLatentAttentionRope], "q_rope", state.dims[2].offset - state.dims[3].offset, &rope_heads));
   if (heads != rope_heads || !equal(in[kLatentAttentionRope].dims[0], in[0].dims[0])) {
-    return fail(PS_INVALID_ARGUMENT, "q_rope: expected the %lld heads of q, %s, found %s", static_cast<long long>(heads),
-                describe(in[0]).text, describe(in[kLatentAttentionRope]).text);
+    return fail(PS_INVALID_ARGUMENT, "q_rope: expected the %lld heads of q, %s, found %s",
+                static_cast<long long>(heads), describe(in[0]).text, describe(in[kLatentAttentionRope]).text);
   }
   PS_TRY(expect_attention_attrs(in, attrs));
   copy_type(in[0], out);
@@ -140,7 +142,8 @@ ps_status infer_relative_attention(const Spec* in, AttrValue* attrs, Spec* out) 
   PS_TRY(expect_heads(in[0], "q", in[1].dims[2].offset, &heads));
   if (in[kAttentionSinks].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kAttentionSinks], "sinks", heads));
   const Spec &bias = in[kRelativeAttentionBias], &prefix = in[kRelativeAttentionPrefix];
-  if (bias.kind != OPERAND_NONE && (bias.layout != PS_ROWS_F32 || bias.dims[0].offset != heads || bias.dims[1].offset % 2 == 0)) {
+  if (bias.kind != OPERAND_NONE &&
+      (bias.layout != PS_ROWS_F32 || bias.dims[0].offset != heads || bias.dims[1].offset % 2 == 0)) {
     return fail(PS_INVALID_ARGUMENT, "bias: expected a rows_f32 weight [%lld, an odd number], found %s [%lld, %lld]",
                 static_cast<long long>(heads), layout_name(bias.layout) ? layout_name(bias.layout) : "unknown layout",
                 static_cast<long long>(bias.dims[0].offset), static_cast<long long>(bias.dims[1].offset));
@@ -150,14 +153,16 @@ ps_status infer_relative_attention(const Spec* in, AttrValue* attrs, Spec* out) 
   if (has_prefix) {
     PS_TRY(expect_indices(prefix, "prefix"));
     if (!equal(prefix.dims[0], in[0].dims[0]))
-      return fail(PS_INVALID_ARGUMENT, "prefix: expected a number for each row of q, %s, found %s", describe(in[0]).text, describe(prefix).text);
+      return fail(PS_INVALID_ARGUMENT, "prefix: expected a number for each row of q, %s, found %s",
+                  describe(in[0]).text, describe(prefix).text);
   }
   if (keys.i == 4 || has_prefix != (keys.i != KEYS_ALL)) {
-    return fail(PS_INVALID_ARGUMENT, "keys: expected %s, found \"%.*s\"", has_prefix ? "\"prefix\", \"rest\" or \"span\"" : "\"all\" without a prefix",
-                PS_STR(keys.s));
+    return fail(PS_INVALID_ARGUMENT, "keys: expected %s, found \"%.*s\"",
+                has_prefix ? "\"prefix\", \"rest\" or \"span\"" : "\"all\" without a prefix", PS_STR(keys.s));
   }
   if (has_prefix && attrs[kAttentionWindow].i != 0)
-    return fail(PS_INVALID_ARGUMENT, "window: expected 0 with a prefix, found %lld", static_cast<long long>(attrs[kAttentionWindow].i));
+    return fail(PS_INVALID_ARGUMENT, "window: expected 0 with a prefix, found %lld",
+                static_cast<long long>(attrs[kAttentionWindow].i));
   return PS_OK;
 }
 
@@ -166,10 +171,13 @@ ps_status infer_prefix_lengths(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_indices(in[0], "ids"));
   PS_TRY(expect_batch(in, kPrefixPositions, in[0], "ids"));
   if (state.dims[1].offset != 1 || state.dims[2].offset != kPrefixElements) {
-    return fail(PS_INVALID_ARGUMENT, "state: expected pages of one head of %d numbers, found %lld of %lld", kPrefixElements,
-                static_cast<long long>(state.dims[1].offset), static_cast<long long>(state.dims[2].offset));
+    return fail(PS_INVALID_ARGUMENT, "state: expected pages of one head of %d numbers, found %lld of %lld",
+                kPrefixElements, static_cast<long long>(state.dims[1].offset),
+                static_cast<long long>(state.dims[2].offset));
   }
-  if (attrs[kPrefixToken].i < 0) return fail(PS_INVALID_ARGUMENT, "token: expected 0 or more, found %lld", static_cast<long long>(attrs[kPrefixToken].i));
+  if (attrs[kPrefixToken].i < 0)
+    return fail(PS_INVALID_ARGUMENT, "token: expected 0 or more, found %lld",
+                static_cast<long long>(attrs[kPrefixToken].i));
   copy_type(in[0], out);
   return expect_group(attrs[kPrefixGroup], state, in[kPrefixPositions + 2]);
 }
@@ -178,7 +186,8 @@ ps_status infer_prefix_positions(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_indices(in[0], "positions"));
   PS_TRY(expect_indices(in[1], "prefix"));
   if (!equal(in[1].dims[0], in[0].dims[0]))
-    return fail(PS_INVALID_ARGUMENT, "prefix: expected a number for each position, %s, found %s", describe(in[0]).text, describe(in[1]).text);
+    return fail(PS_INVALID_ARGUMENT, "prefix: expected a number for each position, %s, found %s", describe(in[0]).text,
+                describe(in[1]).text);
   copy_type(in[0], out);
   return PS_OK;
 }
@@ -196,7 +205,8 @@ ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_batch(in, kAttentionPositions, in[0], "gate"));
   const int64_t channels = heads * state.dims[2].offset, window = attrs[kShortConvWindow].i;
   if (window < 1 || window > kMaxConvWindow) {
-    return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, found %lld", kMaxConvWindow, static_cast<long long>(window));
+    return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, found %lld", kMaxConvWindow,
+                static_cast<long long>(window));
   }
   if (w.layout != PS_ROWS_F32 || w.dims[0].offset != channels || w.dims[1].offset != window) {
     return fail(PS_INVALID_ARGUMENT, "weight: expected a rows_f32 weight [%lld, %lld], found %s [%lld, %lld]",
@@ -212,17 +222,19 @@ ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {
 namespace {
 
 ps_status expect_conv(const Spec& conv, int64_t channels) {
-  if (conv.layout == PS_ROWS_F32 && conv.dims[0].offset == channels && conv.dims[1].offset >= 1 && conv.dims[1].offset <= kMaxConvWindow)
+  if (conv.layout == PS_ROWS_F32 && conv.dims[0].offset == channels && conv.dims[1].offset >= 1 &&
+      conv.dims[1].offset <= kMaxConvWindow)
     return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "conv: expected a rows_f32 weight [%lld, 1 to %d], found %s [%lld, %lld]",
-              static_cast<long long>(channels), kMaxConvWindow, layout_name(conv.layout) ? layout_name(conv.layout) : "unknown layout",
+              static_cast<long long>(channels), kMaxConvWindow,
+              layout_name(conv.layout) ? layout_name(conv.layout) : "unknown layout",
               static_cast<long long>(conv.dims[0].offset), static_cast<long long>(conv.dims[1].offset));
 }
 
 ps_status expect_numbers(const Spec& state, int64_t expected) {
   if (state.dims[2].offset == expected) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "state: expected %lld numbers for each head, found %lld", static_cast<long long>(expected),
-              static_cast<long long>(state.dims[2].offset));
+  return fail(PS_INVALID_ARGUMENT, "state: expected %lld numbers for each head, found %lld",
+              static_cast<long long>(expected), static_cast<long long>(state.dims[2].offset));
 }
 
 }  // namespace
@@ -241,16 +253,18 @@ ps_status infer_gated_delta(const Spec* in, AttrValue* attrs, Spec* out) {
                 static_cast<long long>(state.dims[1].offset), static_cast<long long>(key_heads));
   }
   if (head_dim < 1 || head_dim > kMaxDeltaDim) {
-    return fail(PS_INVALID_ARGUMENT, "head_dim: expected 1 to %d, found %lld", kMaxDeltaDim, static_cast<long long>(head_dim));
+    return fail(PS_INVALID_ARGUMENT, "head_dim: expected 1 to %d, found %lld", kMaxDeltaDim,
+                static_cast<long long>(head_dim));
   }
   const int64_t heads = last_dim(in[1]), channels = last_dim(in[0]), values = channels - 2 * key_heads * head_dim;
   if (heads % key_heads) {
-    return fail(PS_INVALID_ARGUMENT, "a: expected a multiple of %lld key heads, found %s", static_cast<long long>(key_heads),
-                describe(in[1]).text);
+    return fail(PS_INVALID_ARGUMENT, "a: expected a multiple of %lld key heads, found %s",
+                static_cast<long long>(key_heads), describe(in[1]).text);
   }
   if (values < 1 || values % heads || values / key_heads > kMaxDeltaValues) {
     return fail(PS_INVALID_ARGUMENT,
-                "x: expected %lld query and key channels, then those of %lld value heads, at most %d for each key head, found %s",
+                "x: expected %lld query and key channels, then those of %lld value heads, at most %d for each key "
+                "head, found %s",
                 static_cast<long long>(2 * key_heads * head_dim), static_cast<long long>(heads), kMaxDeltaValues,
                 describe(in[0]).text);
   }
@@ -265,7 +279,8 @@ ps_status infer_gated_delta(const Spec* in, AttrValue* attrs, Spec* out) {
 // What ssm_scan fixes: the heads of a block, and the numbers of one.
 ps_status infer_ssm_scan(const Spec* in, AttrValue* attrs, Spec* out) {
   const Spec &state = in[kSsmScanState], &conv = in[6];
-  const int64_t groups = attrs[kSsmScanGroups].i, blocks = attrs[kSsmScanBlocks].i, state_dim = attrs[kSsmScanStateDim].i;
+  const int64_t groups = attrs[kSsmScanGroups].i, blocks = attrs[kSsmScanBlocks].i,
+                state_dim = attrs[kSsmScanStateDim].i;
   PS_TRY(expect_f32(in[0], "x", 2, 2));
   PS_TRY(expect_f32(in[1], "dt", 2, 2));
   PS_TRY(expect_batch(in, kSsmScanPositions, in[0], "x"));
@@ -273,19 +288,23 @@ ps_status infer_ssm_scan(const Spec* in, AttrValue* attrs, Spec* out) {
   const int64_t heads = last_dim(in[1]), channels = last_dim(in[0]);
   if (blocks < 1 || blocks != state.dims[1].offset || heads % blocks) {
     return fail(PS_INVALID_ARGUMENT, "blocks: expected the state's %lld, which divide %lld heads, found %lld",
-                static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads), static_cast<long long>(blocks));
+                static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads),
+                static_cast<long long>(blocks));
   }
   if (groups < 1 || blocks % groups) {
-    return fail(PS_INVALID_ARGUMENT, "groups: expected a divisor of %lld blocks, found %lld", static_cast<long long>(blocks),
-                static_cast<long long>(groups));
+    return fail(PS_INVALID_ARGUMENT, "groups: expected a divisor of %lld blocks, found %lld",
+                static_cast<long long>(blocks), static_cast<long long>(groups));
   }
   if (state_dim < 1 || state_dim > kMaxDeltaDim) {
-    return fail(PS_INVALID_ARGUMENT, "state_dim: expected 1 to %d, found %lld", kMaxDeltaDim, static_cast<long long>(state_dim));
+    return fail(PS_INVALID_ARGUMENT, "state_dim: expected 1 to %d, found %lld", kMaxDeltaDim,
+                static_cast<long long>(state_dim));
   }
   const int64_t values = channels - 2 * groups * state_dim;
   if (values < 1 || values % heads || values / blocks > kMaxDeltaValues) {
-    return fail(PS_INVALID_ARGUMENT, "x: expected the channels of %lld heads, at most %d in a block, then %lld, found %s",
-                static_cast<long long>(heads), kMaxDeltaValues, static_cast<long long>(2 * groups * state_dim), describe(in[0]).text);
+    return fail(PS_INVALID_ARGUMENT,
+                "x: expected the channels of %lld heads, at most %d in a block, then %lld, found %s",
+                static_cast<long long>(heads), kMaxDeltaValues, static_cast<long long>(2 * groups * state_dim),
+                describe(in[0]).text);
   }
   PS_TRY(expect_conv(conv, channels));
   if (in[7].kind != OPERAND_NONE) PS_TRY(expect_vector(in[7], "conv_bias", channels));
@@ -293,8 +312,10 @@ ps_status infer_ssm_scan(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_vector(in[9], "dt_bias", heads));
   PS_TRY(expect_vector(in[10], "d", heads));
   const double least = attrs[kSsmScanDtMin].f, most = attrs[kSsmScanDtMax].f;
-  if (!(most >= 0 && most <= FLT_MAX)) return fail(PS_INVALID_ARGUMENT, "dt_max: expected 0 to %g, found %g", double{FLT_MAX}, most);
-  if (!(least >= 0 && least <= most)) return fail(PS_INVALID_ARGUMENT, "dt_min: expected 0 to dt_max, %g, found %g", most, least);
+  if (!(most >= 0 && most <= FLT_MAX))
+    return fail(PS_INVALID_ARGUMENT, "dt_max: expected 0 to %g, found %g", double{FLT_MAX}, most);
+  if (!(least >= 0 && least <= most))
+    return fail(PS_INVALID_ARGUMENT, "dt_min: expected 0 to dt_max, %g, found %g", most, least);
   PS_TRY(expect_numbers(state, state_elements(state_dim, values / blocks, conv.dims[1].offset)));
   *out = Spec{OPERAND_VALUE, PS_F32, 3, {in[0].dims[0], constant(heads), constant(values / heads)}, 0, -1, constant(0)};
   return expect_group(attrs[kSsmScanGroup], state, in[kSsmScanPositions + 2]);

@@ -1,4 +1,5 @@
-// The phases of ops whose output row i needs only row i of the inputs: norms, rotary positions, elementwise ops, gather.
+// The phases of ops whose output row i needs only row i of the inputs: norms, rotary positions, elementwise ops,
+// gather.
 #include "ops/ops.h"
 
 namespace ps {
@@ -44,8 +45,9 @@ void run_layer_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 void run_rotary_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->rotary_embedding(i32(c.in[0]), f32(c.in[1]), c.in[1].dims[1], static_cast<float>(c.attrs[kRotaryScaling].f),
-                              f32(c.out[0]), c.out[0].row_stride, begin, end);
+  c.kernels->rotary_embedding(i32(c.in[0]), f32(c.in[1]), c.in[1].dims[1],
+                              static_cast<float>(c.attrs[kRotaryScaling].f), f32(c.out[0]), c.out[0].row_stride, begin,
+                              end);
 }
 
 // The positions in the prefix, of whose last one all later tokens have it, or those behind it, from 1.
@@ -86,7 +88,8 @@ void run_gelu(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 void run_clamped_swiglu(const Call& c, int64_t begin, int64_t end, int32_t) {
-  const float alpha = static_cast<float>(c.attrs[kClampedAlpha].f), limit = static_cast<float>(c.attrs[kClampedLimit].f);
+  const float alpha = static_cast<float>(c.attrs[kClampedAlpha].f),
+              limit = static_cast<float>(c.attrs[kClampedLimit].f);
   c.kernels->clamped_swiglu(unary_args(c), alpha, limit, begin, end);
 }
 
@@ -117,9 +120,10 @@ constexpr Phase row_phase(void (*run)(const Call&, int64_t, int64_t, int32_t), u
 }
 constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(run_add_rms_norm, 3),
                 kLayerNorm = row_phase(run_layer_norm, 1), kRotary = row_phase(run_rotary_embedding, 1),
-                kPlaces = row_phase(run_prefix_positions, 3), kRope = row_phase(run_rope, 3), kGelu = row_phase(run_gelu, 1),
-                kClampedSwiglu = row_phase(run_clamped_swiglu, 1), kScaleChannels = row_phase(run_scale_channels, 1),
-                kMatchRms = row_phase(run_match_rms, 3), kGaussianTopk = row_phase(run_gaussian_topk, 1),
+                kPlaces = row_phase(run_prefix_positions, 3), kRope = row_phase(run_rope, 3),
+                kGelu = row_phase(run_gelu, 1), kClampedSwiglu = row_phase(run_clamped_swiglu, 1),
+                kScaleChannels = row_phase(run_scale_channels, 1), kMatchRms = row_phase(run_match_rms, 3),
+                kGaussianTopk = row_phase(run_gaussian_topk, 1),
                 kGather = {SPLIT_ROWS, output_rows, run_gather_rows, 2, 1, true, false, false, false, false};
 
 }  // namespace
@@ -137,21 +141,22 @@ Phases match_rms_phases(const Call&) { return Phases{&kMatchRms, 1}; }
 Phases gaussian_topk_phases(const Call&) { return Phases{&kGaussianTopk, 1}; }
 Phases gather_rows_phases(const Call&) { return Phases{&kGather, 1}; }
 
-#define PS_ELEMENTWISE(name, args, reads)                                                     \
-  Phases name##_phases(const Call&) {                                                         \
-    static constexpr Phase phase = row_phase(                                                 \
+#define PS_ELEMENTWISE(name, args, reads)                                                                         \
+  Phases name##_phases(const Call&) {                                                                             \
+    static constexpr Phase phase = row_phase(                                                                     \
         [](const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->name(args(c), begin, end); }, reads); \
-    return Phases{&phase, 1};                                                                 \
+    return Phases{&phase, 1};                                                                                     \
   }
 #define PS_UNARY(id, name, ...) PS_ELEMENTWISE(name, unary_args, 1)
 #define PS_BINARY(id, name, ...) PS_ELEMENTWISE(name, binary_args, 3)
-#define PS_SCALED(id, name, ...)                                                                          \
-  Phases name##_phases(const Call&) {                                                                     \
-    static constexpr Phase phase = row_phase(                                                             \
-        [](const Call& c, int64_t begin, int64_t end, int32_t) {                                          \
-          c.kernels->name(unary_args(c), static_cast<float>(c.attrs[kScaledBy].f), begin, end);           \
-        }, 1);                                                                                            \
-    return Phases{&phase, 1};                                                                             \
+#define PS_SCALED(id, name, ...)                                                                \
+  Phases name##_phases(const Call&) {                                                           \
+    static constexpr Phase phase = row_phase(                                                   \
+        [](const Call& c, int64_t begin, int64_t end, int32_t) {                                \
+          c.kernels->name(unary_args(c), static_cast<float>(c.attrs[kScaledBy].f), begin, end); \
+        },                                                                                      \
+        1);                                                                                     \
+    return Phases{&phase, 1};                                                                   \
   }
 #include "base/elementwise_ops.inc"
 

@@ -52,7 +52,8 @@ ps_status read_argument(Reader* r, Signature* out) {
     return r->expected(r->foreign ? "an argument of type Tensor or Weight" : "an argument");
   }
   argument.optional = r->take("?");
-  if (out->num_arguments == kMaxOperands) return fail(PS_INVALID_ARGUMENT, "schema: expected up to %d arguments", kMaxOperands);
+  if (out->num_arguments == kMaxOperands)
+    return fail(PS_INVALID_ARGUMENT, "schema: expected up to %d arguments", kMaxOperands);
   PS_TRY(read_name(r, *out, &argument.name));
   out->arguments[out->num_arguments++] = argument;
   return PS_OK;
@@ -78,7 +79,8 @@ ps_status read_outputs(Reader* r, Signature* out) {
   const bool several = r->take("(");
   do {
     if (!r->take("Tensor")) return r->expected("an output of type Tensor");
-    if (++out->num_outputs > kMaxOutputs) return fail(PS_INVALID_ARGUMENT, "schema: expected up to %d outputs", kMaxOutputs);
+    if (++out->num_outputs > kMaxOutputs)
+      return fail(PS_INVALID_ARGUMENT, "schema: expected up to %d outputs", kMaxOutputs);
   } while (several && r->take(", "));
   return !several || r->take(")") ? PS_OK : r->expected("\")\"");
 }

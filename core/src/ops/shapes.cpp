@@ -1,4 +1,5 @@
-// Shape rules: the inputs that each op requires, and the shapes of its outputs.  Those of ops over pages: page_shapes.cpp.
+// Shape rules: the inputs that each op requires, and the shapes of its outputs.  Those of ops over pages:
+// page_shapes.cpp.
 #include <float.h>
 
 #include "base/build.h"
@@ -56,9 +57,9 @@ struct SchemeRow {
   bool integer, built;
 };
 constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
-    {"f32", PS_T16_F32, false, builds_scheme("f32")},     {"f16", PS_T16_F16, false, builds_scheme("f16")},
-    {"bf16", PS_T16_BF16, false, builds_scheme("bf16")},  {"w8a16", PS_T16_I8, true, builds_scheme("w8a16")},
-    {"w8a8", PS_T16_I8, true, builds_scheme("w8a8")},     {"w4a16", PS_T16_I4G32, true, builds_scheme("w4a16")},
+    {"f32", PS_T16_F32, false, builds_scheme("f32")},    {"f16", PS_T16_F16, false, builds_scheme("f16")},
+    {"bf16", PS_T16_BF16, false, builds_scheme("bf16")}, {"w8a16", PS_T16_I8, true, builds_scheme("w8a16")},
+    {"w8a8", PS_T16_I8, true, builds_scheme("w8a8")},    {"w4a16", PS_T16_I4G32, true, builds_scheme("w4a16")},
     {"w4a8", PS_T16_I4G32, true, builds_scheme("w4a8")},
 #define PS_BLOCKS(id, name, ...) {#name, PS_T16_##id, false, builds_scheme(#name)},
 #include "base/block_schemes.inc"
@@ -140,7 +141,8 @@ namespace {
 // The experts of each token: i32 [T, k] below num_experts.
 ps_status expect_experts(const Spec& ids, const Spec& x, int64_t num_experts) {
   if (!is_tensor(ids, PS_I32, 2, 2) || !equal(ids.dims[0], x.dims[0]) || !is_constant(ids.dims[1])) {
-    return fail(PS_INVALID_ARGUMENT, "ids: expected i32 with a row for each row of x, %s, found %s", describe(x).text, describe(ids).text);
+    return fail(PS_INVALID_ARGUMENT, "ids: expected i32 with a row for each row of x, %s, found %s", describe(x).text,
+                describe(ids).text);
   }
   if (is_constant(ids.bound) && ids.bound.offset >= 1 && ids.bound.offset <= num_experts) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "ids: expected experts from 0 to %lld", static_cast<long long>(num_experts - 1));
@@ -154,8 +156,8 @@ ps_status infer_expert_linear(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_scheme(&attrs[kExpertScheme], w));
   const int64_t num_experts = attrs[kExpertNum].i, rows = attrs[kExpertOutFeatures].i, all = w.dims[0].offset;
   if (num_experts < 1 || num_experts > all) {
-    return fail(PS_INVALID_ARGUMENT, "num_experts: expected 1 to the weight's %lld rows, found %lld", static_cast<long long>(all),
-                static_cast<long long>(num_experts));
+    return fail(PS_INVALID_ARGUMENT, "num_experts: expected 1 to the weight's %lld rows, found %lld",
+                static_cast<long long>(all), static_cast<long long>(num_experts));
   }
   if (all % num_experts || rows != all / num_experts) {
     return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows divided by num_experts, found %lld",
@@ -164,12 +166,15 @@ ps_status infer_expert_linear(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_columns(x, w));
   PS_TRY(expect_experts(ids, x, num_experts));
   if (x.rank == 3 && !equal(x.dims[1], ids.dims[1])) {
-    return fail(PS_INVALID_ARGUMENT, "x: expected a row for each of ids, %s, found %s", describe(ids).text, describe(x).text);
+    return fail(PS_INVALID_ARGUMENT, "x: expected a row for each of ids, %s, found %s", describe(ids).text,
+                describe(x).text);
   }
   const Spec& bias = in[3];
-  if (bias.kind != OPERAND_NONE && (bias.layout != PS_ROWS_F32 || bias.dims[0].offset != num_experts || bias.dims[1].offset != rows)) {
-    return fail(PS_INVALID_ARGUMENT, "bias: expected a rows_f32 weight [%lld, %lld], found [%lld, %lld]", static_cast<long long>(num_experts),
-                static_cast<long long>(rows), static_cast<long long>(bias.dims[0].offset), static_cast<long long>(bias.dims[1].offset));
+  if (bias.kind != OPERAND_NONE &&
+      (bias.layout != PS_ROWS_F32 || bias.dims[0].offset != num_experts || bias.dims[1].offset != rows)) {
+    return fail(PS_INVALID_ARGUMENT, "bias: expected a rows_f32 weight [%lld, %lld], found [%lld, %lld]",
+                static_cast<long long>(num_experts), static_cast<long long>(rows),
+                static_cast<long long>(bias.dims[0].offset), static_cast<long long>(bias.dims[1].offset));
   }
   *out = Spec{OPERAND_VALUE, PS_F32, 3, {x.dims[0], ids.dims[1], constant(rows)}, 0, -1, constant(0)};
   return PS_OK;
@@ -181,8 +186,8 @@ ps_status infer_head_linear(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_scheme(&attrs[kExpertScheme], w));
   const int64_t num_heads = attrs[kExpertNum].i, rows = attrs[kExpertOutFeatures].i, all = w.dims[0].offset;
   if (num_heads < 1 || num_heads > kMaxHeads || !equal(x.dims[1], constant(num_heads))) {
-    return fail(PS_INVALID_ARGUMENT, "num_heads: expected the heads of x, %s, and up to %d, found %lld", describe(x).text, kMaxHeads,
-                static_cast<long long>(num_heads));
+    return fail(PS_INVALID_ARGUMENT, "num_heads: expected the heads of x, %s, and up to %d, found %lld",
+                describe(x).text, kMaxHeads, static_cast<long long>(num_heads));
   }
   if (all % num_heads || rows != all / num_heads) {
     return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows divided by num_heads, found %lld",
@@ -197,7 +202,8 @@ ps_status infer_combine(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 3, 3));
   PS_TRY(expect_f32(in[1], "weights", 2, 2));
   if (!equal(in[0].dims[0], in[1].dims[0]) || !equal(in[0].dims[1], in[1].dims[1])) {
-    return fail(PS_INVALID_ARGUMENT, "weights: expected a weight for each row of x, %s, found %s", describe(in[0]).text, describe(in[1]).text);
+    return fail(PS_INVALID_ARGUMENT, "weights: expected a weight for each row of x, %s, found %s", describe(in[0]).text,
+                describe(in[1]).text);
   }
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], in[0].dims[2]}, 0, -1, constant(0)};
   return PS_OK;
@@ -266,7 +272,8 @@ ps_status infer_binary(const Spec* in, AttrValue*, Spec* out) {
 ps_status infer_gelu(const Spec* in, AttrValue* attrs, Spec* out) {
   const bool tanh_form = equal(attrs[kGeluApproximate].s, "tanh");
   if (!tanh_form && !equal(attrs[kGeluApproximate].s, "none")) {
-    return fail(PS_INVALID_ARGUMENT, "approximate: expected \"none\" or \"tanh\", found \"%.*s\"", PS_STR(attrs[kGeluApproximate].s));
+    return fail(PS_INVALID_ARGUMENT, "approximate: expected \"none\" or \"tanh\", found \"%.*s\"",
+                PS_STR(attrs[kGeluApproximate].s));
   }
   attrs[kGeluApproximate].i = tanh_form;
   return infer_unary(in, attrs, out);
@@ -288,7 +295,8 @@ ps_status infer_clamp(const Spec* in, AttrValue* attrs, Spec* out) { return infe
 ps_status infer_clamped_swiglu(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));
   const double limit = attrs[kClampedLimit].f;
-  if (!(limit >= FLT_MIN)) return fail(PS_INVALID_ARGUMENT, "limit: expected a normal float32 above 0, found %g", limit);
+  if (!(limit >= FLT_MIN))
+    return fail(PS_INVALID_ARGUMENT, "limit: expected a normal float32 above 0, found %g", limit);
   if (!is_constant(in[0].dims[1]) || in[0].dims[1].offset % 2) {
     return fail(PS_INVALID_ARGUMENT, "x: expected an even number of columns, found %s", describe(in[0]).text);
   }
@@ -308,7 +316,8 @@ ps_status infer_match_rms(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));
   PS_TRY(expect_same(in[1], in[0], "target", "x"));
   const double floor = attrs[kMatchFloor].f;
-  if (!(floor >= FLT_MIN)) return fail(PS_INVALID_ARGUMENT, "floor: expected a normal float32 above 0, found %g", floor);
+  if (!(floor >= FLT_MIN))
+    return fail(PS_INVALID_ARGUMENT, "floor: expected a normal float32 above 0, found %g", floor);
   copy_type(in[0], out);
   return PS_OK;
 }

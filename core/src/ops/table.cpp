@@ -124,7 +124,8 @@ ps_status check_operands(int32_t op, const Spec* in, int32_t count) {
   static const char* const kinds[] = {"nothing", "a value", "a weight", "a state"};
   const Signature& sig = signature(op);
   if (count != sig.num_arguments) {
-    return fail(PS_INVALID_ARGUMENT, "inputs: expected %d for %s, found %d", sig.num_arguments, op_row(op).schema, count);
+    return fail(PS_INVALID_ARGUMENT, "inputs: expected %d for %s, found %d", sig.num_arguments, op_row(op).schema,
+                count);
   }
   for (int32_t i = 0; i < count; ++i) {
     const Argument& argument = sig.arguments[i];
@@ -134,8 +135,9 @@ ps_status check_operands(int32_t op, const Spec* in, int32_t count) {
                   kinds[in[i].kind]);
     }
     if (in[i].kind == OPERAND_STATE && (in[i].layout == kStatePages) != keeps_state(op)) {
-      return fail(PS_INVALID_ARGUMENT, "%.*s: expected %s", PS_STR(argument.name),
-                  keeps_state(op) ? "a recurrent state, found keys and values" : "keys and values, found a recurrent state");
+      return fail(
+          PS_INVALID_ARGUMENT, "%.*s: expected %s", PS_STR(argument.name),
+          keeps_state(op) ? "a recurrent state, found keys and values" : "keys and values, found a recurrent state");
     }
   }
   return PS_OK;

@@ -1,4 +1,5 @@
-// Block formats as ggml-common.h and ggml-quants.c of llama.cpp define them; docs/explanation/bundle-format.md has the tiles.
+// Block formats as ggml-common.h and ggml-quants.c of llama.cpp define them; docs/explanation/bundle-format.md has the
+// tiles.
 #include "pack/gguf_blocks.h"
 
 #include <string.h>
@@ -33,7 +34,8 @@ void put_bits(const uint8_t* q, int shift, int64_t lane, uint8_t* line) {
   }
 }
 
-// {f16 d; (with a minimum) f16 m; (with fifth bits) u8 fifth[4]; u8 q[16]}: low halves are the first 16 values, as in a tile
+// {f16 d; (with a minimum) f16 m; (with fifth bits) u8 fifth[4]; u8 q[16]}: low halves are the first 16 values, as in a
+// tile
 template <bool minimum, bool five>
 bool put_pair(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   constexpr int kHead = minimum ? 2 * kLineBytes : kLineBytes;
@@ -54,8 +56,8 @@ bool put_pair(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_half(src) && (!minimum || is_finite_half(src + 2));
 }
 
-constexpr PutBlock put_q4_0 = put_pair<false, false>, put_q4_1 = put_pair<true, false>, put_q5_0 = put_pair<false, true>,
-                   put_q5_1 = put_pair<true, true>, put_iq4_nl = put_q4_0;
+constexpr PutBlock put_q4_0 = put_pair<false, false>, put_q4_1 = put_pair<true, false>,
+                   put_q5_0 = put_pair<false, true>, put_q5_1 = put_pair<true, true>, put_iq4_nl = put_q4_0;
 
 // Group g of a block whose values are q [256]: the low four bits of each.
 void put_nibbles(const uint8_t* q, int64_t g, int64_t lane, uint8_t* pair) {
@@ -78,7 +80,8 @@ void put_scales(const uint8_t* packed, int64_t g, int64_t lane, uint8_t* pair) {
   }
 }
 
-// {f16 d, dmin; u8 scales[12]; (Q5_K) u8 fifth[32]; u8 q[128]}: 32 bytes of q hold two groups, the first in the low halves
+// {f16 d, dmin; u8 scales[12]; (Q5_K) u8 fifth[32]; u8 q[128]}: 32 bytes of q hold two groups, the first in the low
+// halves
 template <bool five>
 bool put_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   constexpr int kPair = five ? kQ5KPairBytes : kPairBytes;
@@ -122,7 +125,8 @@ bool put_q6_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
       uint8_t* const bits = pair + kPairBytes + g % 2 * kSixthBytes + half * kLineBytes + lane * kRowBytes;
       for (int64_t i = 0; i < kRowBytes; ++i) {
         int byte = 0;
-        for (int64_t j = 0; j < kGroupLines; ++j) byte |= (q[g * kGroupColumns + 16 * half + kRowBytes * j + i] >> 4) << 2 * j;
+        for (int64_t j = 0; j < kGroupLines; ++j)
+          byte |= (q[g * kGroupColumns + 16 * half + kRowBytes * j + i] >> 4) << 2 * j;
         bits[i] = static_cast<uint8_t>(byte);
       }
     }
@@ -130,8 +134,8 @@ bool put_q6_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_half(src + 208);
 }
 
-// {u8 e; u8 q[16]}: nibbles as of Q4_0.  Kernels make 2^(e - 128) of its exponent's bits, so it is a normal number, and the
-// largest value is finite; of a group of zeros any e has the same values.
+// {u8 e; u8 q[16]}: nibbles as of Q4_0.  Kernels make 2^(e - 128) of its exponent's bits, so it is a normal number, and
+// the largest value is finite; of a group of zeros any e has the same values.
 bool put_mxfp4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index / 4 * kMxfp4BlockBytes;
   uint8_t* const values = block + kLineBytes + index % 4 * kGroupNibbleBytes;
@@ -181,7 +185,8 @@ void put_pairs(const uint8_t* q, int64_t g, int64_t lane, uint8_t* lines) {
     uint8_t* const bits = lines + half * kLineBytes + lane * kRowBytes;
     for (int64_t i = 0; i < kRowBytes; ++i) {
       int byte = 0;
-      for (int64_t j = 0; j < kGroupLines; ++j) byte |= (q[g * kGroupColumns + 16 * half + kRowBytes * j + i] & 3) << 2 * j;
+      for (int64_t j = 0; j < kGroupLines; ++j)
+        byte |= (q[g * kGroupColumns + 16 * half + kRowBytes * j + i] & 3) << 2 * j;
       bits[i] = static_cast<uint8_t>(byte);
     }
   }
@@ -223,7 +228,8 @@ bool put_q3_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
 
 BlockFormat block_format(int32_t layout) {
   switch (layout) {
-#define PS_BLOCKS(id, name, columns, bytes, ...) case PS_T16_##id: return {columns, bytes, put_##name};
+#define PS_BLOCKS(id, name, columns, bytes, ...) \
+  case PS_T16_##id: return {columns, bytes, put_##name};
 #include "base/block_schemes.inc"
     default: return {};
   }

@@ -162,8 +162,8 @@ void check_quantized_tile(Job* job, int64_t row_start, int64_t num_rows) {
   for (int64_t row = row_start; row < row_start + num_rows; ++row) {
     const int64_t i = row - r.row_start;
     const int8_t* q = job->q_in + i * r.cols;
-    const bool good = r.layout == PS_T16_I8 ? is_int8_row(r, q)
-                                            : is_int4_row(r, q, job->groups_in + i * num_groups(r) * 2);
+    const bool good =
+        r.layout == PS_T16_I8 ? is_int8_row(r, q) : is_int4_row(r, q, job->groups_in + i * num_groups(r) * 2);
     if (!good || !isfinite(job->scales_in[i])) note_bad_row(job, row);
   }
 }

@@ -123,19 +123,20 @@ ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
   if (is_link && !p->context->links) return no_links(member);
   const ps_comm* comm = is_link ? p->context->links : p->context->comm;
   if (!comm || !member.fits(*comm)) {
-    return fail(PS_INVALID_ARGUMENT, "comm: expected that of rank %d of %d, as the bundle was cut, found rank %d of %d", member.rank,
-                member.world, comm ? comm->rank : 0, comm ? comm->world : 1);
+    return fail(PS_INVALID_ARGUMENT, "comm: expected that of rank %d of %d, as the bundle was cut, found rank %d of %d",
+                member.rank, member.world, comm ? comm->rank : 0, comm ? comm->world : 1);
   }
   const int64_t bytes = part_bytes(node.op, *call);
   if (bytes > comm->part_bytes) {
-    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for %.*s, found %lld", static_cast<long long>(bytes),
-                PS_STR(node.name), static_cast<long long>(comm->part_bytes));
+    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for %.*s, found %lld",
+                static_cast<long long>(bytes), PS_STR(node.name), static_cast<long long>(comm->part_bytes));
   }
   call->exchange = reinterpret_cast<Exchange*>(p->exchange.data());
   const Graph& graph = p->model->graph;
   const bool ends_pipeline = p->context->links && node.op == (p->context->links->rank ? OP_SEND : OP_RECV);
   call->is_head = (node.op == OP_ALL_GATHER || ends_pipeline) && node.outputs[0] == head_of(graph, node.op);
-  call->is_hidden = ends_pipeline && (node.op == OP_SEND ? graph.values[node.inputs[0].index].root : node.outputs[0]) == graph.hidden;
+  call->is_hidden =
+      ends_pipeline && (node.op == OP_SEND ? graph.values[node.inputs[0].index].root : node.outputs[0]) == graph.hidden;
   p->gathers_head |= call->is_head;
   return PS_OK;
 }
@@ -191,15 +192,16 @@ ps_status bind_move(ps_program* p, Call* call) {
   return p->steps.push(make_step(*p, call, &kMoveWanted)) && p->phases.push(&kMoveWanted) ? PS_OK : no_memory();
 }
 
-// Where the only operand of the node at `end` of the order is written, by a node from `begin` on that has the same rows, if
-// nothing else reads it; else null.
+// Where the only operand of the node at `end` of the order is written, by a node from `begin` on that has the same
+// rows, if nothing else reads it; else null.
 Tensor* written_for(ps_program* p, const Vec<int32_t>& readers, int64_t begin, int64_t end) {
   const Graph& graph = p->model->graph;
   const Node& gather = p->plan.nodes[p->plan.order[end]].node;
   if (gather.inputs[0].kind != OPERAND_VALUE) return nullptr;
   const Value& sent = graph.values[gather.inputs[0].index];
   const int32_t root = sent.root;
-  const bool is_whole = sent.root_offset == 0 && sent.row_elements == sent.row_stride && sent.row_elements == graph.values[root].row_elements;
+  const bool is_whole = sent.root_offset == 0 && sent.row_elements == sent.row_stride &&
+                        sent.row_elements == graph.values[root].row_elements;
   if (!is_whole || readers[root] != 1 || root == graph.hidden || root == graph.output) return nullptr;
   for (int64_t n = begin; n < end; ++n) {
     const RunNode& run = p->plan.nodes[p->plan.order[n]];

@@ -6,12 +6,12 @@
 namespace ps {
 namespace {
 
-// What a thread does in a nanosecond, about: bytes of weights read, bytes of weights multiplied, products of attention over
-// pages of f32 and of smaller types.
+// What a thread does in a nanosecond, about: bytes of weights read, bytes of weights multiplied, products of attention
+// over pages of f32 and of smaller types.
 constexpr int64_t kReadBytes = 20, kMultipliedBytes = 200;
 constexpr double kF32Products = 10, kProducts = 20;
 constexpr double kMaxEstimate = 1e15;  // nanoseconds
-constexpr int64_t kMaxWindows = 32;  // that are counted apart
+constexpr int64_t kMaxWindows = 32;    // that are counted apart
 
 // The keys that the queries of these positions see.  Without a causal mask a query sees more, which is not counted.
 int64_t count_keys(const int32_t* positions, int64_t count, int32_t window) {
@@ -38,7 +38,8 @@ ps_status find_attention(const Graph& graph, Vec<AttentionWork>* out) {
     int64_t i = 0;
     while (i < out->size() && ((*out)[i].window != window || (*out)[i].wanted_only != node.wanted_only)) ++i;
     if (i == kMaxWindows) --i;  // counted with another window's: it is an estimate
-    if (i == out->size() && !out->push(AttentionWork{window, node.wanted_only, 0})) return fail(PS_OUT_OF_MEMORY, "program: out of memory");
+    if (i == out->size() && !out->push(AttentionWork{window, node.wanted_only, 0}))
+      return fail(PS_OUT_OF_MEMORY, "program: out of memory");
     (*out)[i].products += products;
   }
   return PS_OK;
@@ -49,9 +50,11 @@ int64_t estimate_step(const ps_program& p, int64_t num_tokens) {
   double products = 0;
   for (const AttentionWork& work : p.attention) {
     const int32_t* positions = work.wanted_only ? p.wanted_positions : p.positions;
-    products += work.products * static_cast<double>(count_keys(positions, work.wanted_only ? p.num_wanted : num_tokens, work.window));
+    products += work.products *
+                static_cast<double>(count_keys(positions, work.wanted_only ? p.num_wanted : num_tokens, work.window));
   }
-  const double all = static_cast<double>(weights) + products / (p.options.kv_layout == PS_KV_F32 ? kF32Products : kProducts);
+  const double all =
+      static_cast<double>(weights) + products / (p.options.kv_layout == PS_KV_F32 ? kF32Products : kProducts);
   return static_cast<int64_t>(all < kMaxEstimate ? all : kMaxEstimate);
 }
 

@@ -71,8 +71,8 @@ ps_status take_tokens(ps_program* p, const ps_batch& b) {
   return PS_OK;
 }
 
-// A request that reads a failed slot has no token there.  It runs with token 0, so that the rest of the batch can run, and
-// its rows are marked: they get no logits.
+// A request that reads a failed slot has no token there.  It runs with token 0, so that the rest of the batch can run,
+// and its rows are marked: they get no logits.
 void take_failed(ps_program* p, const ps_batch& b) {
   if (!p->has_failed) return;
   for (int32_t r = 0; r < b.num_rows; ++r) {
@@ -86,7 +86,8 @@ void take_failed(ps_program* p, const ps_batch& b) {
   }
 }
 
-// NaN: sampling and every other reader of the logits find a row that failed.  A graph that ends in ids has no row that fails.
+// NaN: sampling and every other reader of the logits find a row that failed.  A graph that ends in ids has no row that
+// fails.
 void clear_failed_rows(ps_program* p, int32_t num_rows) {
   const Graph& graph = p->model->graph;
   float* logits = reinterpret_cast<float*>(p->logits.data());
@@ -105,7 +106,8 @@ ps_status check_states(ps_program* p, int32_t group, const Ragged& batch) {
     if (!state.recurrent || has_flag(*p, PS_PROGRAM_EMPTY_KERNELS)) return PS_OK;
     int64_t bytes;
     PS_TRY(page_bytes_of(state, p->options.kv_layout, &bytes));
-    return check_state_positions(batch, group, p->kv.data() + p->plan.state_offsets[i], bytes, state.head_dim, group == graph.prefix_group);
+    return check_state_positions(batch, group, p->kv.data() + p->plan.state_offsets[i], bytes, state.head_dim,
+                                 group == graph.prefix_group);
   }
   return PS_OK;
 }
@@ -151,8 +153,8 @@ ps_status take_own_pages(ps_program* p, const ps_batch& b) {
   return PS_OK;
 }
 
-// Takes the tokens of wanted-only nodes.  Moving rows together costs as much as some of the work that it saves: it pays if at
-// most half of the tokens are wanted, each once and in order.
+// Takes the tokens of wanted-only nodes.  Moving rows together costs as much as some of the work that it saves: it pays
+// if at most half of the tokens are wanted, each once and in order.
 void take_wanted(ps_program* p, const ps_batch& b) {
   p->has_hidden = b.flags & PS_BATCH_HIDDEN;
   bool few = !p->has_hidden && b.num_rows <= b.num_tokens / 2;
@@ -191,7 +193,8 @@ ps_status take_batch(ps_program* p, const ps_batch& b) {
   return PS_OK;
 }
 
-// Whether every request goes on behind its prefix, which its first step had: the nodes of the encoder have nothing to do.
+// Whether every request goes on behind its prefix, which its first step had: the nodes of the encoder have nothing to
+// do.
 bool is_behind_prefix(const ps_program& p, const ps_batch& b) {
   bool behind = p.model->graph.prefix_token >= 0;
   for (int32_t r = 0; behind && r < b.num_requests; ++r) behind = p.positions[p.request_starts[r]] > 0;
@@ -303,7 +306,8 @@ static ps_status check_loaded(ps_program* p) {
   if (status == PS_OK) return PS_OK;
   p->num_rows = -1;
   const Node& node = p->model->graph.nodes[failure->call - p->calls.data()];
-  return prefix(status, "nodes[%lld] (%.*s): ", static_cast<long long>(failure->call - p->calls.data()), PS_STR(node.name));
+  return prefix(status, "nodes[%lld] (%.*s): ", static_cast<long long>(failure->call - p->calls.data()),
+                PS_STR(node.name));
 }
 
 // A step of several ranks fails with the first exchange that failed, and so do all later ones.
@@ -348,7 +352,8 @@ static ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_n
 
 static ps_status check_in_flight(const ps_program& p, bool some) {
   if ((p.num_in_flight > 0) == some) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "program: expected %s, found %d", some ? "a step in flight" : "no step in flight", p.num_in_flight);
+  return fail(PS_INVALID_ARGUMENT, "program: expected %s, found %d", some ? "a step in flight" : "no step in flight",
+              p.num_in_flight);
 }
 
 static ps_status launch(ps_program* p, const ps_batch& batch, bool best_only) {
@@ -363,8 +368,9 @@ static ps_status launch(ps_program* p, const ps_batch& batch, bool best_only) {
   };
   const ps_status status = take_and_send();
   if (status == PS_OK) {
-    p->in_flight[p->num_in_flight++] = InFlight{batch.num_tokens, batch.num_requests, batch.num_rows, batch.page_table_width,
-                                                p->num_wanted,    p->has_hidden,      best_only};
+    p->in_flight[p->num_in_flight++] =
+        InFlight{batch.num_tokens, batch.num_requests, batch.num_rows, batch.page_table_width,
+                 p->num_wanted,    p->has_hidden,      best_only};
   }
   p->num_wanted = collected.num_wanted;
   p->has_hidden = collected.has_hidden;
@@ -375,7 +381,8 @@ static ps_status launch(ps_program* p, const ps_batch& batch, bool best_only) {
 ps_status launch_program(ps_program* p, const ps_batch& batch, bool best_only) {
   const ps_context& context = *p->context;
   if (!kBuildsRanks || !context.links) return fail(PS_INVALID_ARGUMENT, "program: expected one of a pipeline");
-  if (batch.flags & PS_BATCH_ALL_RANKS) return fail(PS_UNSUPPORTED, "flags: PS_BATCH_ALL_RANKS: expected ranks without stages");
+  if (batch.flags & PS_BATCH_ALL_RANKS)
+    return fail(PS_UNSUPPORTED, "flags: PS_BATCH_ALL_RANKS: expected ranks without stages");
   const int32_t num_stages = (context.links->world - 1) / context.stage_ranks;
   if (p->num_in_flight >= num_stages)
     return fail(PS_INVALID_ARGUMENT, "program: expected at most %d steps in flight, one for each stage", num_stages);
@@ -407,7 +414,8 @@ ps_status run_program(ps_program* p, const ps_batch& batch, bool best_only) {
   const int64_t start_ns = p->profiling ? now_ns() : 0;
   p->num_spans = 0;
   if (kBuildsRanks && p->context->links) {
-    if (batch.flags & PS_BATCH_ALL_RANKS) return fail(PS_UNSUPPORTED, "flags: PS_BATCH_ALL_RANKS: expected ranks without stages");
+    if (batch.flags & PS_BATCH_ALL_RANKS)
+      return fail(PS_UNSUPPORTED, "flags: PS_BATCH_ALL_RANKS: expected ranks without stages");
     PS_TRY(check_in_flight(*p, false));
     PS_TRY(launch(p, batch, best_only));
     return collect_program(p);

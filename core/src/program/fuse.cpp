@@ -6,10 +6,11 @@
 namespace ps {
 namespace {
 
-// The kernels of integers, of GGUF's blocks and of bf16 dot products compute the tile of a gate beside its tile of up.  Others would do each
-// without company, which costs them more than silu_mul does.
+// The kernels of integers, of GGUF's blocks and of bf16 dot products compute the tile of a gate beside its tile of up.
+// Others would do each without company, which costs them more than silu_mul does.
 bool is_gated_layout(int32_t layout, const Kernels& kernels) {
-  return layout >= PS_T16_Q8_0 || layout == PS_T16_I8 || layout == PS_T16_I4G32 || (layout == PS_T16_BF16 && kernels.bf16_bytes == 2);
+  return layout >= PS_T16_Q8_0 || layout == PS_T16_I8 || layout == PS_T16_I4G32 ||
+         (layout == PS_T16_BF16 && kernels.bf16_bytes == 2);
 }
 
 class Fuser {
@@ -66,7 +67,7 @@ class Fuser {
     if (!linear || linear->gated || value(x).root_offset || residual.kind != OPERAND_VALUE) return;
     const Value& sum = graph_.values[norm->node.outputs[1]];
     const bool is_dense = value(x).rank == 2 && value(x).row_stride == value(x).row_elements &&
-                       norm->node.outputs[1] != graph_.output && sum.row_stride == sum.row_elements;
+                          norm->node.outputs[1] != graph_.output && sum.row_stride == sum.row_elements;
     const int32_t residual_producer = graph_.values[value(residual).root].producer;
     if (!is_dense || residual_producer >= linear - nodes_.data()) return;
     while (linear->node.num_inputs <= kResidual)

@@ -7,9 +7,7 @@ namespace ps {
 namespace {
 
 // Table entries [first, last] that a request's keys need; entries from `written` on are written by the step.
-struct Entries {
-  int32_t first, written, last;
-};
+struct Entries { int32_t first, written, last; };
 
 Entries entries_of(const Ragged& batch, int32_t request, int32_t window) {
   const int32_t begin = batch.positions[batch.request_starts[request]];
@@ -106,21 +104,24 @@ ps_status check_state_positions(const Ragged& batch, int32_t group, const uint8_
     const float* cell = reinterpret_cast<const float*>(pages + page * page_bytes);
     const float seen = cell[head_elements - 1];
     if (of_prefix && seen == static_cast<float>(begin) && !(cell[0] > 0)) {
-      return fail(PS_UNSUPPORTED,
-                  "positions[%d]: expected 0, found %d: tokens of the encoder see later ones, so they run in one step with the "
-                  "first token of the decoder",
-                  batch.request_starts[r], begin);
+      return fail(
+          PS_UNSUPPORTED,
+          "positions[%d]: expected 0, found %d: tokens of the encoder see later ones, so they run in one step with the "
+          "first token of the decoder",
+          batch.request_starts[r], begin);
     }
     if (seen == static_cast<float>(begin)) continue;
     return fail(PS_INVALID_ARGUMENT,
-                "positions[%d]: expected the %g tokens that the recurrent state of page_tables[%d] has seen, found position %d: "
+                "positions[%d]: expected the %g tokens that the recurrent state of page_tables[%d] has seen, found "
+                "position %d: "
                 "a recurrent layer cannot go back",
                 batch.request_starts[r], static_cast<double>(seen), group, begin);
   }
   return PS_OK;
 }
 
-ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int32_t rank, int32_t world, int32_t* page_table) {
+ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int32_t rank, int32_t world,
+                         int32_t* page_table) {
   for (int32_t r = 0; r < batch.num_requests; ++r) {
     const Entries entries = entries_of(batch, r, window);
     int32_t* row = page_table + static_cast<int64_t>(r) * batch.width;
@@ -132,8 +133,8 @@ ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int
       }
       const int32_t expected = (first_rank + e / kPartitionPages - first) % world;
       if (row[e] % world != expected) {
-        return fail(PS_INVALID_ARGUMENT, "page_tables[%d][%d][%d]: expected a page of rank %d, found %d of rank %d", group, r, e, expected,
-                    row[e], row[e] % world);
+        return fail(PS_INVALID_ARGUMENT, "page_tables[%d][%d][%d]: expected a page of rank %d, found %d of rank %d",
+                    group, r, e, expected, row[e], row[e] % world);
       }
       row[e] = expected == rank ? row[e] / world : -2 - expected;
     }

@@ -97,8 +97,8 @@ ps_status place_in_gaps(Vec<Block>* blocks) {
   return PS_OK;
 }
 
-// In order of time, each block into the memory of one of its size that is no longer alive, else behind all others.  `blocks`
-// is sorted by size.
+// In order of time, each block into the memory of one of its size that is no longer alive, else behind all others.
+// `blocks` is sorted by size.
 ps_status place_by_size(Vec<Block>* blocks) {
   const int64_t count = blocks->size();
   Vec<int32_t> by_first, by_last, size_class, free_block, next_free;  // free blocks of a size are a list
@@ -111,7 +111,7 @@ ps_status place_by_size(Vec<Block>* blocks) {
     size_class[i] = i == 0 ? 0 : size_class[i - 1] + ((*blocks)[i].bytes != (*blocks)[i - 1].bytes);
     free_block[i] = -1;
   }
-  const auto sort_by = [&](Vec<int32_t>* order, int32_t Block::*time) {
+  const auto sort_by = [&](Vec<int32_t>* order, int32_t Block::* time) {
     std::sort(order->begin(), order->end(), [&](int32_t a, int32_t b) {
       const int32_t x = (*blocks)[a].*time, y = (*blocks)[b].*time;
       return x != y ? x < y : a < b;
@@ -212,8 +212,8 @@ ps_status plan_groups(const Graph& graph, const ps_program_options& o, Plan* pla
   for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
     const int32_t count = o.group_pages ? o.group_pages[g] : 0;
     if (count < 0 || count > o.num_pages) {
-      return fail(PS_INVALID_ARGUMENT, "group_pages[%lld]: expected 0 to num_pages (%d), found %d", static_cast<long long>(g),
-                  o.num_pages, count);
+      return fail(PS_INVALID_ARGUMENT, "group_pages[%lld]: expected 0 to num_pages (%d), found %d",
+                  static_cast<long long>(g), o.num_pages, count);
     }
     const int32_t world = graph.whole_groups >> g & 1 ? graph.context_world : 1;
     if (!plan->group_pages.push((count ? count : o.num_pages) * world)) return no_memory();

@@ -6,8 +6,8 @@
 
 namespace ps {
 
-// Sets Node::prefix_only in a graph whose nodes and output are validated: where all that comes of a node are keys and values
-// that queries read within the prefix only.
+// Sets Node::prefix_only in a graph whose nodes and output are validated: where all that comes of a node are keys and
+// values that queries read within the prefix only.
 ps_status mark_prefix_only(Graph* graph);
 
 }  // namespace ps

@@ -21,8 +21,8 @@ struct Plan {
   Vec<RunNode> nodes;              // as the program runs them
   Vec<int32_t> order;              // in which it runs them
   WantedSources sources;           // of its wanted-only nodes
-  Vec<int64_t> offsets;        // of each value's root in the temporaries; -1: elsewhere
-  Vec<int64_t> sizes;          // bytes of each value's root in the temporaries
+  Vec<int64_t> offsets;            // of each value's root in the temporaries; -1: elsewhere
+  Vec<int64_t> sizes;              // bytes of each value's root in the temporaries
   int64_t temporary_bytes, logits_bytes, kv_bytes, kv_page_bytes;
   // The parts of the scratch memory, each 64-byte aligned, in this order.
   int64_t shared_scratch, thread_scratch, sample_scratch;  // the latter two once per thread
@@ -41,10 +41,10 @@ struct Step {
   void (*run)(const Call&, int64_t begin, int64_t end, int32_t thread);
   int64_t items, grain;
   Split split;
-  bool barrier;            // all threads finish what came before
-  const uint8_t* weights;  // that the items read in order, else null
-  int64_t weight_bytes;    // of the first half when the other is read beside it
-  int64_t second_half;     // bytes from the first to it; 0: all is one
+  bool barrier;              // all threads finish what came before
+  const uint8_t* weights;    // that the items read in order, else null
+  int64_t weight_bytes;      // of the first half when the other is read beside it
+  int64_t second_half;       // bytes from the first to it; 0: all is one
   const Step* next_weights;  // the next step, itself included, that has weights
 };
 
@@ -61,9 +61,9 @@ struct Patch {  // a size of a step inside a call
 
 // Attention nodes whose queries see equally many keys.
 struct AttentionWork {
-  int32_t window;  // 0: all
+  int32_t window;    // 0: all
   bool wanted_only;  // only wanted tokens have queries
-  double products; // multiplications for a query and a key, over all these nodes
+  double products;   // multiplications for a query and a key, over all these nodes
 };
 
 // A step of a pipeline that rank 0 has launched and not collected.
@@ -83,23 +83,23 @@ struct ProgramMemory {
   Vec<const Phase*> phases;  // of each step
   Vec<Patch> patches;
   Region shares, spans;
-  Region failure;  // OpFailure, of a graph with users' own ops; else empty
+  Region failure;   // OpFailure, of a graph with users' own ops; else empty
   Region exchange;  // Exchange, of a program of several ranks; else empty
   Vec<DirectPart> direct_parts;
   InFlight in_flight[PS_MAX_RANKS] = {};  // the oldest first
   int32_t num_in_flight = 0;
-  uint64_t rank_step = 0;  // steps that all ranks have run
+  uint64_t rank_step = 0;     // steps that all ranks have run
   bool gathers_head = false;  // logits are brought together from several ranks
-  bool best_only = false;  // the last step left best tokens instead of logits (exchange/exchange.h)
-  uint64_t stamp = 0;  // of the next run's first step
-  int64_t num_spans = 0;  // of the last run
+  bool best_only = false;     // the last step left best tokens instead of logits (exchange/exchange.h)
+  uint64_t stamp = 0;         // of the next run's first step
+  int64_t num_spans = 0;      // of the last run
   bool profiling = false;
   int64_t symbols[NUM_ROLES + 1] = {-1, -1, -1, -1, -1};  // of the last step
   bool behind_prefix = false;                             // likewise: it left out the nodes of the encoder
-  int32_t num_rows = -1;                                      // of the last step; -1: none yet
-  int32_t num_wanted = 0;                                     // tokens of its wanted-only nodes
-  bool has_hidden = false;                                    // the last step has its hidden rows
-  int64_t token_bytes = 0;   // of weights, that one token reads
+  int32_t num_rows = -1;                                  // of the last step; -1: none yet
+  int32_t num_wanted = 0;                                 // tokens of its wanted-only nodes
+  bool has_hidden = false;                                // the last step has its hidden rows
+  int64_t token_bytes = 0;                                // of weights, that one token reads
   Vec<AttentionWork> attention;
   uint32_t step_number = 0;
   // The batch's private copies, inside the scratch memory.
@@ -138,9 +138,10 @@ inline bool has_flag(const ProgramMemory& program, uint32_t flag) { return kBuil
 // How many best tokens of a row a step of the best tokens only leaves.
 inline int32_t best_parts(const ps_context& context) { return context.links ? 1 : context.comm->world; }
 // `flags` are PS_PROGRAM_*, as ps_program_create_flagged takes them.
-ps_status create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out);
+ps_status create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags,
+                         ps_program** out);
 int64_t max_table_width(const Graph& graph);
-ps_status bind_program(ps_program* program);                     // after its memory is there
+ps_status bind_program(ps_program* program);  // after its memory is there
 // Decides which steps begin with a barrier.
 ps_status place_barriers(ps_program* program);
 // `best_only`: ranks need not bring logits together, only their best tokens.
@@ -155,7 +156,7 @@ ps_status profile_program(ps_program* program, bool on);
 inline ps_span* spans_of(ps_program* program) { return reinterpret_cast<ps_span*>(program->spans.data()); }
 void walk_steps(void* program, int32_t thread, WalkSlot* slot, int64_t at);
 void walk_steps_timed(void* program, int32_t thread, WalkSlot* slot, int64_t at);  // noting spans
-ps_span label_span(const ps_program& program, int64_t step, int32_t thread);  // node, phase and thread
+ps_span label_span(const ps_program& program, int64_t step, int32_t thread);       // node, phase and thread
 
 }  // namespace ps
 

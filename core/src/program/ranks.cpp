@@ -20,7 +20,7 @@ struct Message {
   uint32_t flags, reserved;
 };
 constexpr uint32_t kBestOnly = 1u << 31;  // beside PS_BATCH_*
-constexpr int64_t kShortBytes = 4096;  // what is sent at once; a longer message is sent again as a whole
+constexpr int64_t kShortBytes = 4096;     // what is sent at once; a longer message is sent again as a whole
 
 int64_t num_integers(const ps_program& p, const Message& m) {
   const int64_t tables = p.model->graph.page_groups.size() * m.num_requests * m.page_table_width;
@@ -37,7 +37,8 @@ uint64_t mix(uint64_t hash, uint64_t word) {
 }
 
 uint64_t hash_of(const ps_program& p, const Message& m, const int32_t* integers) {
-  uint64_t hash = mix(m.step, uint64_t{static_cast<uint32_t>(m.num_tokens)} << 32 | static_cast<uint32_t>(m.num_requests));
+  uint64_t hash =
+      mix(m.step, uint64_t{static_cast<uint32_t>(m.num_tokens)} << 32 | static_cast<uint32_t>(m.num_requests));
   hash = mix(hash, uint64_t{static_cast<uint32_t>(m.num_rows)} << 32 | static_cast<uint32_t>(m.page_table_width));
   hash = mix(hash, m.flags);
   const int64_t count = num_integers(p, m);
@@ -49,7 +50,8 @@ ps_status check_fits(const ps_program& p, int64_t bytes) {
   const ps_comm& comm = *all_ranks(*p.context);
   if (bytes <= comm.part_bytes && kShortBytes <= comm.part_bytes) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for the batch, found %lld",
-              static_cast<long long>(bytes < kShortBytes ? kShortBytes : bytes), static_cast<long long>(comm.part_bytes));
+              static_cast<long long>(bytes < kShortBytes ? kShortBytes : bytes),
+              static_cast<long long>(comm.part_bytes));
 }
 
 ps_status end_group(const ps_program& p, const char* what, uint64_t expected, uint64_t found) {
@@ -96,7 +98,8 @@ ps_status broadcast(ps_program* p, uint64_t tag, int64_t bytes, bool forever, co
 
 ps_status check_first_rank(const ps_program& p) {
   if (all_ranks(*p.context)->rank == 0) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "program: expected rank 0, which begins every step, found rank %d; it follows with ps_program_follow",
+  return fail(PS_INVALID_ARGUMENT,
+              "program: expected rank 0, which begins every step, found rank %d; it follows with ps_program_follow",
               all_ranks(*p.context)->rank);
 }
 
@@ -147,10 +150,12 @@ ps_status receive_batch(ps_program* p, ps_batch* b) {
   memcpy(&m, data, sizeof(m));
   if (m.step != p->rank_step) return end_group(*p, "step", p->rank_step, m.step);
   const ps_program_options& o = p->options;
-  const bool within = m.num_tokens > 0 && m.num_tokens <= o.max_tokens && m.num_requests > 0 && m.num_requests <= o.max_requests &&
-                      m.num_rows >= 0 && m.num_rows <= o.max_rows && m.page_table_width >= 0 &&
-                      m.page_table_width <= p->plan.symbols[ROLE_PAGES];
-  if (!within) return end_group(*p, "a batch of at most so many tokens:", static_cast<uint64_t>(o.max_tokens), static_cast<uint64_t>(m.num_tokens));
+  const bool within = m.num_tokens > 0 && m.num_tokens <= o.max_tokens && m.num_requests > 0 &&
+                      m.num_requests <= o.max_requests && m.num_rows >= 0 && m.num_rows <= o.max_rows &&
+                      m.page_table_width >= 0 && m.page_table_width <= p->plan.symbols[ROLE_PAGES];
+  if (!within)
+    return end_group(*p, "a batch of at most so many tokens:", static_cast<uint64_t>(o.max_tokens),
+                     static_cast<uint64_t>(m.num_tokens));
   const int64_t bytes = message_bytes(*p, m);
   if (bytes > kShortBytes) {
     PS_TRY(check_fits(*p, bytes));
@@ -196,18 +201,20 @@ ps_status receive_same_batch(ps_program* p, const ps_batch& own) {
   const bool same_sizes = own.num_tokens == first.num_tokens && own.num_requests == first.num_requests &&
                           own.num_rows == first.num_rows && width == first.page_table_width;
   const int64_t tables = p->model->graph.page_groups.size() * own.num_requests * width;
-  const char* what = own.flags != first.flags                                                      ? "flags"
-                     : !same_sizes                                                                 ? "sizes"
-                     : !equal(p->token_ids, first.token_ids, own.num_tokens)                       ? "token_ids"
-                     : !equal(own.positions, first.positions, own.num_tokens)                      ? "positions"
-                     : !equal(own.request_starts, first.request_starts, int64_t{own.num_requests} + 1) ? "request_starts"
-                     : !equal(own.output_rows, first.output_rows, own.num_rows)                    ? "output_rows"
-                     : !equal(p->page_tables, first.page_tables, tables)                           ? "page_tables"
-                                                                                                   : nullptr;
+  const char* what = own.flags != first.flags                                 ? "flags"
+                     : !same_sizes                                            ? "sizes"
+                     : !equal(p->token_ids, first.token_ids, own.num_tokens)  ? "token_ids"
+                     : !equal(own.positions, first.positions, own.num_tokens) ? "positions"
+                     : !equal(own.request_starts, first.request_starts, int64_t{own.num_requests} + 1)
+                         ? "request_starts"
+                     : !equal(own.output_rows, first.output_rows, own.num_rows) ? "output_rows"
+                     : !equal(p->page_tables, first.page_tables, tables)        ? "page_tables"
+                                                                                : nullptr;
   if (!what) return PS_OK;
   const ps_comm& comm = *p->context->comm;
-  const ps_status status = fail(PS_INVALID_ARGUMENT, "batch: expected equal batches on all ranks, found other %s on rank %d than on rank 0",
-                                what, comm.rank);
+  const ps_status status =
+      fail(PS_INVALID_ARGUMENT, "batch: expected equal batches on all ranks, found other %s on rank %d than on rank 0",
+           what, comm.rank);
   comm.abort(comm.self, error_message());
   return status;
 }

@@ -14,12 +14,12 @@ ps_status send_batch(ps_program* program, const ps_batch& batch);
 void note_kinds(ps_program* program);
 // On another rank: waits for the next batch, whose arrays lie in the comm's memory until the step's first exchange.
 ps_status receive_batch(ps_program* program, ps_batch* batch);
-// The same of a step that every rank runs (PS_BATCH_ALL_RANKS): ends the group if the batch of rank 0 is not `own`, which the
-// program has taken.
+// The same of a step that every rank runs (PS_BATCH_ALL_RANKS): ends the group if the batch of rank 0 is not `own`,
+// which the program has taken.
 ps_status receive_same_batch(ps_program* program, const ps_batch& own);
 
-// The rank that a bundle was cut for, and the most bytes of a rank's part of any exchange of its program, batches included:
-// these are the same on every rank.
+// The rank that a bundle was cut for, and the most bytes of a rank's part of any exchange of its program, batches
+// included: these are the same on every rank.
 ps_status describe_rank(const ps_model& model, const ps_program_options& options, ps_rank_info* out);
 
 }  // namespace ps

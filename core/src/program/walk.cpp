@@ -5,11 +5,12 @@
 namespace ps {
 namespace {
 
-// The begins of the chunks of a share, in 64ths: each is half of the remainder, so that few are taken and little is left when
-// the first thread comes to help.
+// The begins of the chunks of a share, in 64ths: each is half of the remainder, so that few are taken and little is
+// left when the first thread comes to help.
 constexpr int64_t kEdges[] = {0, 32, 48, 56, 60, 62, 63, 64}, kNumChunks = 7;
 constexpr int64_t kRowsTogether = 8;  // that pass through several steps while they are in the nearest caches
-constexpr int64_t kPrefetchBytes = 128 << 10;  // of the next weights, prefetched into a core's cache by a thread that waits
+constexpr int64_t kPrefetchBytes =
+    128 << 10;  // of the next weights, prefetched into a core's cache by a thread that waits
 constexpr int64_t kLine = 64;
 
 // Prefetch of the beginning of a thread's share of the next weights, while it waits.
@@ -82,8 +83,8 @@ int64_t num_together(const ps_program& p, int64_t at) {
   return count;
 }
 
-// `count` steps over the rows of this thread, a few rows at a time.  Their times in the spans, if there are any, lie one
-// after another, as if each step had taken its rows at once.
+// `count` steps over the rows of this thread, a few rows at a time.  Their times in the spans, if there are any, lie
+// one after another, as if each step had taken its rows at once.
 void run_rows(const Step* steps, int64_t count, int32_t thread, const WalkSlot& slot, ps_span* spans) {
   int64_t begin, end;
   split(steps->items, slot.rank, slot.num_threads, &begin, &end);

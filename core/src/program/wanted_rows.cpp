@@ -61,7 +61,8 @@ int64_t find_gather(const Graph& graph) {
   return -1;
 }
 
-// Whether only the gather reads the output rows: wanted-only nodes renumber them, and other readers would see wrong tokens.
+// Whether only the gather reads the output rows: wanted-only nodes renumber them, and other readers would see wrong
+// tokens.
 bool is_only_reader(const Graph& graph, int64_t gather) {
   for (int64_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
@@ -132,7 +133,7 @@ WantedSources find_sources(const Graph& graph) {
       if (producer < 0 || graph.nodes[producer].wanted_only) continue;
       const WantedSource source{v.root, v.root_offset, v.root_offset + v.row_elements};
       WantedSource* same = std::find_if(out.items, out.items + out.count,
-                                      [&](const WantedSource& item) { return item.root == source.root; });
+                                        [&](const WantedSource& item) { return item.root == source.root; });
       if (same < out.items + out.count) {
         *same = WantedSource{source.root, std::min(same->begin, source.begin), std::max(same->end, source.end)};
       } else if (out.count == kMaxOperands) {
@@ -162,7 +163,8 @@ ps_status mark_wanted_only(Graph* g) {
     }
     node.wanted_only = wanted_only && is_read;
     if (sends_hidden(graph, node)) continue;
-    note_inputs(graph, node, Readers{node.wanted_only || n == gather, !node.wanted_only && n < gather, n > gather}, &readers);
+    note_inputs(graph, node, Readers{node.wanted_only || n == gather, !node.wanted_only && n<gather, n> gather},
+                &readers);
   }
   const WantedSources sources = find_sources(graph);
   bool sound = true;

@@ -1,8 +1,8 @@
 // Nodes that run only over the wanted tokens: those whose logits a step returns.
 //
 // After the last layer wrote its keys and values, the remaining nodes matter only for the wanted tokens.  These nodes
-// (Node::wanted_only) run after all others.  Before them, the rows that they read of other nodes are moved to the front of
-// their own memory: wanted rows in order, from row 0 on.
+// (Node::wanted_only) run after all others.  Before them, the rows that they read of other nodes are moved to the front
+// of their own memory: wanted rows in order, from row 0 on.
 #ifndef PENSTOCK_PROGRAM_WANTED_ROWS_H
 #define PENSTOCK_PROGRAM_WANTED_ROWS_H
 
@@ -28,8 +28,8 @@ struct WantedSources {
 };
 WantedSources find_sources(const Graph& graph);
 
-// Moves wanted rows to the front.  Inputs: the sources as rows of f32, one for each wanted token; the first output has one
-// for each token of the step.  Row r of each input becomes its row token_request[r], which ascends with r.
+// Moves wanted rows to the front.  Inputs: the sources as rows of f32, one for each wanted token; the first output has
+// one for each token of the step.  Row r of each input becomes its row token_request[r], which ascends with r.
 extern const Phase kMoveWanted;
 
 }  // namespace ps

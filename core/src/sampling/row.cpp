@@ -144,9 +144,7 @@ Kept keep_top_p(const Row& row) {
 // Locally typical sampling, 2022).
 Kept keep_typical(const Row& row, const Kept& kept) {
   const double log_sum = natural_log(kept.sum);
-  const auto surprise = [&](int32_t id) {
-    return log_sum - (static_cast<double>(row.x[id]) - row.shift) * row.factor;
-  };
+  const auto surprise = [&](int32_t id) { return log_sum - (static_cast<double>(row.x[id]) - row.shift) * row.factor; };
   double entropy = 0;
   for (int64_t i = 0; i < kept.count; ++i) {
     entropy += kept.first[i].value * surprise(kept.first[i].id);
@@ -156,8 +154,7 @@ Kept keep_typical(const Row& row, const Kept& kept) {
   for (int64_t i = 0; i < kept.count; ++i)
     kept.first[i].value = static_cast<float>(-fabs(surprise(kept.first[i].id) - entropy));
   std::make_heap(kept.first, kept.first + kept.count, worse);
-  return take_until(kept.first, kept.count, static_cast<double>(row.numbers.typical_p) * kept.sum,
-                    row.scratch.weights);
+  return take_until(kept.first, kept.count, static_cast<double>(row.numbers.typical_p) * kept.sum, row.scratch.weights);
 }
 
 int32_t walk(const Kept& kept, double uniform) {

@@ -9,8 +9,8 @@ namespace ps {
 
 // What changes a row's logits before anything is drawn.
 struct RowEdits {
-  const uint32_t* mask;    // [(vocab+31)/32] or null
-  const int32_t* bias_ids; // [num_bias]
+  const uint32_t* mask;     // [(vocab+31)/32] or null
+  const int32_t* bias_ids;  // [num_bias]
   const float* bias;
   int32_t num_bias;
   const int32_t* history;  // [history_len]: the prompt's tokens first; -1-s: slot s

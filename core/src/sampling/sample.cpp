@@ -66,8 +66,8 @@ RowEdits edits_of(const Job& job, int32_t r) {
 }
 
 RowNumbers numbers_of(const ps_sampling& s, int32_t r) {
-  return RowNumbers{s.temperature[r], s.top_p[r],  at(s.min_p, r, 0), at(s.typical_p, r, 1),
-                    s.top_k[r],       uniform_of(s.seed[r], s.counter[2 * r], s.counter[2 * r + 1])};
+  return RowNumbers{s.temperature[r],      s.top_p[r], at(s.min_p, r, 0),
+                    at(s.typical_p, r, 1), s.top_k[r], uniform_of(s.seed[r], s.counter[2 * r], s.counter[2 * r + 1])};
 }
 
 // The log-probabilities of a row's token and of its likeliest, under the logits as the graph made them.

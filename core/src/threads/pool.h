@@ -64,8 +64,8 @@ class Pool {
   // its share of until nothing is left.  `alone`: for thread 0 only.
   ps_status share(Work work, void* argument, bool alone);
   // Calls walk(argument, 0, ...) and lets other threads in at the barriers of walk_barrier(), as they come.  Those that
-  // were late for longer than `patience_ns` come again after a backoff; 0: all threads walk from the beginning to the end.
-  // `alone`: thread 0 only.
+  // were late for longer than `patience_ns` come again after a backoff; 0: all threads walk from the beginning to the
+  // end. `alone`: thread 0 only.
   ps_status walk(Walk walk, void* argument, int64_t patience_ns, bool alone);
   WalkBarrier& walk_barrier() { return walk_barrier_; }
 
@@ -94,9 +94,9 @@ class Pool {
   void* argument_ = nullptr;
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> num_runs_{0};
-  Barrier barrier_;  // of run
-  EntryGate sharing_;  // of share
-  WaitWord shared_;  // counts those that came out of it
+  Barrier barrier_;           // of run
+  EntryGate sharing_;         // of share
+  WaitWord shared_;           // counts those that came out of it
   WalkBarrier walk_barrier_;  // of walk
 };
 

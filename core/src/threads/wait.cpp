@@ -12,7 +12,8 @@ namespace {
 
 void wait_on(std::atomic<uint32_t>* word, int operation, uint32_t expected, int64_t nanoseconds) {
   const timespec limit{static_cast<time_t>(nanoseconds / 1000000000), static_cast<long>(nanoseconds % 1000000000)};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, expected, nanoseconds ? &limit : nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, expected, nanoseconds ? &limit : nullptr, nullptr,
+          0);
 }
 
 }  // namespace

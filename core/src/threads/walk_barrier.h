@@ -19,7 +19,8 @@ struct WalkSlot {
 class alignas(64) EntryGate {
  public:
   uint64_t open();
-  // Returns the thread's number, from 0, or -1 if the gate is closed.  The key names the opening that it entered through.
+  // Returns the thread's number, from 0, or -1 if the gate is closed.  The key names the opening that it entered
+  // through.
   int32_t enter(uint64_t* key);
   // Returns how many threads entered.  Closing it again does nothing and returns 0.
   int32_t close(uint64_t key);
@@ -40,23 +41,24 @@ class Backoff {
   int64_t extend(int64_t now, int64_t late_ns);
 
  private:
-  // The first backoff is as long as the thread was late.  If a thread is late each time, the backoff doubles, so that the
-  // stalls (a time slice of the kernel, 1 to 4 ms) cost little compared with it.
+  // The first backoff is as long as the thread was late.  If a thread is late each time, the backoff doubles, so that
+  // the stalls (a time slice of the kernel, 1 to 4 ms) cost little compared with it.
   static constexpr int64_t kMinNanoseconds = 1000000, kMaxNanoseconds = 32000000, kMemoryNanoseconds = 50000000;
   int64_t until_ns_ = 0, length_ns_ = 0;
 };
 
-// A walk begins with one thread.  Others join at its barriers.  They continue without a thread that made them wait too long
-// because it had no core: something else uses the core, and would again.  They do wait for a thread that is late for another
-// reason, such as its own work, a page fault or a machine that stands still.
+// A walk begins with one thread.  Others join at its barriers.  They continue without a thread that made them wait too
+// long because it had no core: something else uses the core, and would again.  They do wait for a thread that is late
+// for another reason, such as its own work, a page fault or a machine that stands still.
 class WalkBarrier {
  public:
   // For the thread that begins.  `closed`: no other thread joins.  `patience_ns` 0: waits without limit.
   void open(bool spin, int64_t patience_ns, bool closed, WalkSlot* slot);
-  // Waits until that many others have entered, spinning at most `nanoseconds`; 0: without limit.  Before the first barrier.
+  // Waits until that many others have entered, spinning at most `nanoseconds`; 0: without limit.  Before the first
+  // barrier.
   void gather(int32_t others, int64_t nanoseconds, WalkSlot* slot);
-  // For another thread: returns when a barrier admits it; *at is the step after that barrier, or 0 before the first one.
-  // False: the walk is over.
+  // For another thread: returns when a barrier admits it; *at is the step after that barrier, or 0 before the first
+  // one. False: the walk is over.
   bool join(WalkSlot* slot, int64_t* at);
   // The barrier before step `at`.  False: the thread must leave the walk.  Otherwise its slot may have changed.
   template <typename Idle>
@@ -135,8 +137,8 @@ class WalkBarrier {
   Backoff backoff_;
   EntryGate gate_;
   alignas(64) std::atomic<uint64_t> admitted_{0};  // the walk's key + the number of threads that were admitted
-  WaitWord joiner_wake_;    // for threads outside: some were admitted, or the walk is over
-  WaitWord gatherer_wake_;  // for the thread that gathers
+  WaitWord joiner_wake_;                           // for threads outside: some were admitted, or the walk is over
+  WaitWord gatherer_wake_;                         // for the thread that gathers
 };
 
 }  // namespace ps

@@ -9,8 +9,8 @@ namespace {
 
 constexpr uint32_t kMaxAddedBytes = 1024;  // of one added token: what a step through a text may look at
 constexpr uint32_t kMaxSteps = 16, kMaxStepBytes = 16;
-constexpr uint32_t kMaxTokenBytes = 4096;  // of one token: what an id may decode to
-constexpr uint32_t kMaxAround = 1024;      // special tokens around a text
+constexpr uint32_t kMaxTokenBytes = 4096;      // of one token: what an id may decode to
+constexpr uint32_t kMaxAround = 1024;          // special tokens around a text
 constexpr uint32_t kMaxWordCharacters = 4096;  // of a word that WordPiece cuts: what it looks at twice
 
 ps_status bad(const char* table, uint32_t index, const char* expected, uint32_t found) {
@@ -19,7 +19,8 @@ ps_status bad(const char* table, uint32_t index, const char* expected, uint32_t 
 
 ps_status check_count(const char* table, uint32_t count, uint64_t expected) {
   if (count == expected) return PS_OK;
-  return fail(PS_INVALID_FILE, "%s: expected %llu elements, found %u", table, static_cast<unsigned long long>(expected), count);
+  return fail(PS_INVALID_FILE, "%s: expected %llu elements, found %u", table, static_cast<unsigned long long>(expected),
+              count);
 }
 
 // From 0 up to `end`, as many as there are tokens and one.
@@ -45,7 +46,8 @@ ps_status check_texts(const char* name, const Table<uint32_t>& begins, uint32_t 
 
 ps_status check_ids(const char* name, const Table<uint32_t>& ids, uint32_t num_tokens, bool may_lack) {
   for (uint32_t i = 0; i < ids.count; ++i) {
-    if (ids.data[i] >= num_tokens && !(may_lack && ids.data[i] == kNoToken)) return bad(name, i, "a token", ids.data[i]);
+    if (ids.data[i] >= num_tokens && !(may_lack && ids.data[i] == kNoToken))
+      return bad(name, i, "a token", ids.data[i]);
   }
   return PS_OK;
 }
@@ -57,7 +59,8 @@ ps_status check_merges(const TokenizerTables& t, uint32_t num_tokens) {
       const Merge& merge = t.merges.data[i];
       if (merge.right >= num_tokens) return bad("merges", i, "a right token", merge.right);
       if (merge.token >= num_tokens) return bad("merges", i, "a token", merge.token);
-      if (i > begin && merge.right <= t.merges.data[i - 1].right) return bad("merges", i, "right tokens that ascend", merge.right);
+      if (i > begin && merge.right <= t.merges.data[i - 1].right)
+        return bad("merges", i, "right tokens that ascend", merge.right);
     }
   }
   return PS_OK;
@@ -78,7 +81,8 @@ ps_status check_trie(const TokenizerTables& t, uint32_t num_tokens) {
   const Table<TrieNode>& trie = t.trie;
   for (uint32_t i = 0; i < trie.count; ++i) {
     const uint32_t begin = trie.data[i].children, least = i ? trie.data[i - 1].children : 1;
-    if (begin < least || (i == 0 && begin > 1) || begin >= std::max(trie.count, 2u)) return bad("trie", i, "children that ascend within the table", begin);
+    if (begin < least || (i == 0 && begin > 1) || begin >= std::max(trie.count, 2u))
+      return bad("trie", i, "children that ascend within the table", begin);
     if (i + 1 < trie.count && begin <= i) return bad("trie", i, "children behind it", begin);
     const uint32_t token = token_at(trie, i);
     if (token != kNoToken && token >= num_tokens) return bad("trie", i, "a token", token);
@@ -86,7 +90,8 @@ ps_status check_trie(const TokenizerTables& t, uint32_t num_tokens) {
   for (uint32_t i = 0; i + 1 < trie.count; ++i) {
     const uint32_t end = std::min(trie.data[i + 1].children, trie.count);
     for (uint32_t j = trie.data[i].children; j + 1 < end; ++j) {
-      if (trie.data[j].byte_and_token >> 24 >= trie.data[j + 1].byte_and_token >> 24) return bad("trie", j + 1, "bytes that ascend", j + 1);
+      if (trie.data[j].byte_and_token >> 24 >= trie.data[j + 1].byte_and_token >> 24)
+        return bad("trie", j + 1, "bytes that ascend", j + 1);
     }
   }
   return PS_OK;
@@ -104,7 +109,8 @@ ps_status check_word_piece(const Tokenizer& tokenizer) {
   const TokenizerTables& t = tokenizer.tables;
   PS_TRY(check_count("model", t.model.count, 2));
   if (t.model.data[0] > kMaxWordCharacters) return bad("model", 0, "at most 4096 characters", t.model.data[0]);
-  if (t.model.data[1] != kNoToken && t.model.data[1] >= t.trie.count) return bad("model", 1, "a node of the trie", t.model.data[1]);
+  if (t.model.data[1] != kNoToken && t.model.data[1] >= t.trie.count)
+    return bad("model", 1, "a node of the trie", t.model.data[1]);
   if (tokenizer.header.unknown == kNoToken) return fail(PS_INVALID_FILE, "unknown: expected a token, found none");
   return PS_OK;
 }
@@ -112,7 +118,8 @@ ps_status check_word_piece(const Tokenizer& tokenizer) {
 // A power of two with room, so that a search ends.
 ps_status check_words(const TokenizerTables& t, uint32_t num_tokens) {
   if (!t.words.count) return PS_OK;
-  if (t.words.count & (t.words.count - 1)) return fail(PS_INVALID_FILE, "words: expected a power of two, found %u", t.words.count);
+  if (t.words.count & (t.words.count - 1))
+    return fail(PS_INVALID_FILE, "words: expected a power of two, found %u", t.words.count);
   PS_TRY(check_ids("words", t.words, num_tokens, true));
   if (std::find(t.words.data, t.words.data + t.words.count, kNoToken) == t.words.data + t.words.count)
     return fail(PS_INVALID_FILE, "words: expected an empty place, found none");
@@ -142,13 +149,16 @@ ps_status check_added(const char* name, const TokenizerTables& t, const Table<Ad
 }
 
 ps_status check_steps(const TokenizerTables& t) {
-  if (t.steps.count > kMaxSteps) return fail(PS_INVALID_FILE, "steps: expected at most %u, found %u", kMaxSteps, t.steps.count);
+  if (t.steps.count > kMaxSteps)
+    return fail(PS_INVALID_FILE, "steps: expected at most %u, found %u", kMaxSteps, t.steps.count);
   for (uint32_t i = 0; i < t.steps.count; ++i) {
     const TextStep& step = t.steps.data[i];
-    if (step.kind >= NUM_STEPS) return fail(PS_UNSUPPORTED, "steps[%u]: found the kind %u, which is not known", i, step.kind);
+    if (step.kind >= NUM_STEPS)
+      return fail(PS_UNSUPPORTED, "steps[%u]: found the kind %u, which is not known", i, step.kind);
     PS_TRY(check_text("steps", i, t, step.begin, step.bytes));
     PS_TRY(check_text("steps", i, t, step.with_begin, step.with_bytes));
-    if (step.bytes > kMaxStepBytes || step.with_bytes > kMaxStepBytes) return bad("steps", i, "at most 16 bytes", step.bytes);
+    if (step.bytes > kMaxStepBytes || step.with_bytes > kMaxStepBytes)
+      return bad("steps", i, "at most 16 bytes", step.bytes);
     if (step.kind == STEP_REPLACE && step.bytes == 0) return bad("steps", i, "what to replace", step.bytes);
   }
   return PS_OK;
@@ -160,10 +170,12 @@ ps_status check_tables(const Tokenizer& tokenizer) {
   const TokenizerTables& t = tokenizer.tables;
   const uint32_t n = tokenizer.header.num_tokens;
   PS_TRY(check_texts("token_begins", t.token_begins, n, t.token_bytes.count));
-  if (tokenizer.header.flags & TOKENIZER_FIRST_TEXTS) PS_TRY(check_texts("first_begins", t.first_begins, n, t.first_bytes.count));
+  if (tokenizer.header.flags & TOKENIZER_FIRST_TEXTS)
+    PS_TRY(check_texts("first_begins", t.first_begins, n, t.first_bytes.count));
   PS_TRY(check_count("token_flags", t.token_flags.count, n));
   for (uint32_t i = 0; i < n; ++i) {
-    if (t.token_flags.data[i] & ~uint32_t{TOKEN_KNOWN_FLAGS}) return bad("token_flags", i, "flags that are known", t.token_flags.data[i]);
+    if (t.token_flags.data[i] & ~uint32_t{TOKEN_KNOWN_FLAGS})
+      return bad("token_flags", i, "flags that are known", t.token_flags.data[i]);
   }
   PS_TRY(check_begins("merge_begins", t.merge_begins, n, t.merges.count));
   PS_TRY(check_merges(t, n));

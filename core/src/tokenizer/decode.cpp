@@ -86,7 +86,8 @@ class Decoder {
   }
 
   void add_text(Text text) {
-    if (!begun_ && tokenizer_.header.flags & TOKENIZER_STRIP_SPACE && text.data[0] == ' ') text = Text{text.data + 1, text.bytes - 1};
+    if (!begun_ && tokenizer_.header.flags & TOKENIZER_STRIP_SPACE && text.data[0] == ' ')
+      text = Text{text.data + 1, text.bytes - 1};
     begun_ = true;
     if (add_lossy(text, out_)) add_replacement(out_);
   }
@@ -107,10 +108,13 @@ ps_status decode_tokens(const Tokenizer& tokenizer, const int32_t* ids, int64_t 
   const bool strips = tokenizer.header.flags & (TOKENIZER_STRIP_SPACE | TOKENIZER_FIRST_TEXTS);
   int64_t settled = *begin, settled_bytes = 0;
   for (int64_t i = *begin; i < num_ids; ++i) {
-    if (ids[i] < 0) return fail(PS_INVALID_ARGUMENT, "ids[%lld]: expected 0 or more, found %d", static_cast<long long>(i), ids[i]);
-    if (!decoder.add(ids[i])) return fail(PS_OUT_OF_MEMORY, "ids: no memory for %lld of them", static_cast<long long>(num_ids));
+    if (ids[i] < 0)
+      return fail(PS_INVALID_ARGUMENT, "ids[%lld]: expected 0 or more, found %d", static_cast<long long>(i), ids[i]);
+    if (!decoder.add(ids[i]))
+      return fail(PS_OUT_OF_MEMORY, "ids: no memory for %lld of them", static_cast<long long>(num_ids));
     if (out->bytes > kMaxTextBytes) {
-      return fail(PS_INVALID_ARGUMENT, "ids: expected a text of at most %lld bytes, found more", static_cast<long long>(kMaxTextBytes));
+      return fail(PS_INVALID_ARGUMENT, "ids: expected a text of at most %lld bytes, found more",
+                  static_cast<long long>(kMaxTextBytes));
     }
     if (decoder.is_clean() && (!strips || decoder.has_begun())) {
       settled = i + 1;

@@ -11,7 +11,12 @@ constexpr Text kSpaceMark{kSpaceMarkBytes, sizeof(kSpaceMarkBytes)};
 class Encoder {
  public:
   Encoder(const Tokenizer& tokenizer, bool parse_special, TokenSink* out)
-      : tokenizer_(tokenizer), parse_special_(parse_special), normalizer_(tokenizer), merger_(tokenizer), unigram_(tokenizer), out_(out) {}
+      : tokenizer_(tokenizer),
+        parse_special_(parse_special),
+        normalizer_(tokenizer),
+        merger_(tokenizer),
+        unigram_(tokenizer),
+        out_(out) {}
 
   ps_status run(Text text) {
     AddedSplit split(tokenizer_, false, parse_special_, text);
@@ -76,7 +81,8 @@ class Encoder {
     const uint8_t space = ' ';
     words_.clear();
     const bool prepends = scheme == METASPACE_ALWAYS || (scheme == METASPACE_FIRST && first);
-    if (prepends && text.data[0] != ' ' && !begins_with(text, 0, kSpaceMark) && !push_bytes(&words_, kSpaceMark.data, kSpaceMark.bytes))
+    if (prepends && text.data[0] != ' ' && !begins_with(text, 0, kSpaceMark) &&
+        !push_bytes(&words_, kSpaceMark.data, kSpaceMark.bytes))
       return no_memory(text);
     if (!push_replaced(text, Text{&space, 1}, kSpaceMark, INT64_MAX, &words_)) return no_memory(text);
     const Text all{words_.data(), words_.size()};
@@ -118,7 +124,8 @@ ps_status encode_text(const Tokenizer& tokenizer, Text text, uint32_t flags, Tok
                 static_cast<long long>(text.bytes));
   }
   const int64_t bad = find_ill_formed(text);
-  if (bad >= 0) return fail(PS_INVALID_ARGUMENT, "text: expected UTF-8, found none at byte %lld", static_cast<long long>(bad));
+  if (bad >= 0)
+    return fail(PS_INVALID_ARGUMENT, "text: expected UTF-8, found none at byte %lld", static_cast<long long>(bad));
   const bool around = flags & PS_ENCODE_ADD_SPECIAL;
   for (uint32_t i = 0; around && i < tokenizer.tables.prefix.count; ++i) out->add(tokenizer.tables.prefix.data[i]);
   Encoder encoder(tokenizer, flags & PS_ENCODE_PARSE_SPECIAL, out);

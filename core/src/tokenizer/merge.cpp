@@ -9,7 +9,9 @@ namespace {
 constexpr int32_t kEnd = -1, kMerged = -2;
 
 // A heap's order: the lowest rank first, of equal ones the leftmost.
-bool is_later(const MergeChoice& a, const MergeChoice& b) { return a.rank != b.rank ? a.rank > b.rank : a.place > b.place; }
+bool is_later(const MergeChoice& a, const MergeChoice& b) {
+  return a.rank != b.rank ? a.rank > b.rank : a.place > b.place;
+}
 
 }  // namespace
 
@@ -35,7 +37,8 @@ const Merge* Merger::find(uint32_t left, uint32_t right) const {
 
 bool Merger::push_part(uint32_t token) {
   const int64_t place = parts_.size();
-  return place < INT32_MAX && parts_.push(WordPart{token, static_cast<int32_t>(place) - 1, static_cast<int32_t>(place) + 1});
+  return place < INT32_MAX &&
+         parts_.push(WordPart{token, static_cast<int32_t>(place) - 1, static_cast<int32_t>(place) + 1});
 }
 
 // An unknown character waits for the next known one; it is one token with those before where they are fused.
@@ -58,7 +61,8 @@ bool Merger::push_parts(Text word) {
     if (characters) {
       const uint32_t c = next_character(word, &at);
       const Character* end = t.characters.data + t.characters.count;
-      const Character* character = std::lower_bound(t.characters.data, end, c, [](const Character& a, uint32_t b) { return a.code_point < b; });
+      const Character* character =
+          std::lower_bound(t.characters.data, end, c, [](const Character& a, uint32_t b) { return a.code_point < b; });
       if (character != end && character->code_point == c) token = character->token;
     } else {
       token = bytes ? bytes[word.data[at]] : kNoToken;
@@ -124,7 +128,8 @@ ps_status Merger::run(Text word, TokenSink* out) {
   const Table<uint32_t>& words = tokenizer_.tables.words;
   if (words.count) {
     uint32_t slot = hash_word(word) & (words.count - 1);
-    for (uint32_t probes = 0; probes < words.count && words.data[slot] != kNoToken; ++probes, slot = (slot + 1) & (words.count - 1)) {
+    for (uint32_t probes = 0; probes < words.count && words.data[slot] != kNoToken;
+         ++probes, slot = (slot + 1) & (words.count - 1)) {
       const Text token = token_text(tokenizer_, words.data[slot]);
       if (token.bytes != word.bytes || memcmp(token.data, word.data, static_cast<size_t>(word.bytes)) != 0) continue;
       out->add(words.data[slot]);
@@ -132,9 +137,11 @@ ps_status Merger::run(Text word, TokenSink* out) {
     }
   }
   parts_.clear();
-  if (!push_parts(word)) return fail(PS_OUT_OF_MEMORY, "text: no memory for a word of %lld bytes", static_cast<long long>(word.bytes));
+  if (!push_parts(word))
+    return fail(PS_OUT_OF_MEMORY, "text: no memory for a word of %lld bytes", static_cast<long long>(word.bytes));
   if (!parts_.size()) return PS_OK;
-  if (!merge()) return fail(PS_OUT_OF_MEMORY, "text: no memory to merge a word of %lld bytes", static_cast<long long>(word.bytes));
+  if (!merge())
+    return fail(PS_OUT_OF_MEMORY, "text: no memory to merge a word of %lld bytes", static_cast<long long>(word.bytes));
   for (int32_t i = 0; i >= 0; i = parts_[i].next) out->add(parts_[i].token);
   return PS_OK;
 }

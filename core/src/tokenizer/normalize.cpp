@@ -39,8 +39,8 @@ bool push_nmt(Text text, Bytes* out) {
   for (int64_t at = 0; at < text.bytes;) {
     const uint32_t c = next_character(text, &at);
     if ((c >= 1 && c <= 8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F) continue;
-    const bool blank = c == 9 || c == 0xA || c == 0xC || c == 0xD || c == 0x1680 || (c >= 0x200B && c <= 0x200F) || c == 0x2028 ||
-                       c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
+    const bool blank = c == 9 || c == 0xA || c == 0xC || c == 0xD || c == 0x1680 || (c >= 0x200B && c <= 0x200F) ||
+                       c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
     if (!push_character(out, blank ? ' ' : c)) return false;
   }
   return true;
@@ -105,34 +105,21 @@ bool Normalizer::apply(const TextStep& step, Text text, int64_t most, Bytes* out
   const Text what = slice(tokenizer_.tables.text, step.begin, step.bytes);
   const Text with = slice(tokenizer_.tables.text, step.with_begin, step.with_bytes);
   switch (step.kind) {
-    case STEP_NFC:
-      return push_normalized(text, kComposed, out);
+    case STEP_NFC: return push_normalized(text, kComposed, out);
     case STEP_PREPEND:
       return !text.bytes || (push_bytes(out, what.data, what.bytes) && push_bytes(out, text.data, text.bytes));
-    case STEP_REPLACE:
-      return push_replaced(text, what, with, most, out);
-    case STEP_NFD:
-      return push_normalized(text, 0, out);
-    case STEP_LOWERCASE:
-      return push_lower(text, out);
-    case STEP_CLEAN:
-      return push_clean(text, out);
-    case STEP_CHINESE:
-      return push_chinese(text, out);
-    case STEP_STRIP_ACCENTS:
-      return push_without(text, kNonspacing, out);
-    case STEP_STRIP_MARKS:
-      return push_without(text, kMark, out);
-    case STEP_CHARSMAP:
-      return push_mapped(tokenizer_.tables, text, most, out);
-    case STEP_NFKC:
-      return push_normalized(text, kComposed | kCompatible, out);
-    case STEP_NFKD:
-      return push_normalized(text, kCompatible, out);
-    case STEP_NMT:
-      return push_nmt(text, out);
-    case STEP_REPLACE_SPACES:
-      return push_replaced_spaces(text, what, out);
+    case STEP_REPLACE: return push_replaced(text, what, with, most, out);
+    case STEP_NFD: return push_normalized(text, 0, out);
+    case STEP_LOWERCASE: return push_lower(text, out);
+    case STEP_CLEAN: return push_clean(text, out);
+    case STEP_CHINESE: return push_chinese(text, out);
+    case STEP_STRIP_ACCENTS: return push_without(text, kNonspacing, out);
+    case STEP_STRIP_MARKS: return push_without(text, kMark, out);
+    case STEP_CHARSMAP: return push_mapped(tokenizer_.tables, text, most, out);
+    case STEP_NFKC: return push_normalized(text, kComposed | kCompatible, out);
+    case STEP_NFKD: return push_normalized(text, kCompatible, out);
+    case STEP_NMT: return push_nmt(text, out);
+    case STEP_REPLACE_SPACES: return push_replaced_spaces(text, what, out);
     default: {
       const Text kept = strip(text, step.kind == STEP_STRIP_LEFT);
       return push_bytes(out, kept.data, kept.bytes);
@@ -148,7 +135,8 @@ ps_status Normalizer::run(Text text, Text* out) {
     target->clear();
     if (!apply(steps.data[i], text, most, target))
       return fail(PS_OUT_OF_MEMORY, "text: no memory to normalize %lld bytes", static_cast<long long>(text.bytes));
-    if (target->size() > most) return fail(PS_UNSUPPORTED, "steps[%u]: the text grows more than %u times", i, kMaxGrowth);
+    if (target->size() > most)
+      return fail(PS_UNSUPPORTED, "steps[%u]: the text grows more than %u times", i, kMaxGrowth);
     text = Text{target->data(), target->size()};
     target = target == &buffers_[0] ? &buffers_[1] : &buffers_[0];
   }

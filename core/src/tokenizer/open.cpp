@@ -44,18 +44,24 @@ ps_status read_header(Source& source, TokenizerHeader* h) {
   memcpy(h, source.data, sizeof(*h));
   if (memcmp(h->magic, "PSTOKENS", sizeof(h->magic)) != 0) return fail(PS_INVALID_FILE, "magic: expected PSTOKENS");
   if (h->version == 0 || h->version > kTokenizerVersion)
-    return fail(PS_UNSUPPORTED, "version: expected 1 to %u, found %u: export the model again", kTokenizerVersion, h->version);
+    return fail(PS_UNSUPPORTED, "version: expected 1 to %u, found %u: export the model again", kTokenizerVersion,
+                h->version);
   source.num_tables = kNumTables[h->version];
-  if (h->num_tables != source.num_tables) return fail(PS_INVALID_FILE, "num_tables: expected %u, found %u", source.num_tables, h->num_tables);
+  if (h->num_tables != source.num_tables)
+    return fail(PS_INVALID_FILE, "num_tables: expected %u, found %u", source.num_tables, h->num_tables);
   PS_TRY(require_bytes(source, source.data_begin()));
-  if (h->kind >= NUM_TOKENIZER_KINDS) return fail(PS_UNSUPPORTED, "kind: expected 0 to %u, found %u", NUM_TOKENIZER_KINDS - 1, h->kind);
-  if (h->flags & ~uint32_t{TOKENIZER_KNOWN_FLAGS}) return fail(PS_UNSUPPORTED, "flags: found 0x%x, not all of them known", h->flags);
+  if (h->kind >= NUM_TOKENIZER_KINDS)
+    return fail(PS_UNSUPPORTED, "kind: expected 0 to %u, found %u", NUM_TOKENIZER_KINDS - 1, h->kind);
+  if (h->flags & ~uint32_t{TOKENIZER_KNOWN_FLAGS})
+    return fail(PS_UNSUPPORTED, "flags: found 0x%x, not all of them known", h->flags);
   if (h->split >= NUM_SPLITS) return fail(PS_UNSUPPORTED, "split: found %u, which is not known", h->split);
-  if (h->metaspace >= NUM_METASPACES) return fail(PS_UNSUPPORTED, "metaspace: found %u, which is not known", h->metaspace);
+  if (h->metaspace >= NUM_METASPACES)
+    return fail(PS_UNSUPPORTED, "metaspace: found %u, which is not known", h->metaspace);
   if (h->num_tokens > kMaxTokens || (h->kind == TOKENIZER_NONE) != (h->num_tokens == 0))
     return fail(PS_INVALID_FILE, "num_tokens: expected 1 to %u, found %u", kMaxTokens, h->num_tokens);
   for (const uint32_t id : {h->unknown, h->bos, h->pad}) {
-    if (id != kNoToken && id >= kMaxTokens) return fail(PS_INVALID_FILE, "unknown, bos, pad: expected tokens, found %u", id);
+    if (id != kNoToken && id >= kMaxTokens)
+      return fail(PS_INVALID_FILE, "unknown, bos, pad: expected tokens, found %u", id);
   }
   return PS_OK;
 }
@@ -93,7 +99,8 @@ void find_firsts(const TokenizerTables& tables, const Table<Added>& added, uint3
 }
 
 ps_status read_reason(const TokenizerTables& tables, Vec<char>* out) {
-  if (find_ill_formed(Text{tables.text.data, tables.text.count}) >= 0) return fail(PS_INVALID_FILE, "text: expected UTF-8");
+  if (find_ill_formed(Text{tables.text.data, tables.text.count}) >= 0)
+    return fail(PS_INVALID_FILE, "text: expected UTF-8");
   if (!out->resize(int64_t{tables.text.count} + 1)) return fail(PS_OUT_OF_MEMORY, "text: out of memory");
   if (tables.text.count) memcpy(out->data(), tables.text.data, tables.text.count);
   return PS_OK;

@@ -111,7 +111,8 @@ void Unigram::add_unknown(Text part, TokenSink* out) const {
 }
 
 ps_status Unigram::run(Text word, TokenSink* out) {
-  if (word.bytes >= int64_t{kNoToken} || !nodes_.resize(word.bytes + 1)) return fail(PS_OUT_OF_MEMORY, "text: no memory for a word of %lld bytes", static_cast<long long>(word.bytes));
+  if (word.bytes >= int64_t{kNoToken} || !nodes_.resize(word.bytes + 1))
+    return fail(PS_OUT_OF_MEMORY, "text: no memory for a word of %lld bytes", static_cast<long long>(word.bytes));
   search(word);
   ends_.clear();
   for (int64_t end = word.bytes; end > 0; end = nodes_[end].begin) {

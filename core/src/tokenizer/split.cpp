@@ -1,20 +1,22 @@
 // The regular expressions that split a text into words, with their alternatives in order.
 //
 //   GPT-2:    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-//   Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-//   Qwen2:    Llama 3's with \p{N} for \p{N}{1,3}
+//   Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
+//   ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ Qwen2:    Llama 3's with \p{N} for \p{N}{1,3}
 #include "tokenizer/tokenizer.h"
 
 namespace ps {
 namespace {
 
-constexpr uint32_t kLongS = 0x17F;  // the one character outside ASCII that is a small letter of a contraction in another case
+constexpr uint32_t kLongS =
+    0x17F;  // the one character outside ASCII that is a small letter of a contraction in another case
 
 // The end of a contraction, or `at`.
 int64_t end_of_contraction(Text text, int64_t at, bool any_case) {
   if (text.data[at] != '\'' || at + 1 == text.bytes) return at;
   int64_t end = at + 1;
-  const uint32_t lower = any_case ? 32 : 0;  // what makes capital letters of ASCII small ones, and no other character a letter
+  const uint32_t lower =
+      any_case ? 32 : 0;  // what makes capital letters of ASCII small ones, and no other character a letter
   uint32_t first = next_character(text, &end);
   if (first < 0x80) first |= lower;
   if (any_case && first == kLongS) first = 's';
@@ -65,7 +67,9 @@ int64_t end_of_word(SplitPattern pattern, Text text, int64_t at) {
     if (end > next) return end;
   }
   if (classes & kNumber) {
-    return gpt2 ? end_of_class(text, next, kNumber, INT64_MAX) : pattern == SPLIT_LLAMA3 ? end_of_class(text, next, kNumber, 2) : next;
+    return gpt2                      ? end_of_class(text, next, kNumber, INT64_MAX)
+           : pattern == SPLIT_LLAMA3 ? end_of_class(text, next, kNumber, 2)
+                                     : next;
   }
   if (gpt2 && space) {
     const int64_t end = end_of_class(text, next, kNumber, INT64_MAX);

@@ -1,7 +1,7 @@
 // A tokenizer as export compiled it (docs/explanation/bundle-format.md), used in place.
 //
-// Opening checks every table.  Other processes may still write to a mapped file afterwards.  Each value is therefore bounded
-// again where it is used: a changed file yields wrong tokens, never an invalid access.
+// Opening checks every table.  Other processes may still write to a mapped file afterwards.  Each value is therefore
+// bounded again where it is used: a changed file yields wrong tokens, never an invalid access.
 #ifndef PENSTOCK_TOKENIZER_H
 #define PENSTOCK_TOKENIZER_H
 
@@ -24,7 +24,15 @@ enum TokenizerKind : uint32_t {
   TOKENIZER_UNIGRAM,     // the tokens with the highest sum of scores
   NUM_TOKENIZER_KINDS
 };
-enum SplitPattern : uint32_t { SPLIT_NONE, SPLIT_GPT2, SPLIT_LLAMA3, SPLIT_QWEN2, SPLIT_BERT, SPLIT_SPACES, NUM_SPLITS };
+enum SplitPattern : uint32_t {
+  SPLIT_NONE,
+  SPLIT_GPT2,
+  SPLIT_LLAMA3,
+  SPLIT_QWEN2,
+  SPLIT_BERT,
+  SPLIT_SPACES,
+  NUM_SPLITS
+};
 enum Metaspace : uint32_t { METASPACE_NONE, METASPACE_ALWAYS, METASPACE_FIRST, METASPACE_NEVER, NUM_METASPACES };
 enum TokenizerFlag : uint32_t {
   TOKENIZER_WHOLE_WORDS = 1,   // a word that is a token is not merged (ignore_merges)
@@ -36,7 +44,13 @@ enum TokenizerFlag : uint32_t {
   TOKENIZER_KNOWN_FLAGS = 63,
 };
 enum TokenFlag : uint8_t { TOKEN_SPECIAL = 1, TOKEN_BYTE = 2, TOKEN_ABSENT = 4, TOKEN_KNOWN_FLAGS = 7 };
-enum AddedFlag : uint32_t { ADDED_SINGLE_WORD = 1, ADDED_LSTRIP = 2, ADDED_RSTRIP = 4, ADDED_SPECIAL = 8, ADDED_KNOWN_FLAGS = 15 };
+enum AddedFlag : uint32_t {
+  ADDED_SINGLE_WORD = 1,
+  ADDED_LSTRIP = 2,
+  ADDED_RSTRIP = 4,
+  ADDED_SPECIAL = 8,
+  ADDED_KNOWN_FLAGS = 15
+};
 enum NormalizerStep : uint32_t {
   STEP_NFC,
   STEP_PREPEND,
@@ -49,9 +63,9 @@ enum NormalizerStep : uint32_t {
   STEP_STRIP_MARKS,    // drops all marks
   STEP_STRIP_LEFT,
   STEP_STRIP_RIGHT,
-  STEP_CHARSMAP,         // replaces characters and clusters by a map of SentencePiece
-  STEP_NMT,              // drops control characters and makes others spaces, as SentencePiece's nmt rules do
-  STEP_REPLACE_SPACES,   // replaces each run of two spaces or more
+  STEP_CHARSMAP,        // replaces characters and clusters by a map of SentencePiece
+  STEP_NMT,             // drops control characters and makes others spaces, as SentencePiece's nmt rules do
+  STEP_REPLACE_SPACES,  // replaces each run of two spaces or more
   STEP_NFKC,
   STEP_NFKD,
   NUM_STEPS
@@ -60,9 +74,7 @@ enum NormalizerStep : uint32_t {
 struct Merge {  // of the left token whose list it is in
   uint32_t right, rank, token;
 };
-struct Character {
-  uint32_t code_point, token;
-};
+struct Character { uint32_t code_point, token; };
 struct Added {  // its text lies in `text`
   uint32_t token, flags, begin, bytes;
 };
@@ -89,23 +101,23 @@ struct TokenizerHeader {
 };
 
 struct TokenizerTables {
-  Table<uint32_t> token_begins;  // [num_tokens + 1] into token_bytes
-  Table<uint8_t> token_bytes;    // what a token decodes to
-  Table<uint8_t> token_flags;    // [num_tokens]
-  Table<uint32_t> merge_begins;  // [num_tokens + 1] into merges
-  Table<Merge> merges;           // ascending by right within a left token
-  Table<uint32_t> bytes;         // [256] tokens of bytes: the alphabet, or the fallback; or empty
-  Table<Character> characters;   // ascending
-  Table<uint32_t> words;         // hash table of tokens by their bytes, a power of two; or empty
-  Table<Added> added;            // found in the text as it is; ascending by their bytes
-  Table<Added> added_normalized; // found in the normalized text
-  Table<TextStep> steps;             // of the normalizer
-  Table<uint32_t> prefix, suffix; // special tokens around a text
-  Table<int32_t> eos;            // tokens that end a text
+  Table<uint32_t> token_begins;    // [num_tokens + 1] into token_bytes
+  Table<uint8_t> token_bytes;      // what a token decodes to
+  Table<uint8_t> token_flags;      // [num_tokens]
+  Table<uint32_t> merge_begins;    // [num_tokens + 1] into merges
+  Table<Merge> merges;             // ascending by right within a left token
+  Table<uint32_t> bytes;           // [256] tokens of bytes: the alphabet, or the fallback; or empty
+  Table<Character> characters;     // ascending
+  Table<uint32_t> words;           // hash table of tokens by their bytes, a power of two; or empty
+  Table<Added> added;              // found in the text as it is; ascending by their bytes
+  Table<Added> added_normalized;   // found in the normalized text
+  Table<TextStep> steps;           // of the normalizer
+  Table<uint32_t> prefix, suffix;  // special tokens around a text
+  Table<int32_t> eos;              // tokens that end a text
   Table<uint8_t> text;
-  Table<TrieNode> trie;          // of the model's tokens, one more than there are nodes; the first is the root
-  Table<uint32_t> model;         // WordPiece: the most characters of a word; the node of the prefix inside words, or none
-                                 // Unigram: the score of an unknown character, as a Score
+  Table<TrieNode> trie;   // of the model's tokens, one more than there are nodes; the first is the root
+  Table<uint32_t> model;  // WordPiece: the most characters of a word; the node of the prefix inside words, or none
+                          // Unigram: the score of an unknown character, as a Score
   Table<uint32_t> first_begins;  // [num_tokens + 1] into first_bytes
   Table<uint8_t> first_bytes;    // what a token decodes to as the first of a text
   Table<Score> scores;           // [num_tokens] or fewer: 0 for the others

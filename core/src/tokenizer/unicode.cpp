@@ -70,12 +70,14 @@ uint32_t classes_of(uint32_t code_point) {
     if (code_point == ' ' || code_point - 9 < 5) return kSpace;
     return code_point == '_' ? kWord : 0;
   }
-  const uint32_t* run = std::upper_bound(kTables.class_runs, kTables.class_runs + packed::kNumClassRuns, code_point << 4 | 15);
+  const uint32_t* run =
+      std::upper_bound(kTables.class_runs, kTables.class_runs + packed::kNumClassRuns, code_point << 4 | 15);
   return run[-1] & 15;
 }
 
 uint32_t traits_of(uint32_t code_point) {
-  const uint32_t* run = std::upper_bound(kTables.trait_runs, kTables.trait_runs + packed::kNumTraitRuns, code_point << 8 | 255);
+  const uint32_t* run =
+      std::upper_bound(kTables.trait_runs, kTables.trait_runs + packed::kNumTraitRuns, code_point << 8 | 255);
   return run[-1] & 255;
 }
 
@@ -132,14 +134,10 @@ uint32_t next_character(Text text, int64_t* at) {
   const int32_t length = *p < kNumAscii ? 1 : character_at(text, *at);
   *at += length ? length : 1;
   switch (length) {
-    case 2:
-      return (p[0] & 0x1Fu) << 6 | (p[1] & 0x3Fu);
-    case 3:
-      return (p[0] & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
-    case 4:
-      return (p[0] & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
-    default:
-      return *p;
+    case 2: return (p[0] & 0x1Fu) << 6 | (p[1] & 0x3Fu);
+    case 3: return (p[0] & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+    case 4: return (p[0] & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
+    default: return *p;
   }
 }
 
@@ -170,7 +168,8 @@ bool push_bytes(Bytes* out, const uint8_t* data, int64_t bytes) {
 namespace {
 
 // How code points join in clusters, as the table says it, and the parts of Hangul syllables.
-constexpr uint32_t kControl = 1, kJoins = 2, kExtends = 4, kLinker = 8, kConsonant = 16, kPictograph = 32, kPrepended = 64;
+constexpr uint32_t kControl = 1, kJoins = 2, kExtends = 4, kLinker = 8, kConsonant = 16, kPictograph = 32,
+                   kPrepended = 64;
 constexpr uint32_t kLeadJamo = 256, kVowelJamo = 512, kTrailJamo = 1024, kSyllable = 2048, kFullSyllable = 4096;
 constexpr uint32_t kJoiner = 0x200D;
 
@@ -182,7 +181,8 @@ uint32_t hangul_of(uint32_t c) {
 }
 
 uint32_t cluster_bits(uint32_t c) {
-  const uint32_t* run = std::upper_bound(kTables.cluster_runs, kTables.cluster_runs + packed::kNumClusterRuns, c << 8 | 255);
+  const uint32_t* run =
+      std::upper_bound(kTables.cluster_runs, kTables.cluster_runs + packed::kNumClusterRuns, c << 8 | 255);
   return (run == kTables.cluster_runs ? 0 : run[-1] & 255) | (c < kNumAscii ? 0 : hangul_of(c));
 }
 
@@ -196,13 +196,15 @@ bool joins_hangul(uint32_t before, uint32_t bits) {
 
 int64_t end_of_cluster(Text text, int64_t at) {
   uint32_t before = next_character(text, &at), bits = cluster_bits(before);
-  bool pictograph = bits & kPictograph, consonant = bits & kConsonant, linked = false;  // since which only marks followed
+  bool pictograph = bits & kPictograph, consonant = bits & kConsonant,
+       linked = false;  // since which only marks followed
   for (int64_t next = at; next < text.bytes; at = next) {
     const uint32_t c = next_character(text, &next), later = cluster_bits(c);
     if (before == '\r' && c == '\n') return next;
     if ((bits | later) & kControl) return at;
     const bool joined = later & kJoins || bits & kPrepended || joins_hangul(bits, later) ||
-                        (later & kConsonant && consonant && linked) || (later & kPictograph && pictograph && before == kJoiner);
+                        (later & kConsonant && consonant && linked) ||
+                        (later & kPictograph && pictograph && before == kJoiner);
     if (!joined) return at;
     const bool extends = later & kExtends || c == kJoiner;
     pictograph = later & kPictograph || (pictograph && extends && before != kJoiner);
@@ -227,7 +229,8 @@ constexpr uint32_t kNoCharacter = ~0u;
 
 uint32_t combining_class(uint32_t c) {
   if (c < kFirstCombining) return 0;
-  const uint32_t* run = std::upper_bound(kTables.combining_runs, kTables.combining_runs + packed::kNumCombiningRuns, c << 8 | 255);
+  const uint32_t* run =
+      std::upper_bound(kTables.combining_runs, kTables.combining_runs + packed::kNumCombiningRuns, c << 8 | 255);
   return run == kTables.combining_runs ? 0 : run[-1] & 255;
 }
 
@@ -268,7 +271,8 @@ bool decompose(uint32_t c, uint32_t* first, uint32_t* second) {
 uint32_t compose(uint32_t a, uint32_t b) {
   if (a - kLead < kNumLeads && b - kVowel < kNumVowels)
     return kHangul + ((a - kLead) * kNumVowels + (b - kVowel)) * kNumTrails;
-  if (a - kHangul < kNumLeads * kNumVowels * kNumTrails && (a - kHangul) % kNumTrails == 0 && b - kTrail - 1 < kNumTrails - 1)
+  if (a - kHangul < kNumLeads * kNumVowels * kNumTrails && (a - kHangul) % kNumTrails == 0 &&
+      b - kTrail - 1 < kNumTrails - 1)
     return a + (b - kTrail);
   if (a < 0x10000 && b < 0x10000) {
     uint32_t low = 0, high = packed::kNumPairOrder;
@@ -308,7 +312,8 @@ uint32_t find_compatible(uint32_t c) {
   }
   if (!low) return kNumCompatible;
   const uint32_t index = kTables.compatible_runs[2 * low - 1] + (c - kTables.compatible_runs[2 * low - 2]);
-  return index < (low < kNumCompatibleRuns ? kTables.compatible_runs[2 * low + 1] : kNumCompatible) ? index : kNumCompatible;
+  return index < (low < kNumCompatibleRuns ? kTables.compatible_runs[2 * low + 1] : kNumCompatible) ? index
+                                                                                                    : kNumCompatible;
 }
 
 bool push_decomposed(uint32_t c, bool compatible, Marks* out) {
@@ -322,8 +327,8 @@ bool push_decomposed(uint32_t c, bool compatible, Marks* out) {
   }
   if (c - kHangul < kNumLeads * kNumVowels * kNumTrails) {
     const uint32_t index = c - kHangul, trail = index % kNumTrails;
-    return out->push(kLead + index / (kNumVowels * kNumTrails)) && out->push(kVowel + index / kNumTrails % kNumVowels) &&
-           (!trail || out->push(kTrail + trail));
+    return out->push(kLead + index / (kNumVowels * kNumTrails)) &&
+           out->push(kVowel + index / kNumTrails % kNumVowels) && (!trail || out->push(kTrail + trail));
   }
   if (c < kNumAscii || !decompose(c, &first, &second)) return push_mark(c, out);
   // A second one never decomposes further.

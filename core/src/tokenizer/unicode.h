@@ -29,7 +29,8 @@ constexpr uint32_t kCapitalDottedI = 0x130;  // the one capital letter whose sma
 uint32_t lower_of(uint32_t code_point);
 
 // The bytes of the well-formed character at `at`: 1 to 4.  0: none begins there.  When the text ends within what could
-// become one, *cut (where given) says so; *bad is the bytes of the ill-formed sequence, as Unicode's table 3-8 counts them.
+// become one, *cut (where given) says so; *bad is the bytes of the ill-formed sequence, as Unicode's table 3-8 counts
+// them.
 int32_t character_at(Text text, int64_t at, int32_t* bad = nullptr, bool* cut = nullptr);
 // Where the text is no UTF-8; -1: nowhere.
 int64_t find_ill_formed(Text text);

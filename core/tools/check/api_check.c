@@ -1,5 +1,5 @@
-/* api_check BUNDLE: the C API in wrong hands.  Each mistake is a status with a message that names the argument, none a crash;
- * built with sanitizers by the tests.  Prints what went otherwise; the exit status is 1 if anything did. */
+/* api_check BUNDLE: the C API in wrong hands.  Each mistake is a status with a message that names the argument, none a
+ * crash; built with sanitizers by the tests.  Prints what went otherwise; the exit status is 1 if anything did. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,8 @@ static int failures;
 
 static void expect(int line, ps_status found, ps_status wanted, const char* text) {
   if (found == wanted && (wanted == PS_OK || strstr(ps_error_message(), text))) return;
-  printf("line %d: expected status %d with \"%s\", found %d: %s\n", line, wanted, text, found, found ? ps_error_message() : "");
+  printf("line %d: expected status %d with \"%s\", found %d: %s\n", line, wanted, text, found,
+         found ? ps_error_message() : "");
   ++failures;
 }
 #define REFUSED(call, text) expect(__LINE__, call, PS_INVALID_ARGUMENT, text)
@@ -119,7 +120,8 @@ static void use_all(const Handles* h, const char* text) {
   REFUSED(ps_program_logits(h->program, &floats, &a, &b), text);
   REFUSED(ps_program_hidden(h->program, &floats, &a, &b), text);
   REFUSED(ps_program_tail(h->program, &ids, &floats, &a, &b), text);
-  if (ps_context_num_threads(h->context) != 0 || ps_context_cpu_level(h->context)) ++failures, puts("context of no handle");
+  if (ps_context_num_threads(h->context) != 0 || ps_context_cpu_level(h->context))
+    ++failures, puts("context of no handle");
 }
 
 static void check_handles(const char* path) {
@@ -218,7 +220,8 @@ static void check_struct_sizes(const Handles* h) {
 
 /* Each changes one field of a good batch. */
 static void check_steps(const Handles* h) {
-  static const int32_t foreign[] = {1, 1 << 30, 3}, gap[] = {0, 2, 3}, page[] = {4}, beyond[] = {3}, far[] = {1 << 23, (1 << 23) + 1, (1 << 23) + 2};
+  static const int32_t foreign[] = {1, 1 << 30, 3}, gap[] = {0, 2, 3}, page[] = {4}, beyond[] = {3},
+                       far[] = {1 << 23, (1 << 23) + 1, (1 << 23) + 2};
   static const int32_t slot[] = {-1, -1, -1}, no_slot[] = {-3, 1, 1}, down[] = {0, 0};
   const ps_sampling sampling = good_sampling();
   const ps_sampled sampled = good_sampled();

@@ -1,6 +1,6 @@
 // Compares every kernel of every level that this machine can run with a plain double-precision reference, and all
-// levels with the generic one bit for bit.  Prints what differs; the exit status is 1 if anything does.  `--part`: fewer rows
-// of a shape.
+// levels with the generic one bit for bit.  Prints what differs; the exit status is 1 if anything does.  `--part`:
+// fewer rows of a shape.
 #include "base/cpu.h"
 #include "kernel_check.h"
 #include "kernel_check_attention.h"

@@ -25,8 +25,8 @@ using Bytes = std::vector<uint8_t>;
 
 inline int failures = 0;
 
-// False: every kernel with each kind of shape, but not each shape with each number of rows, which take minutes under the
-// sanitizers.
+// False: every kernel with each kind of shape, but not each shape with each number of rows, which take minutes under
+// the sanitizers.
 inline bool whole = true;
 
 inline void fail(const std::string& what, const char* level, const std::string& how) {

@@ -1,5 +1,5 @@
-// Checks of kv_append, attention (of latents too), the short convolution and the recurrent states: pages in random order,
-// unwritten slots full of NaN, no pages before a window.
+// Checks of kv_append, attention (of latents too), the short convolution and the recurrent states: pages in random
+// order, unwritten slots full of NaN, no pages before a window.
 #ifndef PENSTOCK_KERNEL_CHECK_ATTENTION_H
 #define PENSTOCK_KERNEL_CHECK_ATTENTION_H
 
@@ -14,8 +14,8 @@ struct AttentionCase {
   std::vector<int> lens;  // tokens of each request
   int queries;            // the last tokens of each that ask
   bool sinks = false;
-  int latent_dim = 0;     // of a row of latents
-  int reach = 0;          // of the biases by distance; 0: none
+  int latent_dim = 0;  // of a row of latents
+  int reach = 0;       // of the biases by distance; 0: none
 };
 
 struct Ragged {
@@ -71,7 +71,8 @@ inline Prepared prepare(const AttentionCase& c, Random& random) {
   const int64_t element = c.kv_layout == PS_KV_F32 ? 4 : c.kv_layout == PS_KV_BF16 ? 2 : 1;
   const int64_t pad = c.kv_layout == PS_KV_BF16 ? c.head_dim % 2 : 0;
   const int64_t rows = c.latent_dim ? 1 : 2;
-  p.page_bytes = c.num_kv_heads * (32 * (rows * c.head_dim + pad) * element + (c.kv_layout == PS_KV_INT8 ? 128 * rows : 0));
+  p.page_bytes =
+      c.num_kv_heads * (32 * (rows * c.head_dim + pad) * element + (c.kv_layout == PS_KV_INT8 ? 128 * rows : 0));
   return p;
 }
 
@@ -85,7 +86,8 @@ inline Bytes append(const ps::Kernels* k, const Prepared& p) {
   ps::KvAppendArgs a = {p.k.data(), p.v.data(), stride, stride, kv_view(p, pages), p.all.view()};
   const int64_t n = int64_t(p.all.positions.size());
   if (p.c.latent_dim) {
-    ps::LatentAppendArgs latents = {p.k.data(), p.k.data() + p.c.latent_dim, stride, stride, kv_view(p, pages), p.all.view()};
+    ps::LatentAppendArgs latents = {p.k.data(), p.k.data() + p.c.latent_dim, stride,
+                                    stride,     kv_view(p, pages),           p.all.view()};
     k->latent_append(latents, 0, n / 2);
     k->latent_append(latents, n / 2, n);
     return pages;
@@ -185,7 +187,8 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
         w.push_back(s);
         highest = std::fmax(highest, s);
       }
-      if (c.sinks) highest = std::fmax(highest, double(p.sinks[size_t(h)])), sum = std::exp(p.sinks[size_t(h)] - highest);
+      if (c.sinks)
+        highest = std::fmax(highest, double(p.sinks[size_t(h)])), sum = std::exp(p.sinks[size_t(h)] - highest);
       for (double& s : w) sum += (s = std::exp(s - highest));
       for (int32_t j = first; j <= last; ++j)
         for (int64_t d = 0; d < width; ++d) {
@@ -208,8 +211,8 @@ inline void compare_alone(const ps::Kernels* k, const Prepared& p, const Ragged&
     auto begin = batch.table.begin() + long(batch.request[t]) * batch.width;
     one.table.assign(begin, begin + batch.width);
     Floats q(p.q.begin() + long(t * row), p.q.begin() + long((t + 1) * row));
-    expect_same(attend(k, p, one, q, pages, 1), Floats(out.begin() + long(t * width), out.begin() + long((t + 1) * width)),
-                what + " alone", k->level);
+    expect_same(attend(k, p, one, q, pages, 1),
+                Floats(out.begin() + long(t * width), out.begin() + long((t + 1) * width)), what + " alone", k->level);
   }
 }
 
@@ -219,10 +222,11 @@ inline void check_attention_case(const AttentionCase& c, Random& random, float m
   Prepared p = prepare(c, random);
   for (Floats* x : {&p.q, &p.k, &p.v})
     for (float& value : *x) value = random.uniform() < 0.5f ? value * magnitude : value;
-  std::string what = "attention latent " + std::to_string(c.latent_dim) + " heads " + std::to_string(c.num_heads) + "/" + std::to_string(c.num_kv_heads) + " dim " +
-                     std::to_string(c.head_dim) + " kv " + std::to_string(c.kv_layout) + " window " +
-                     std::to_string(c.window) + " causal " + std::to_string(c.causal) + " len " +
-                     std::to_string(c.lens[0]) + (c.sinks ? " sinks" : "") + (c.reach ? " biases" : "");
+  std::string what = "attention latent " + std::to_string(c.latent_dim) + " heads " + std::to_string(c.num_heads) +
+                     "/" + std::to_string(c.num_kv_heads) + " dim " + std::to_string(c.head_dim) + " kv " +
+                     std::to_string(c.kv_layout) + " window " + std::to_string(c.window) + " causal " +
+                     std::to_string(c.causal) + " len " + std::to_string(c.lens[0]) + (c.sinks ? " sinks" : "") +
+                     (c.reach ? " biases" : "");
   Bytes pages = append(ps::kernels_generic, p);
   Ragged batch = p.asking;
   for (size_t i = 0; i < c.lens.size() && c.window; ++i) {  // pages that no query sees any more are gone
@@ -246,8 +250,8 @@ inline void check_attention_case(const AttentionCase& c, Random& random, float m
 inline void convolve(const ps::Kernels* k, const Prepared& p, const Ragged& batch, const Floats& weight, Bytes& pages,
                      int64_t begin, int64_t end, Floats& out) {
   const int64_t stride = p.c.num_heads * p.c.head_dim;
-  ps::ShortConvArgs a = {p.q.data(),   stride,        out.data(),      stride,
-                         kv_view(p, pages), batch.view(), weight.data(), p.slopes.data(), p.c.window};
+  ps::ShortConvArgs a = {p.q.data(),   stride,        out.data(),      stride,    kv_view(p, pages),
+                         batch.view(), weight.data(), p.slopes.data(), p.c.window};
   k->short_conv(a, begin, end);
 }
 
@@ -280,9 +284,7 @@ inline void check_short_conv_case(int heads, int dim, int layout, int window, Ra
   }
 }
 
-struct DeltaCase {
-  int key_heads, shared, dim, value_dim, window;
-};
+struct DeltaCase { int key_heads, shared, dim, value_dim, window; };
 
 // Calls run(batch, token) for the tokens of each request in steps of `step`; `token` is the first of a batch.
 template <class Run>
@@ -290,25 +292,41 @@ void in_steps(const Ragged& all, int step, const Run& run) {
   for (size_t r = 0; r + 1 < all.starts.size(); ++r) {
     for (int32_t t = all.starts[r]; t < all.starts[r + 1]; t += step) {
       const int32_t count = t + step < all.starts[r + 1] ? step : all.starts[r + 1] - t;
-      const Ragged batch = {{all.positions.begin() + t, all.positions.begin() + t + count}, {0, count},
+      const Ragged batch = {{all.positions.begin() + t, all.positions.begin() + t + count},
+                            {0, count},
                             std::vector<int32_t>(size_t(count), 0),
-                            {all.table.begin() + long(r) * all.width, all.table.begin() + long(r + 1) * all.width}, all.width};
+                            {all.table.begin() + long(r) * all.width, all.table.begin() + long(r + 1) * all.width},
+                            all.width};
       run(batch, int64_t{t});
     }
   }
 }
 
 // From empty pages on: the outputs, and the pages after them.
-inline Floats delta_rule(const ps::Kernels* k, const DeltaCase& c, const Ragged& all, const std::vector<Floats>& inputs, int step,
-                         Floats& pages) {
+inline Floats delta_rule(const ps::Kernels* k, const DeltaCase& c, const Ragged& all, const std::vector<Floats>& inputs,
+                         int step, Floats& pages) {
   const int64_t heads = c.key_heads * c.shared, channels = 2 * c.key_heads * c.dim + heads * c.value_dim;
   const int64_t elements = ps::state_elements(c.dim, c.shared * c.value_dim, c.window);
   Floats out(all.positions.size() * size_t(heads * c.value_dim), 777.f);
   in_steps(all, step, [&](const Ragged& batch, int64_t t) {
-    ps::GatedDeltaArgs a = {inputs[0].data() + t * channels, inputs[1].data() + t * heads, inputs[2].data() + t * heads,
-                            channels, heads, heads, out.data() + t * heads * c.value_dim, heads * c.value_dim,
-                            reinterpret_cast<uint8_t*>(pages.data()), 4 * c.key_heads * elements, batch.view(),
-                            inputs[3].data(), inputs[4].data(), inputs[5].data(), c.key_heads, c.shared, c.dim, c.value_dim,
+    ps::GatedDeltaArgs a = {inputs[0].data() + t * channels,
+                            inputs[1].data() + t * heads,
+                            inputs[2].data() + t * heads,
+                            channels,
+                            heads,
+                            heads,
+                            out.data() + t * heads * c.value_dim,
+                            heads * c.value_dim,
+                            reinterpret_cast<uint8_t*>(pages.data()),
+                            4 * c.key_heads * elements,
+                            batch.view(),
+                            inputs[3].data(),
+                            inputs[4].data(),
+                            inputs[5].data(),
+                            c.key_heads,
+                            c.shared,
+                            c.dim,
+                            c.value_dim,
                             c.window};
     for (int64_t head = c.key_heads; head-- > 0;) k->gated_delta(a, head, head + 1);
   });
@@ -321,18 +339,20 @@ inline void check_gated_delta_case(const DeltaCase& c, Random& random) {
   const Ragged all = ragged(lens, 1 << 20, 3, {5, 0, 3, 1, -1, -1, 4, 2, -1});
   const int64_t heads = c.key_heads * c.shared, channels = 2 * c.key_heads * c.dim + heads * c.value_dim;
   const int64_t n = int64_t(all.positions.size());
-  const std::vector<Floats> inputs = {random.normals(n * channels),        random.normals(n * heads, 3.f),
-                                      random.normals(n * heads, 3.f),      random.normals(channels * c.window),
-                                      random.normals(heads),               random.normals(heads)};
+  const std::vector<Floats> inputs = {random.normals(n * channels),   random.normals(n * heads, 3.f),
+                                      random.normals(n * heads, 3.f), random.normals(channels * c.window),
+                                      random.normals(heads),          random.normals(heads)};
   const size_t size = size_t(6 * c.key_heads * ps::state_elements(c.dim, c.shared * c.value_dim, c.window));
   const std::string what = "gated_delta " + std::to_string(c.key_heads) + "x" + std::to_string(c.shared) + " dim " +
-                           std::to_string(c.dim) + " to " + std::to_string(c.value_dim) + " window " + std::to_string(c.window);
+                           std::to_string(c.dim) + " to " + std::to_string(c.value_dim) + " window " +
+                           std::to_string(c.window);
   Floats expected_pages(size, NAN);
   const Floats expected = delta_rule(ps::kernels_generic, c, all, inputs, 1 << 20, expected_pages);
   for (const ps::Kernels* k : levels()) {
     for (int step : {1 << 20, 1, 7, 32}) {
       Floats pages(size, NAN);
-      expect_same(delta_rule(k, c, all, inputs, step, pages), expected, what + " step " + std::to_string(step), k->level);
+      expect_same(delta_rule(k, c, all, inputs, step, pages), expected, what + " step " + std::to_string(step),
+                  k->level);
       expect_same(pages, expected_pages, what + " states", k->level);
     }
   }
@@ -344,17 +364,34 @@ struct ScanCase {
 };
 
 // The same for selective state spaces.
-inline Floats scan(const ps::Kernels* k, const ScanCase& c, const Ragged& all, const std::vector<Floats>& inputs, int step,
-                   Floats& pages) {
+inline Floats scan(const ps::Kernels* k, const ScanCase& c, const Ragged& all, const std::vector<Floats>& inputs,
+                   int step, Floats& pages) {
   const int64_t heads = c.blocks * c.shared, channels = heads * c.head_dim + 2 * c.groups * c.state_dim;
   const int64_t elements = ps::state_elements(c.state_dim, c.shared * c.head_dim, c.window);
   Floats out(all.positions.size() * size_t(heads * c.head_dim), 777.f);
   in_steps(all, step, [&](const Ragged& batch, int64_t t) {
-    ps::SsmScanArgs a = {inputs[0].data() + t * channels, inputs[1].data() + t * heads, channels, heads,
-                         out.data() + t * heads * c.head_dim, heads * c.head_dim, reinterpret_cast<uint8_t*>(pages.data()),
-                         4 * c.blocks * elements, batch.view(), inputs[2].data(), c.bias ? inputs[3].data() : nullptr,
-                         inputs[4].data(), inputs[5].data(), inputs[6].data(), int32_t(heads), c.blocks, c.groups, c.state_dim,
-                         c.head_dim, c.window, 0.01f, 2.f};
+    ps::SsmScanArgs a = {inputs[0].data() + t * channels,
+                         inputs[1].data() + t * heads,
+                         channels,
+                         heads,
+                         out.data() + t * heads * c.head_dim,
+                         heads * c.head_dim,
+                         reinterpret_cast<uint8_t*>(pages.data()),
+                         4 * c.blocks * elements,
+                         batch.view(),
+                         inputs[2].data(),
+                         c.bias ? inputs[3].data() : nullptr,
+                         inputs[4].data(),
+                         inputs[5].data(),
+                         inputs[6].data(),
+                         int32_t(heads),
+                         c.blocks,
+                         c.groups,
+                         c.state_dim,
+                         c.head_dim,
+                         c.window,
+                         0.01f,
+                         2.f};
     for (int64_t block = c.blocks; block-- > 0;) k->ssm_scan(a, block, block + 1);
   });
   return out;
@@ -364,12 +401,14 @@ inline void check_ssm_scan_case(const ScanCase& c, Random& random) {
   const Ragged all = ragged({70, 1, 33}, 1 << 20, 3, {5, 0, 3, 1, -1, -1, 4, 2, -1});
   const int64_t heads = c.blocks * c.shared, channels = heads * c.head_dim + 2 * c.groups * c.state_dim;
   const int64_t n = int64_t(all.positions.size());
-  const std::vector<Floats> inputs = {random.normals(n * channels), random.normals(n * heads, 3.f),
-                                      random.normals(channels * c.window), random.normals(channels),
-                                      random.normals(heads), random.normals(heads), random.normals(heads)};
+  const std::vector<Floats> inputs = {
+      random.normals(n * channels), random.normals(n * heads, 3.f), random.normals(channels * c.window),
+      random.normals(channels),     random.normals(heads),          random.normals(heads),
+      random.normals(heads)};
   const size_t size = size_t(6 * c.blocks * ps::state_elements(c.state_dim, c.shared * c.head_dim, c.window));
   const std::string what = "ssm_scan " + std::to_string(c.groups) + " of " + std::to_string(c.blocks) + "x" +
-                           std::to_string(c.shared) + " state " + std::to_string(c.state_dim) + " dim " + std::to_string(c.head_dim);
+                           std::to_string(c.shared) + " state " + std::to_string(c.state_dim) + " dim " +
+                           std::to_string(c.head_dim);
   Floats expected_pages(size, NAN);
   const Floats expected = scan(ps::kernels_generic, c, all, inputs, 1 << 20, expected_pages);
   for (const ps::Kernels* k : levels()) {
@@ -388,7 +427,8 @@ inline void check_attention() {
       for (int dim : {17, 40, 64}) check_short_conv_case(3, dim, layout, window, random);
   for (const DeltaCase& c : {DeltaCase{1, 1, 16, 64, 4}, DeltaCase{2, 3, 17, 20, 3}, DeltaCase{3, 2, 24, 80, 1}})
     check_gated_delta_case(c, random);
-  for (const ScanCase& c : {ScanCase{1, 1, 1, 16, 64, 4, true}, ScanCase{2, 4, 3, 17, 20, 3, false}, ScanCase{1, 3, 2, 24, 80, 1, true}})
+  for (const ScanCase& c :
+       {ScanCase{1, 1, 1, 16, 64, 4, true}, ScanCase{2, 4, 3, 17, 20, 3, false}, ScanCase{1, 3, 2, 24, 80, 1, true}})
     check_ssm_scan_case(c, random);
   const int heads[][3] = {{4, 4, 32},  {6, 2, 40}, {5, 1, 64},  {16, 2, 80},
                           {2, 1, 128}, {3, 3, 17}, {1, 1, 512}, {40, 1, 16}};
@@ -400,8 +440,10 @@ inline void check_attention() {
       check_attention_case({h, g, d, layout, 1, 40, 5.f, true, {257}, 33}, random);
       check_attention_case({h, g, d, layout, 0, 0, 0.f, true, {70, 5}, 100}, random);
       check_attention_case({h, g, d, layout, 0, 9, 0.f, false, {290, 5}, many}, random);
-      check_attention_case({h, g, d, layout, 1, h % 2 ? 0 : 20, 0.f, h > 4, {300, 1}, many < 40 ? many : 40, true}, random);
-      check_attention_case({h, g, d, layout, h % 2, 0, 0.f, false, {300, 1, 33}, many, false, 0, h > 4 ? 5 : 40}, random);
+      check_attention_case({h, g, d, layout, 1, h % 2 ? 0 : 20, 0.f, h > 4, {300, 1}, many < 40 ? many : 40, true},
+                           random);
+      check_attention_case({h, g, d, layout, h % 2, 0, 0.f, false, {300, 1, 33}, many, false, 0, h > 4 ? 5 : 40},
+                           random);
     }
   const int latents[][3] = {{5, 32, 16}, {3, 17, 6}, {36, 40, 11}, {1, 128, 64}};
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})

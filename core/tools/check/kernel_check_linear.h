@@ -12,54 +12,32 @@ using Half = __fp16;
 using Half = _Float16;
 #endif
 
-
 // Written out again, so that a slip in base/tiles.h is found.
 inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
   int64_t tiles = (rows + 15) / 16;
   switch (layout) {
-    case PS_ROWS_F32:
-      return rows * cols * 4;
+    case PS_ROWS_F32: return rows * cols * 4;
     case PS_ROWS_F16:
-    case PS_ROWS_BF16:
-      return rows * cols * 2;
-    case PS_T16_F32:
-      return tiles * cols * 64;
-    case PS_T16_F16:
-      return tiles * cols * 32;
-    case PS_T16_BF16:
-      return tiles * ((cols + 1) / 2) * 64;
-    case PS_T16_I8:
-      return tiles * (64 + (cols + 3) / 4 * 64);
-    case PS_T16_Q8_0:
-      return tiles * ((cols + 63) / 64 * 1088);
-    case PS_T16_Q4_0:
-      return tiles * ((cols + 63) / 64 * 576);
-    case PS_T16_Q4_K:
-      return tiles * (cols / 256 * 2368);
-    case PS_T16_Q5_K:
-      return tiles * (cols / 256 * 2880);
-    case PS_T16_Q6_K:
-      return tiles * (cols / 256 * 3392);
-    case PS_T16_MXFP4:
-      return tiles * ((cols + 127) / 128 * 1088);
-    case PS_T16_UINT4:
-      return tiles * ((cols + 127) / 128 * 1216);
-    case PS_T16_Q4_1:
-      return tiles * ((cols + 63) / 64 * 640);
-    case PS_T16_Q5_0:
-      return tiles * ((cols + 63) / 64 * 704);
-    case PS_T16_Q5_1:
-      return tiles * ((cols + 63) / 64 * 768);
-    case PS_T16_IQ4_NL:
-      return tiles * ((cols + 63) / 64 * 576);
-    case PS_T16_IQ4_XS:
-      return tiles * (cols / 256 * 2240);
-    case PS_T16_Q2_K:
-      return tiles * (cols / 256 * 1344);
-    case PS_T16_Q3_K:
-      return tiles * (cols / 256 * 1856);
-    default:
-      return tiles * (64 + (cols + 63) / 64 * 576);
+    case PS_ROWS_BF16: return rows * cols * 2;
+    case PS_T16_F32: return tiles * cols * 64;
+    case PS_T16_F16: return tiles * cols * 32;
+    case PS_T16_BF16: return tiles * ((cols + 1) / 2) * 64;
+    case PS_T16_I8: return tiles * (64 + (cols + 3) / 4 * 64);
+    case PS_T16_Q8_0: return tiles * ((cols + 63) / 64 * 1088);
+    case PS_T16_Q4_0: return tiles * ((cols + 63) / 64 * 576);
+    case PS_T16_Q4_K: return tiles * (cols / 256 * 2368);
+    case PS_T16_Q5_K: return tiles * (cols / 256 * 2880);
+    case PS_T16_Q6_K: return tiles * (cols / 256 * 3392);
+    case PS_T16_MXFP4: return tiles * ((cols + 127) / 128 * 1088);
+    case PS_T16_UINT4: return tiles * ((cols + 127) / 128 * 1216);
+    case PS_T16_Q4_1: return tiles * ((cols + 63) / 64 * 640);
+    case PS_T16_Q5_0: return tiles * ((cols + 63) / 64 * 704);
+    case PS_T16_Q5_1: return tiles * ((cols + 63) / 64 * 768);
+    case PS_T16_IQ4_NL: return tiles * ((cols + 63) / 64 * 576);
+    case PS_T16_IQ4_XS: return tiles * (cols / 256 * 2240);
+    case PS_T16_Q2_K: return tiles * (cols / 256 * 1344);
+    case PS_T16_Q3_K: return tiles * (cols / 256 * 1856);
+    default: return tiles * (64 + (cols + 63) / 64 * 576);
   }
 }
 
@@ -106,16 +84,12 @@ inline Bytes pack_rows(const ps::Kernels* k, int32_t layout, int64_t rows, int64
 inline double pack_tolerance(int32_t layout, float value, float largest) {
   switch (layout) {
     case PS_ROWS_F32:
-    case PS_T16_F32:
-      return 0;
+    case PS_T16_F32: return 0;
     case PS_ROWS_F16:
-    case PS_T16_F16:
-      return std::fabs(value) * 0.0005 + 3e-8;
+    case PS_T16_F16: return std::fabs(value) * 0.0005 + 3e-8;
     case PS_ROWS_BF16:
-    case PS_T16_BF16:
-      return std::fabs(value) * 0.004;
-    case PS_T16_I8:
-      return largest / 127. * 0.5001;
+    case PS_T16_BF16: return std::fabs(value) * 0.004;
+    case PS_T16_I8: return largest / 127. * 0.5001;
     default:
       return largest / 127. * 20;  // what is clipped loses more than half a step; check_int4_error bounds the sum
   }
@@ -123,8 +97,8 @@ inline double pack_tolerance(int32_t layout, float value, float largest) {
 
 // The error of a group of 4-bit values, squared and summed, is no larger than that of a line that clips nothing: its
 // step is a fifteenth of the range, rounded up to a whole multiple of the row's unit, its offset rounded to one.
-inline void check_int4_error(const Floats& source, const Floats& got, int64_t rows, int64_t cols, const std::string& what,
-                             const char* level) {
+inline void check_int4_error(const Floats& source, const Floats& got, int64_t rows, int64_t cols,
+                             const std::string& what, const char* level) {
   for (int64_t r = 0; r < rows; ++r) {
     float largest = 0;
     for (int64_t c = 0; c < cols; ++c) largest = std::fmax(largest, std::fabs(source[size_t(r * cols + c)]));
@@ -244,15 +218,15 @@ struct Scheme {
   int planes;  // of integer activations; 0: floats
 };
 constexpr Scheme kSchemes[] = {
-    {"f32", ps::LINEAR_F32, PS_T16_F32, 0},    {"f16", ps::LINEAR_F16, PS_T16_F16, 0},
-    {"bf16", ps::LINEAR_BF16, PS_T16_BF16, 0}, {"w8a16", ps::LINEAR_W8A16, PS_T16_I8, 2},
-    {"w8a8", ps::LINEAR_W8A8, PS_T16_I8, 1},    {"w4a16", ps::LINEAR_W4A16, PS_T16_I4G32, 2},
-    {"w4a8", ps::LINEAR_W4A8, PS_T16_I4G32, 1}, {"q8_0", ps::LINEAR_Q8_0, PS_T16_Q8_0, 0},
-    {"q4_0", ps::LINEAR_Q4_0, PS_T16_Q4_0, 0},  {"q4_k", ps::LINEAR_Q4_K, PS_T16_Q4_K, 0},
-    {"q5_k", ps::LINEAR_Q5_K, PS_T16_Q5_K, 0},  {"q6_k", ps::LINEAR_Q6_K, PS_T16_Q6_K, 0},
-    {"mxfp4", ps::LINEAR_MXFP4, PS_T16_MXFP4, 0}, {"uint4", ps::LINEAR_UINT4, PS_T16_UINT4, 0},
-    {"q4_1", ps::LINEAR_Q4_1, PS_T16_Q4_1, 0},  {"q5_0", ps::LINEAR_Q5_0, PS_T16_Q5_0, 0},
-    {"q5_1", ps::LINEAR_Q5_1, PS_T16_Q5_1, 0},  {"iq4_nl", ps::LINEAR_IQ4_NL, PS_T16_IQ4_NL, 0},
+    {"f32", ps::LINEAR_F32, PS_T16_F32, 0},          {"f16", ps::LINEAR_F16, PS_T16_F16, 0},
+    {"bf16", ps::LINEAR_BF16, PS_T16_BF16, 0},       {"w8a16", ps::LINEAR_W8A16, PS_T16_I8, 2},
+    {"w8a8", ps::LINEAR_W8A8, PS_T16_I8, 1},         {"w4a16", ps::LINEAR_W4A16, PS_T16_I4G32, 2},
+    {"w4a8", ps::LINEAR_W4A8, PS_T16_I4G32, 1},      {"q8_0", ps::LINEAR_Q8_0, PS_T16_Q8_0, 0},
+    {"q4_0", ps::LINEAR_Q4_0, PS_T16_Q4_0, 0},       {"q4_k", ps::LINEAR_Q4_K, PS_T16_Q4_K, 0},
+    {"q5_k", ps::LINEAR_Q5_K, PS_T16_Q5_K, 0},       {"q6_k", ps::LINEAR_Q6_K, PS_T16_Q6_K, 0},
+    {"mxfp4", ps::LINEAR_MXFP4, PS_T16_MXFP4, 0},    {"uint4", ps::LINEAR_UINT4, PS_T16_UINT4, 0},
+    {"q4_1", ps::LINEAR_Q4_1, PS_T16_Q4_1, 0},       {"q5_0", ps::LINEAR_Q5_0, PS_T16_Q5_0, 0},
+    {"q5_1", ps::LINEAR_Q5_1, PS_T16_Q5_1, 0},       {"iq4_nl", ps::LINEAR_IQ4_NL, PS_T16_IQ4_NL, 0},
     {"iq4_xs", ps::LINEAR_IQ4_XS, PS_T16_IQ4_XS, 0}, {"q2_k", ps::LINEAR_Q2_K, PS_T16_Q2_K, 0},
     {"q3_k", ps::LINEAR_Q3_K, PS_T16_Q3_K, 0},
 };
@@ -323,7 +297,12 @@ inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats
     k->round_rows_bf16(own.data(), x_stride, c.cols, m, qx, m / 2, m);
   }
   Bytes panel(size_t(k->linear_panel_bytes(c.scheme.layout, c.cols, m, int32_t(planes ? planes : 1))));
-  ps::LinearArgs a = {w, c.bias.empty() ? nullptr : c.bias.data(), own.data(), x_stride, qx, y.data(), y_stride, m, 0, nullptr, 0, panel.data()};
+  ps::LinearArgs a = {w,          c.bias.empty() ? nullptr : c.bias.data(),
+                      own.data(), x_stride,
+                      qx,         y.data(),
+                      y_stride,   m,
+                      0,          nullptr,
+                      0,          panel.data()};
   if (residual) {
     a.gated = gated;
     a.residual_stride = gated ? c.rows / 2 : c.rows;
@@ -376,7 +355,8 @@ inline void compare_with_reference(const ps::Kernels* k, const LinearCase& c, co
   }
 }
 
-inline void check_columns_past(const ps::Kernels* k, const LinearCase& c, const Floats& y, int32_t m, const std::string& what) {
+inline void check_columns_past(const ps::Kernels* k, const LinearCase& c, const Floats& y, int32_t m,
+                               const std::string& what) {
   for (int64_t i = 0; i + 1 < m; ++i)
     for (int64_t n = c.rows; n < c.rows + 3; ++n)
       if (y[size_t(i * (c.rows + 3) + n)] != 777.f) fail(what, k->level, "wrote past the last column");
@@ -401,7 +381,8 @@ inline void check_linear_case(const LinearCase& c, Random& random, const std::ve
       expect_same(run_linear(k, c, x, x_stride, 0, m, 3), y, what + " split", k->level);
       check_columns_past(k, c, y, m, what);
       // Of the others the first rows are these in bits, and other levels have the bits of the generic one.
-      if (m == most && (k == ps::kernels_generic || has_own_bits)) compare_with_reference(k, c, x, x_stride, y, m, what);
+      if (m == most && (k == ps::kernels_generic || has_own_bits))
+        compare_with_reference(k, c, x, x_stride, y, m, what);
     }
     for (int64_t i : {0, 6, most - 1}) {
       Floats one = run_linear(k, c, x, x_stride, i, 1, 2);
@@ -444,7 +425,8 @@ inline void check_epilogue(const LinearCase& c, Random& random, int64_t m, bool 
       for (int64_t i = 0; i < m; ++i)
         for (int64_t j = 0; j < wide; ++j)
           if (!same_bits(got[size_t(i * stride + j)], expected[size_t(i * wide + j)])) {
-            const std::string what = std::string(gated ? "gated" : "plain") + (added ? " with a residual " : " ") + c.scheme.name;
+            const std::string what =
+                std::string(gated ? "gated" : "plain") + (added ? " with a residual " : " ") + c.scheme.name;
             return fail(what, k->level, "token " + std::to_string(i) + " output " + std::to_string(j));
           }
     }
@@ -465,7 +447,8 @@ inline void check_linear() {
   Random random = {2};
   const std::vector<int> every = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 33};
   const std::vector<int> some = {1, 2, 3, 4, 5, 6, 7, 8, 13, 33};  // every remainder of the blocks of 4, 6 and 8 rows
-  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}, {608, 130}, {33, 256}, {96, 512}, {24, 544}};
+  const int64_t shapes[][2] = {{1, 1},   {16, 32},   {17, 33},  {100, 64}, {35, 7},  {150, 257},
+                               {96, 70}, {608, 130}, {33, 256}, {96, 512}, {24, 544}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : shapes) {
       if (cols % block_columns(scheme)) continue;

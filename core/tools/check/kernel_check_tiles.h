@@ -6,7 +6,8 @@
 
 namespace check {
 
-// bf16 on tile registers: of each 32 columns the even and the odd ones are chains from zero, whose sum is added (docs/explanation/numerics.md).
+// bf16 on tile registers: of each 32 columns the even and the odd ones are chains from zero, whose sum is added
+// (docs/explanation/numerics.md).
 inline void check_bf16_tiles(Random& random) {
   const int64_t rows = 21, cols = 103;
   const int32_t m = 19;
@@ -24,16 +25,18 @@ inline void check_bf16_tiles(Random& random) {
         for (int64_t j = 0; j < cols; j += 32) {
           float chains[2] = {0.f, 0.f};
           for (int64_t e = j; e < j + 32 && e < cols; ++e)
-            chains[e % 2] = std::fmaf(round_bf16(x[size_t(i * cols + e)]), s.values[size_t(n * cols + e)], chains[e % 2]);
+            chains[e % 2] =
+                std::fmaf(round_bf16(x[size_t(i * cols + e)]), s.values[size_t(n * cols + e)], chains[e % 2]);
           sum = sum + (chains[0] + chains[1]);
         }
-        if (!same_bits(y[size_t(i * (rows + 3) + n)], sum)) return fail("bf16 on tiles", k->level, "token " + std::to_string(i));
+        if (!same_bits(y[size_t(i * (rows + 3) + n)], sum))
+          return fail("bf16 on tiles", k->level, "token " + std::to_string(i));
       }
   }
 }
 
-// More rows than the second-level cache holds, which tile registers take in another order: the same bits as by vectors, and of
-// bf16, which those round otherwise, as few rows have.
+// More rows than the second-level cache holds, which tile registers take in another order: the same bits as by vectors,
+// and of bf16, which those round otherwise, as few rows have.
 inline void check_many_rows(Random& random) {
   const std::vector<const ps::Kernels*> known = levels();
   if (std::find(known.begin(), known.end(), ps::kernels_amx) == known.end()) return;
@@ -51,11 +54,13 @@ inline void check_many_rows(Random& random) {
       if (scheme.planes) expect_same(run_linear(ps::kernels_avx512, c, x, cols, 0, most, 1000), all, what, k->level);
       expect_same(run_linear(k, c, x, cols, 0, most, 7), all, what + " split", k->level);
       const Floats none, gated = run_linear(k, c, x, cols, 0, most, 1000, &none);
-      if (scheme.planes) expect_same(run_linear(ps::kernels_avx512, c, x, cols, 0, most, 1000, &none), gated, what + " gated", k->level);
+      if (scheme.planes)
+        expect_same(run_linear(ps::kernels_avx512, c, x, cols, 0, most, 1000, &none), gated, what + " gated", k->level);
       expect_same(run_linear(k, c, x, cols, 0, most, 7, &none), gated, what + " gated, split", k->level);
       for (int64_t i : {0, 211, 400})
         expect_same(run_linear(k, c, x, cols, i, 1, 1000),
-                    Floats(all.begin() + i * (rows + 3), all.begin() + i * (rows + 3) + rows), what + " alone", k->level);
+                    Floats(all.begin() + i * (rows + 3), all.begin() + i * (rows + 3) + rows), what + " alone",
+                    k->level);
     }
   }
 }

@@ -1,6 +1,6 @@
-/* ops_check BUNDLE: users' own ops in wrong hands; the bundle's graph has the op example::squared_relu, version 1.  Each mistake is
- * a status with a message that names op and field; built with sanitizers by the tests.  Prints what went otherwise; the exit
- * status is 1 if anything did. */
+/* ops_check BUNDLE: users' own ops in wrong hands; the bundle's graph has the op example::squared_relu, version 1. Each
+ * mistake is a status with a message that names op and field; built with sanitizers by the tests.  Prints what went
+ * otherwise; the exit status is 1 if anything did. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,8 @@ static int failures;
 
 static void expect(int line, ps_status found, ps_status wanted, const char* text) {
   if (found == wanted && (wanted == PS_OK || strstr(ps_error_message(), text))) return;
-  printf("line %d: expected status %d with \"%s\", found %d: %s\n", line, wanted, text, found, found ? ps_error_message() : "");
+  printf("line %d: expected status %d with \"%s\", found %d: %s\n", line, wanted, text, found,
+         found ? ps_error_message() : "");
   ++failures;
 }
 #define REFUSED(call, text) expect(__LINE__, call, PS_INVALID_ARGUMENT, text)
@@ -51,7 +52,16 @@ static int32_t compute(const ps_op_call* call, int64_t begin, int64_t end, ps_op
   return 0;
 }
 
-static const ps_op kOp = {sizeof(ps_op), 1, "example::squared_relu", "(Tensor x, Weight? scale, *, float limit) -> Tensor", 1, 0, infer, compute, scratch, NULL};
+static const ps_op kOp = {sizeof(ps_op),
+                          1,
+                          "example::squared_relu",
+                          "(Tensor x, Weight? scale, *, float limit) -> Tensor",
+                          1,
+                          0,
+                          infer,
+                          compute,
+                          scratch,
+                          NULL};
 
 static ps_status register_op(const ps_op* op, int32_t count) {
   const ps_op* ops[2] = {op, op};
@@ -60,12 +70,30 @@ static ps_status register_op(const ps_op* op, int32_t count) {
 }
 
 static void check_registering(const char* path) {
-  static const char* const schemas[] = {"", "(", "()", "() -> Tensor", "(Tensor x)", "(Tensor x) -> ", "(Tensor x) -> ()", "(Tensor x) -> (Tensor",
-    "(Tensor x) -> (Tensor, Tensor, Tensor)", "(Tensor x) -> Tensor ", "(Tensor  x) -> Tensor", "(Tensor x,Tensor y) -> Tensor", "(Tensor x, Tensor x) -> Tensor",
-    "(Weight w) -> Tensor", "(Tensor? x) -> Tensor", "(Tensor x, *) -> Tensor", "(Tensor x, *, list a) -> Tensor", "(State s) -> Tensor", "(Tensor x, *, int a, int a) -> Tensor",
-    "(Tensor a, Tensor b, Tensor c, Tensor d, Tensor e, Tensor f, Tensor g, Tensor h, Tensor i, Tensor j,"
-    " Tensor k, Tensor l) -> Tensor"};
-  static const char* const names[] = {"", "linear", "::x", "a::", "a:b", "a::b::c", "A::b", "a::b c", "9a::b", "a::b\n"};
+  static const char* const schemas[] = {
+      "",
+      "(",
+      "()",
+      "() -> Tensor",
+      "(Tensor x)",
+      "(Tensor x) -> ",
+      "(Tensor x) -> ()",
+      "(Tensor x) -> (Tensor",
+      "(Tensor x) -> (Tensor, Tensor, Tensor)",
+      "(Tensor x) -> Tensor ",
+      "(Tensor  x) -> Tensor",
+      "(Tensor x,Tensor y) -> Tensor",
+      "(Tensor x, Tensor x) -> Tensor",
+      "(Weight w) -> Tensor",
+      "(Tensor? x) -> Tensor",
+      "(Tensor x, *) -> Tensor",
+      "(Tensor x, *, list a) -> Tensor",
+      "(State s) -> Tensor",
+      "(Tensor x, *, int a, int a) -> Tensor",
+      "(Tensor a, Tensor b, Tensor c, Tensor d, Tensor e, Tensor f, Tensor g, Tensor h, Tensor i, Tensor j,"
+      " Tensor k, Tensor l) -> Tensor"};
+  static const char* const names[] = {"",        "linear", "::x",    "a::",   "a:b",
+                                      "a::b::c", "A::b",   "a::b c", "9a::b", "a::b\n"};
   static char long_text[4096];
   ps_op op;
   size_t i;
@@ -115,7 +143,8 @@ static void check_ops(const char* path) {
   ps_model* model;
   ps_program* program;
   FINE(ps_context_create(&context_options, &context));
-  expect(__LINE__, ps_model_open(path, &options, &model), PS_UNSUPPORTED, "the file needs the op example::squared_relu, version 1");
+  expect(__LINE__, ps_model_open(path, &options, &model), PS_UNSUPPORTED,
+         "the file needs the op example::squared_relu, version 1");
   check_registering(path);
   FINE(register_op(&kOp, 1));
   FINE(register_op(&kOp, 1)); /* the same again */
@@ -124,7 +153,8 @@ static void check_ops(const char* path) {
   fail_infer = 99; /* no status */
   expect(__LINE__, ps_model_open(path, &options, &model), PS_INTERNAL, "xxx");
   fail_infer = 0;
-  for (wrong_type = 1; wrong_type <= 5; ++wrong_type) expect(__LINE__, ps_model_open(path, &options, &model), PS_INVALID_FILE, "output");
+  for (wrong_type = 1; wrong_type <= 5; ++wrong_type)
+    expect(__LINE__, ps_model_open(path, &options, &model), PS_INVALID_FILE, "output");
   wrong_type = 0;
   FINE(ps_model_open(path, &options, &model));
   FINE(ps_program_create(model, context, &limits, &program));

@@ -2,11 +2,11 @@
 // invariance tests notice; steps that fail prove that the engine survives them.
 // Compiled in only by -DPENSTOCK_PLANTED=ON, never into a release.
 //
-// A linear is off: of a float scheme, K is split in two chains; of an integer scheme, whose sums are exact in any order,
-// the scale of each token has another last bit.
-// PENSTOCK_PLANT=split_k        linears are off when a batch has more than one token
-// PENSTOCK_PLANT=split_threads  linears are off when a thread has only a part of the rows
-// PENSTOCK_PLANT=level          linears are off at every level but the generic one; bf16, which levels round each in their
+// A linear is off: of a float scheme, K is split in two chains; of an integer scheme, whose sums are exact in any
+// order, the scale of each token has another last bit. PENSTOCK_PLANT=split_k        linears are off when a batch has
+// more than one token PENSTOCK_PLANT=split_threads  linears are off when a thread has only a part of the rows
+// PENSTOCK_PLANT=level          linears are off at every level but the generic one; bf16, which levels round each in
+// their
 //                               own way, loses half of K there
 // PENSTOCK_PLANT=kv             keys are off in their pages when a batch has more than one token
 // PENSTOCK_PLANT=not_a_number   a step of 13 tokens computes NaN
@@ -85,8 +85,9 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end) {
     return;
   }
   const bool whole = begin == 0 && end == (args.weight.rows / (args.gated ? 2 : 1) + 15) / 16;
-  const bool off =
-      plant == SPLIT_K ? args.m > 1 : plant == SPLIT_THREADS ? !whole : strcmp(original->level, "generic") != 0;
+  const bool off = plant == SPLIT_K         ? args.m > 1
+                   : plant == SPLIT_THREADS ? !whole
+                                            : strcmp(original->level, "generic") != 0;
   if (off && scheme >= LINEAR_W8A16 && scheme <= LINEAR_W4A8) scale_linear(original->linear[scheme], args, begin, end);
   else if (off && !args.gated) split_linear<scheme == LINEAR_BF16>(original, args, begin, end);
   else original->linear[scheme](args, begin, end);

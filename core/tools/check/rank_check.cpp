@@ -1,7 +1,8 @@
-// Ranks as threads, over the C API: random batches whose logits must be equal to those of the whole bundle bit for bit, and
-// groups that are ended in the middle of a step.  Built with sanitizers by the tests.
+// Ranks as threads, over the C API: random batches whose logits must be equal to those of the whole bundle bit for bit,
+// and groups that are ended in the middle of a step.  Built with sanitizers by the tests.
 //
-//   rank_check STEPS WHOLE [--stages] RANK_0 RANK_1 ...   bundles, with --stages of a pipeline whose stages are of one rank;
+//   rank_check STEPS WHOLE [--stages] RANK_0 RANK_1 ...   bundles, with --stages of a pipeline whose stages are of one
+//   rank;
 //                                                           prints what went otherwise, and then exits with status 1
 #include <pthread.h>
 #include <stdio.h>
@@ -38,11 +39,12 @@ struct Open {
     ps_context_options context_options{sizeof(ps_context_options), kThreads, nullptr, comm, nullptr, 0, 0};
     if (in_stages && comm) context_options = {sizeof(ps_context_options), kThreads, nullptr, nullptr, comm, 1, 0};
     const ps_model_options model_options{sizeof(ps_model_options), 0, 0};
-    const ps_program_options options{sizeof(ps_program_options), kMaxTokens, 2, kMaxTokens, num_pages, 2, kv_layout, 0, nullptr};
+    const ps_program_options options{
+        sizeof(ps_program_options), kMaxTokens, 2, kMaxTokens, num_pages, 2, kv_layout, 0, nullptr};
     info.struct_size = sizeof(info);
-    return ps_context_create(&context_options, &context) == PS_OK && (!comm || ps_context_agree(context, "") == PS_OK) &&
-           ps_model_open(path, &model_options, &model) == PS_OK && ps_model_describe(model, &info) == PS_OK &&
-           ps_program_create(model, context, &options, &program) == PS_OK;
+    return ps_context_create(&context_options, &context) == PS_OK &&
+           (!comm || ps_context_agree(context, "") == PS_OK) && ps_model_open(path, &model_options, &model) == PS_OK &&
+           ps_model_describe(model, &info) == PS_OK && ps_program_create(model, context, &options, &program) == PS_OK;
   }
   void close() {
     ps_program_destroy(program);
@@ -58,7 +60,8 @@ struct Batch {
 
   // `context_ranks`: the ranks that pages are dealt out to.
   void make(int32_t* lens, const ps_model_info& info, int32_t context_ranks) {
-    const int32_t most = kTableWidth * PS_PAGE_TOKENS < info.context_len ? kTableWidth * PS_PAGE_TOKENS : info.context_len;
+    const int32_t most =
+        kTableWidth * PS_PAGE_TOKENS < info.context_len ? kTableWidth * PS_PAGE_TOKENS : info.context_len;
     ids.clear(), positions.clear(), rows.clear();
     starts.assign(1, 0);
     tables.assign(static_cast<size_t>(info.num_page_groups) * 2 * kTableWidth, 0);
@@ -79,8 +82,18 @@ struct Batch {
         }
       }
     }
-    batch = ps_batch{sizeof(ps_batch), starts[2], 2, static_cast<int32_t>(rows.size()), kTableWidth, ids.data(), positions.data(),
-                     starts.data(), tables.data(), rows.data(), 0, 0};
+    batch = ps_batch{sizeof(ps_batch),
+                     starts[2],
+                     2,
+                     static_cast<int32_t>(rows.size()),
+                     kTableWidth,
+                     ids.data(),
+                     positions.data(),
+                     starts.data(),
+                     tables.data(),
+                     rows.data(),
+                     0,
+                     0};
   }
 };
 
@@ -119,7 +132,8 @@ void* end_later(void* argument) {
 }
 
 // `microseconds` not 0: the group is ended after so long.
-void run_group(int64_t num_steps, const char* whole_path, char** paths, int32_t world, int32_t kv_layout, useconds_t microseconds) {
+void run_group(int64_t num_steps, const char* whole_path, char** paths, int32_t world, int32_t kv_layout,
+               useconds_t microseconds) {
   int64_t bytes = 0;
   expect(ps_shared_bytes(world, kPartBytes, &bytes) == PS_OK, "bytes");
   void* memory = aligned_alloc(4096, static_cast<size_t>(bytes));
@@ -154,7 +168,8 @@ void run_group(int64_t num_steps, const char* whole_path, char** paths, int32_t 
     expect(ps_program_run(whole.program, &batch.batch) == PS_OK, "whole run");
     const float *a = nullptr, *b = nullptr;
     int32_t rows = 0, vocab = 0;
-    expect(ps_program_logits(first.program, &a, &rows, &vocab) == PS_OK && ps_program_logits(whole.program, &b, &rows, &vocab) == PS_OK,
+    expect(ps_program_logits(first.program, &a, &rows, &vocab) == PS_OK &&
+               ps_program_logits(whole.program, &b, &rows, &vocab) == PS_OK,
            "logits");
     if (memcmp(a, b, static_cast<size_t>(rows) * static_cast<size_t>(vocab) * sizeof(float)) != 0) {
       printf("world %d, KV %d, step %lld: other logits\n", world, kv_layout, static_cast<long long>(step));
@@ -178,7 +193,8 @@ int main(int argc, char** argv) {
   in_stages = strcmp(argv[3], "--stages") == 0;
   char** parts = argv + 3 + in_stages;
   const int32_t world = argc - 3 - in_stages;
-  for (int32_t kv_layout = PS_KV_F32; kv_layout <= PS_KV_INT8; ++kv_layout) run_group(num_steps, argv[2], parts, world, kv_layout, 0);
+  for (int32_t kv_layout = PS_KV_F32; kv_layout <= PS_KV_INT8; ++kv_layout)
+    run_group(num_steps, argv[2], parts, world, kv_layout, 0);
   for (useconds_t i = 1; i <= 20; ++i) run_group(0, argv[2], parts, world, PS_KV_BF16, i * i * 400);
   return num_failures ? 1 : 0;
 }

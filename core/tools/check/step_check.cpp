@@ -1,12 +1,13 @@
-// Prints what a bundle computes, bit for bit, using only penstock.h: two machines, or two instruction levels, that keep the
-// contract of docs/explanation/numerics.md print the same.  Compiled and run by tests/devices/test_aarch64.py.
+// Prints what a bundle computes, bit for bit, using only penstock.h: two machines, or two instruction levels, that keep
+// the contract of docs/explanation/numerics.md print the same.  Compiled and run by tests/devices/test_aarch64.py.
 //
-//   step_check BUNDLE TOKENS STEPS          one line a step, for every KV layout: the tokens, a hash of all logits, the largest
-//   step_check BUNDLE encode < TEXTS        one line a text (four bytes of length, then UTF-8): its ids, and whether they
+//   step_check BUNDLE TOKENS STEPS          one line a step, for every KV layout: the tokens, a hash of all logits, the
+//   largest step_check BUNDLE encode < TEXTS        one line a text (four bytes of length, then UTF-8): its ids, and
+//   whether they
 //                                           decode to it
 //
-// The steps: a prompt in two chunks, the second beside the prompt of another request, and then STEPS tokens of both: the
-// first request's greedy, the other's drawn with a seed.
+// The steps: a prompt in two chunks, the second beside the prompt of another request, and then STEPS tokens of both:
+// the first request's greedy, the other's drawn with a seed.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -69,7 +70,8 @@ void print_step(const Run& run, const Ids& sampled) {
   std::printf("\n");
 }
 
-// Computes `counts[i]` tokens of request i, with the logits of them all; a request whose tokens are all computed gets its next.
+// Computes `counts[i]` tokens of request i, with the logits of them all; a request whose tokens are all computed gets
+// its next.
 void step(const Run& run, std::vector<Request*> requests, const Ids& counts) {
   Ids tokens, positions, starts = {0}, pages, rows, top_k, ids;
   std::vector<float> temperature, top_p;
@@ -162,7 +164,8 @@ Ids prompt(const ps_tokenizer* tokenizer, int32_t vocab, size_t tokens) {
   return ids;
 }
 
-void check_layout(ps_model* model, ps_context* context, const Ids& tokens, int32_t steps, ps_kv_layout layout, const char* name) {
+void check_layout(ps_model* model, ps_context* context, const Ids& tokens, int32_t steps, ps_kv_layout layout,
+                  const char* name) {
   const int32_t n = int32_t(tokens.size()), first = n * 2 / 3, other = n / 2;
   Run run = {nullptr, sized<ps_model_info>(), (n + steps + PS_PAGE_TOKENS - 1) / PS_PAGE_TOKENS, name};
   check(ps_model_describe(model, &run.info), "describe");

@@ -1,5 +1,5 @@
-// Runs, shares and walks with many threads, some of them late, many times over.  It checks that every item is done once, that
-// nothing is read before it was written, and that every thread returns.  Built with ThreadSanitizer too.
+// Runs, shares and walks with many threads, some of them late, many times over.  It checks that every item is done
+// once, that nothing is read before it was written, and that every thread returns.  Built with ThreadSanitizer too.
 //
 //   thread_check ROUNDS
 #include <stdio.h>
@@ -113,7 +113,8 @@ void walk_late(void* argument, int32_t thread, WalkSlot* slot, int64_t at) {
     if (thread == 0 && at == 0) nap(5 * kMillisecond);  // the others come
     if (thread == 2 && (at == 1 || at == 2) && slot->num_threads == 3) {
       late->was_late = true;
-      const int64_t start = now_ns(), end = thread_ns() + late->busy_ns, expected = at == 1 ? late->busy_ns : late->nap_ns;
+      const int64_t start = now_ns(), end = thread_ns() + late->busy_ns,
+                    expected = at == 1 ? late->busy_ns : late->nap_ns;
       while (at == 1 && thread_ns() < end) {
       }
       if (at == 2 && late->nap_ns) nap(late->nap_ns);
@@ -124,8 +125,8 @@ void walk_late(void* argument, int32_t thread, WalkSlot* slot, int64_t at) {
   late->pool->walk_barrier().finish(slot, thread == 0);
 }
 
-// Checks whether a thread leaves that is busy and then off its core for this long.  A try on a machine that has no free core
-// is inconclusive; if all tries are, the check is skipped.
+// Checks whether a thread leaves that is busy and then off its core for this long.  A try on a machine that has no free
+// core is inconclusive; if all tries are, the check is skipped.
 void check_late(int64_t busy_ns, int64_t nap_ns, int32_t num_threads, const char* what) {
   Pool pool;
   pool.start(3, 3);

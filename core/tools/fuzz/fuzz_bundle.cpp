@@ -25,7 +25,8 @@ using Bytes = std::vector<uint8_t>;
 
 constexpr size_t kHeader = 64;
 constexpr int64_t kMaxMemory = 64 << 20;  // plans beyond it are sound and not worth the time
-// The first limit is CPU time, so that a stalled machine is no hang. The longer one is wall time, for a wait without computing.
+// The first limit is CPU time, so that a stalled machine is no hang. The longer one is wall time, for a wait without
+// computing.
 constexpr unsigned kHangSeconds = 40;
 constexpr unsigned kWaitSeconds = 600;
 constexpr int64_t kReportEvery = 20000;
@@ -84,12 +85,9 @@ int64_t interesting(Random* r, int64_t old) {
                                    INT64_MIN,
                                    1000003};
   switch (r->below(4)) {
-    case 0:
-      return old + static_cast<int64_t>(r->below(9)) - 4;
-    case 1:
-      return static_cast<int64_t>(r->below(64));
-    default:
-      return values[r->below(sizeof(values) / sizeof(values[0]))];
+    case 0: return old + static_cast<int64_t>(r->below(9)) - 4;
+    case 1: return static_cast<int64_t>(r->below(64));
+    default: return values[r->below(sizeof(values) / sizeof(values[0]))];
   }
 }
 
@@ -127,31 +125,17 @@ void mutate(Bytes* b, Random* r, const std::vector<Bytes>& seeds) {
   for (uint64_t i = 0, n = 1 + r->below(3); i < n; ++i) {
     switch (r->below(12)) {
       case 0:
-      case 1:
-        flip_bits(b, r, kHeader, metadata_size(*b));
-        break;
+      case 1: flip_bits(b, r, kHeader, metadata_size(*b)); break;
       case 2:
       case 3:
       case 4:
-      case 5:
-        edit_number(b, r, 4);
-        break;
+      case 5: edit_number(b, r, 4); break;
       case 6:
-      case 7:
-        edit_number(b, r, 8);
-        break;
-      case 8:
-        edit_number(b, r, 2);
-        break;
-      case 9:
-        splice(b, r, seeds[r->below(seeds.size())]);
-        break;
-      case 10:
-        resize(b, r);
-        break;
-      default:
-        flip_bits(b, r, 0, b->size());
-        break;  // header and weights too
+      case 7: edit_number(b, r, 8); break;
+      case 8: edit_number(b, r, 2); break;
+      case 9: splice(b, r, seeds[r->below(seeds.size())]); break;
+      case 10: resize(b, r); break;
+      default: flip_bits(b, r, 0, b->size()); break;  // header and weights too
     }
     if (b->size() < kHeader) return;
   }
@@ -224,9 +208,11 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
   const int32_t ids[] = {0, 0, 0}, positions[] = {0, 1, 0}, starts[] = {0, 2, 3}, rows[] = {1, 2};
   std::vector<int32_t> tables;
   for (int32_t g = 0; g < info.num_page_groups; ++g) tables.insert(tables.end(), {1, 2});
-  const int32_t num_rows = 1 + static_cast<int32_t>(r->below(2));  // one: half of the tokens at most, so that rows are left out
+  const int32_t num_rows =
+      1 + static_cast<int32_t>(r->below(2));  // one: half of the tokens at most, so that rows are left out
   const uint32_t flags = r->below(2) ? PS_BATCH_HIDDEN : 0;
-  const ps_batch batch{sizeof(ps_batch), 3, 2, num_rows, 1, ids, positions, starts, tables.data(), rows + 2 - num_rows, flags};
+  const ps_batch batch{sizeof(ps_batch),    3,    2, num_rows, 1, ids, positions, starts, tables.data(),
+                       rows + 2 - num_rows, flags};
   status = ps_program_run(program, &batch);
   bool ok = tally->expect_message(status);
   if (status == PS_OK) {
@@ -323,11 +309,12 @@ int main(int argc, char** argv) {
   setitimer(ITIMER_PROF, &off, nullptr);
   alarm(0);
   for (ps_context* context : contexts) ps_context_destroy(context);
-  printf("mutants %lld opened %lld ran %lld sampled %lld hidden %lld tails %lld invalid_argument %lld invalid_file %lld "
-         "unsupported %lld\n",
-         static_cast<long long>(iterations), static_cast<long long>(tally.opened), static_cast<long long>(tally.ran),
-         static_cast<long long>(tally.sampled), static_cast<long long>(tally.hidden),
-         static_cast<long long>(tally.tails), static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]),
-         static_cast<long long>(tally.refused[PS_INVALID_FILE]), static_cast<long long>(tally.refused[PS_UNSUPPORTED]));
+  printf(
+      "mutants %lld opened %lld ran %lld sampled %lld hidden %lld tails %lld invalid_argument %lld invalid_file %lld "
+      "unsupported %lld\n",
+      static_cast<long long>(iterations), static_cast<long long>(tally.opened), static_cast<long long>(tally.ran),
+      static_cast<long long>(tally.sampled), static_cast<long long>(tally.hidden), static_cast<long long>(tally.tails),
+      static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]),
+      static_cast<long long>(tally.refused[PS_INVALID_FILE]), static_cast<long long>(tally.refused[PS_UNSUPPORTED]));
   return 0;
 }

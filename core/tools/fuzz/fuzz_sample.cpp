@@ -114,7 +114,8 @@ bool try_case(ps_context* context, Random* r, int64_t* sampled_rows) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const bool failed = out.row_status && status[i] != PS_ROW_OK;
     if (failed ? ids[i] != -1 : ids[i] < 0 || ids[i] >= c.vocab) return false;
-    const size_t word = i * static_cast<size_t>((c.vocab + 31) / 32) + static_cast<size_t>(ids[i] < 0 ? 0 : ids[i] / 32);
+    const size_t word =
+        i * static_cast<size_t>((c.vocab + 31) / 32) + static_cast<size_t>(ids[i] < 0 ? 0 : ids[i] / 32);
     if (!failed && !s.target && s.mask && !(mask[word] >> (ids[i] % 32) & 1)) return false;
     *sampled_rows += !failed;
   }

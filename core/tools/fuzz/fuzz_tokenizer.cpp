@@ -1,6 +1,7 @@
-// Mutates the segments of tokenizers and opens them; what opens encodes texts, and decodes ids whole and piece by piece.
-// Whatever the bytes, the core must answer with a status and a message, and pieces must make up the whole: a crash, a hang or
-// a report of a sanitizer is a failure.  Some segments change after they were opened, and each while it is, as a mapped file may.
+// Mutates the segments of tokenizers and opens them; what opens encodes texts, and decodes ids whole and piece by
+// piece. Whatever the bytes, the core must answer with a status and a message, and pieces must make up the whole: a
+// crash, a hang or a report of a sanitizer is a failure.  Some segments change after they were opened, and each while
+// it is, as a mapped file may.
 //
 //   fuzz_tokenizer ITERATIONS SEED SEGMENT...
 //
@@ -44,7 +45,8 @@ struct Tally {
 };
 
 void edit(Segment* s, Random* r, size_t begin, size_t end) {
-  static const uint32_t values[] = {0, 1, 2, 255, 256, 257, 65535, 1u << 24, (1u << 24) + 1, INT32_MAX, 1u << 31, UINT32_MAX, UINT32_MAX - 1};
+  static const uint32_t values[] = {
+      0, 1, 2, 255, 256, 257, 65535, 1u << 24, (1u << 24) + 1, INT32_MAX, 1u << 31, UINT32_MAX, UINT32_MAX - 1};
   if (end > s->size()) end = s->size();
   if (end < begin + 4) return;
   const size_t at = begin + r->below((end - begin) / 4) * 4;
@@ -57,54 +59,66 @@ void edit(Segment* s, Random* r, size_t begin, size_t end) {
 }
 
 void flip(Segment* s, Random* r) {
-  for (uint64_t i = 0, n = 1 + r->below(4); i < n && !s->empty(); ++i) (*s)[r->below(s->size())] ^= static_cast<uint8_t>(1u << r->below(8));
+  for (uint64_t i = 0, n = 1 + r->below(4); i < n && !s->empty(); ++i)
+    (*s)[r->below(s->size())] ^= static_cast<uint8_t>(1u << r->below(8));
 }
 
 void mutate(Segment* s, Random* r) {
   for (uint64_t i = 0, n = r->below(4); i < n; ++i) {
     switch (r->below(8)) {
       case 0:
-      case 1:
-        edit(s, r, 8, kHead);
-        break;
-      case 2:
-        flip(s, r);
-        break;
-      case 3:
-        s->resize(r->below(2) ? r->below(s->size() + 1) : s->size() + r->below(64));
-        break;
-      default:
-        edit(s, r, kHead, s->size());
+      case 1: edit(s, r, 8, kHead); break;
+      case 2: flip(s, r); break;
+      case 3: s->resize(r->below(2) ? r->below(s->size() + 1) : s->size() + r->below(64)); break;
+      default: edit(s, r, kHead, s->size());
     }
   }
 }
 
 // Characters of every length, white space, pieces of tokens; now and then what is no UTF-8.
 std::string text_of(const ps::Tokenizer& t, Random* r) {
-  static const char* const parts[] = {" ", "  ", "\n", "\r\n", "'s", "'LL", "a", "aa", "word", "123", "e\xCC\x81", "\xEA\xB0\x80", "\xE1\x84\x80\xE1\x85\xA1",
-                                      "\xE6\x97\xA5", "\xF0\x9F\x99\x82", "\xC2\xA0", "\xE2\x96\x81", "<s>", "<|end|>", "\xC5\xBF", "\xEF\xA4\x80"};
+  static const char* const parts[] = {" ",
+                                      "  ",
+                                      "\n",
+                                      "\r\n",
+                                      "'s",
+                                      "'LL",
+                                      "a",
+                                      "aa",
+                                      "word",
+                                      "123",
+                                      "e\xCC\x81",
+                                      "\xEA\xB0\x80",
+                                      "\xE1\x84\x80\xE1\x85\xA1",
+                                      "\xE6\x97\xA5",
+                                      "\xF0\x9F\x99\x82",
+                                      "\xC2\xA0",
+                                      "\xE2\x96\x81",
+                                      "<s>",
+                                      "<|end|>",
+                                      "\xC5\xBF",
+                                      "\xEF\xA4\x80"};
   std::string text;
   for (uint64_t i = 0, n = r->below(r->below(50) ? 24 : 600); i < n; ++i) {
     const ps::Text token = ps::token_text(t, static_cast<uint32_t>(r->below(t.header.num_tokens)));
     switch (r->below(8)) {
-      case 0:
-        text.push_back(static_cast<char>(r->below(128)));
-        break;
+      case 0: text.push_back(static_cast<char>(r->below(128))); break;
       case 1:
         if (r->below(100) == 0) text.push_back(static_cast<char>(128 + r->below(128)));
         break;
       case 2:
       case 3:
-        if (ps::find_ill_formed(token) < 0) text.append(reinterpret_cast<const char*>(token.data), static_cast<size_t>(token.bytes));
+        if (ps::find_ill_formed(token) < 0)
+          text.append(reinterpret_cast<const char*>(token.data), static_cast<size_t>(token.bytes));
         break;
-      default:
-        text += parts[r->below(sizeof(parts) / sizeof(parts[0]))];
+      default: text += parts[r->below(sizeof(parts) / sizeof(parts[0]))];
     }
   }
   return text;
 }
 
-bool decode(const ps::Tokenizer& t, const std::vector<int32_t>& ids, uint32_t flags, int64_t* begin, std::string* out, Tally* tally) {
+bool decode(const ps::Tokenizer& t, const std::vector<int32_t>& ids, uint32_t flags, int64_t* begin, std::string* out,
+            Tally* tally) {
   std::vector<char> small(ids.size());  // often too small: asked for again
   ps::TextSink sink{small.data(), static_cast<int64_t>(small.size()), 0};
   const int64_t before = *begin;
@@ -128,7 +142,8 @@ bool check_decoding(const ps::Tokenizer& t, std::vector<int32_t> ids, Random* r,
   std::string whole, pieces;
   int64_t begin = 0;
   if (!decode(t, ids, flags, &begin, &whole, tally)) return false;
-  if (ps::find_ill_formed(ps::Text{reinterpret_cast<const uint8_t*>(whole.data()), static_cast<int64_t>(whole.size())}) >= 0) {
+  if (ps::find_ill_formed(
+          ps::Text{reinterpret_cast<const uint8_t*>(whole.data()), static_cast<int64_t>(whole.size())}) >= 0) {
     fprintf(stderr, "a text that is no UTF-8\n");
     return false;
   }
@@ -195,7 +210,8 @@ void open_while_it_changes(Segment segment) {
   std::vector<volatile uint32_t*> places;
   const uint32_t middle = sound.header.num_tokens / 2;
   if (sound.header.num_tokens) {
-    for (uint32_t i = middle; i <= middle + 1; ++i) places.push_back(const_cast<uint32_t*>(sound.tables.merge_begins.data) + i);
+    for (uint32_t i = middle; i <= middle + 1; ++i)
+      places.push_back(const_cast<uint32_t*>(sound.tables.merge_begins.data) + i);
   }
   if (sound.tables.added.count) places.push_back(&const_cast<ps::Added*>(sound.tables.added.data)->begin);
   std::vector<uint32_t> kept;
@@ -235,14 +251,16 @@ int main(int argc, char** argv) {
     const itimerval limit{{0, 0}, {kHangSeconds, 0}};  // of processor time
     setitimer(ITIMER_PROF, &limit, nullptr);
     if (!try_mutant(segment, &random, &tally)) {
-      fprintf(stderr, "mutant %lld of seed %llu failed\n", static_cast<long long>(i), static_cast<unsigned long long>(seed));
+      fprintf(stderr, "mutant %lld of seed %llu failed\n", static_cast<long long>(i),
+              static_cast<unsigned long long>(seed));
       return 1;
     }
     if ((i + 1) % kReportEvery == 0) fprintf(stderr, "%lld mutants\n", static_cast<long long>(i + 1));
   }
   printf("mutants %lld opened %lld encoded %lld tokens %lld invalid_argument %lld invalid_file %lld unsupported %lld\n",
-         static_cast<long long>(iterations), static_cast<long long>(tally.opened), static_cast<long long>(tally.encoded),
-         static_cast<long long>(tally.tokens), static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]),
+         static_cast<long long>(iterations), static_cast<long long>(tally.opened),
+         static_cast<long long>(tally.encoded), static_cast<long long>(tally.tokens),
+         static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]),
          static_cast<long long>(tally.refused[PS_INVALID_FILE]), static_cast<long long>(tally.refused[PS_UNSUPPORTED]));
   return 0;
 }

@@ -7,8 +7,10 @@
 
 #include <vector>
 
-// The bytes of each file; false, with a word on standard error, where one cannot be read or has no more than `least` bytes.
-inline bool read_seeds(char** paths, int count, size_t least, const char* what, std::vector<std::vector<uint8_t>>* out) {
+// The bytes of each file; false, with a word on standard error, where one cannot be read or has no more than `least`
+// bytes.
+inline bool read_seeds(char** paths, int count, size_t least, const char* what,
+                       std::vector<std::vector<uint8_t>>* out) {
   for (int i = 0; i < count; ++i) {
     std::vector<uint8_t> bytes;
     uint8_t buffer[65536];

@@ -1,5 +1,5 @@
-// bundle_ops OUT.h KV_LAYOUTS BUNDLE... writes the header that core/src/base/build.h includes: the ops, linear schemes and
-// layouts that the bundles need.  CMake runs it for PENSTOCK_OPS_FROM on the build machine.
+// bundle_ops OUT.h KV_LAYOUTS BUNDLE... writes the header that core/src/base/build.h includes: the ops, linear schemes
+// and layouts that the bundles need.  CMake runs it for PENSTOCK_OPS_FROM on the build machine.
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,8 @@
 namespace ps {
 namespace {
 
-constexpr const char* kSchemeNames[] = {"f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8",
+constexpr const char* kSchemeNames[] = {
+    "f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8",
 #define PS_BLOCKS(id, name, ...) #name,
 #include "base/block_schemes.inc"
 };
@@ -68,7 +69,8 @@ ps_status read_kv_layouts(const char* text, Needs* needs) {
       if (equal(Str{p, static_cast<uint32_t>(size)}, kv_layout_name(layout))) found = layout;
     }
     if (!found)
-      return fail(PS_INVALID_ARGUMENT, "PENSTOCK_KV_LAYOUTS: expected f32, bf16 or int8, found %.*s", static_cast<int>(size), p);
+      return fail(PS_INVALID_ARGUMENT, "PENSTOCK_KV_LAYOUTS: expected f32, bf16 or int8, found %.*s",
+                  static_cast<int>(size), p);
     needs->kv_layouts |= 1u << found;
     p += size + (p[size] == ',');
   }
@@ -87,8 +89,8 @@ ps_status write_header(const char* path, const Needs& needs) {
   for (size_t i = 0; i < sizeof(kSchemeNames) / sizeof(*kSchemeNames); ++i) {
     if (needs.schemes[i]) fprintf(out, " %s", kSchemeNames[i]), printf(" %s", kSchemeNames[i]);
   }
-  fprintf(out, " \"\n#define PS_BUILD_LAYOUTS 0x%llxu\n#define PS_BUILD_KV_LAYOUTS 0x%xu\n", static_cast<unsigned long long>(needs.layouts),
-          needs.kv_layouts);
+  fprintf(out, " \"\n#define PS_BUILD_LAYOUTS 0x%llxu\n#define PS_BUILD_KV_LAYOUTS 0x%xu\n",
+          static_cast<unsigned long long>(needs.layouts), needs.kv_layouts);
   printf("; keys and values");
   for (int32_t layout = PS_KV_F32; layout <= PS_KV_INT8; ++layout) {
     if (needs.kv_layouts >> layout & 1) printf(" %s", kv_layout_name(layout));

@@ -22,7 +22,8 @@ class TopLevel {
       if (*p != '"') continue;
       const char* text = p + 1;
       p = string_end(text);
-      if (depth != 1 || p >= end_ || static_cast<size_t>(p - text) != key_size || memcmp(text, key, key_size) != 0) continue;
+      if (depth != 1 || p >= end_ || static_cast<size_t>(p - text) != key_size || memcmp(text, key, key_size) != 0)
+        continue;
       const char* value = space_end(p + 1);
       if (value >= end_ || *value != ':') continue;  // a value that is spelled like the key
       copy(space_end(value + 1), out, size);

@@ -13,8 +13,8 @@ struct Defaults {
   int64_t top_k = 0;
 };
 
-// The text of generation_config.json, or none.  What was checked at export is read here; a value that is no number counts as
-// absent.
+// The text of generation_config.json, or none.  What was checked at export is read here; a value that is no number
+// counts as absent.
 Defaults read_defaults(const char* json, int64_t bytes);
 
 }  // namespace lite

@@ -10,7 +10,7 @@
 namespace lite {
 namespace {
 
-constexpr int64_t kChunk = 512;  // tokens of a prompt in one step
+constexpr int64_t kChunk = 512;      // tokens of a prompt in one step
 constexpr int32_t kStateWindow = 2;  // of a group of pages with recurrent states: one that is read, one that is written
 
 int64_t pages_for(int64_t tokens) { return (tokens + PS_PAGE_TOKENS - 1) / PS_PAGE_TOKENS; }
@@ -67,7 +67,9 @@ bool Generator::open(double start) {
   if (options_.huge && ps_model_load_huge(model_, context_) != PS_OK) return failed("--weights");
   for (int64_t i = 0; i < options_.stops.size; ++i) stops_.add(options_.stops.data[i]);
   if (info_.format_minor > info_.known_format_minor) {
-    fprintf(stderr, "penstock-lite: header.minor: the file has format 1.%d, this version reads 1.%d: what is newer in it is not read\n",
+    fprintf(stderr,
+            "penstock-lite: header.minor: the file has format 1.%d, this version reads 1.%d: what is newer in it is "
+            "not read\n",
             info_.format_minor, info_.known_format_minor);
   }
   choose_sampling();
@@ -127,12 +129,14 @@ bool Generator::read_ids(const char* text, int64_t bytes) {
       return fail("--ids: PROMPT: expected token ids, as 1,2,3 or 1 2 3 or [1, 2, 3], found \"%.*s\"", shown, first);
     }
     if (id >= info_.vocab_size)
-      return fail("--ids: PROMPT: expected ids below the vocabulary of %d, found %lld", info_.vocab_size, static_cast<long long>(id));
+      return fail("--ids: PROMPT: expected ids below the vocabulary of %d, found %lld", info_.vocab_size,
+                  static_cast<long long>(id));
     tokens_.push(static_cast<int32_t>(id));
   }
   if (list && !skip_one(']')) return fail("--ids: PROMPT: expected a ] at the end of the list, found none");
   skip();
-  return p == end || fail("--ids: PROMPT: expected nothing behind the ids, found \"%.*s\"", end - p < 20 ? static_cast<int>(end - p) : 20, p);
+  return p == end || fail("--ids: PROMPT: expected nothing behind the ids, found \"%.*s\"",
+                          end - p < 20 ? static_cast<int>(end - p) : 20, p);
 }
 
 bool Generator::encode(const char* text, int64_t bytes) {
@@ -141,8 +145,9 @@ bool Generator::encode(const char* text, int64_t bytes) {
   } else {
     int64_t count = 0;
     for (tokens_.reserve(bytes + 8);; tokens_.reserve(count)) {
-      const ps_status status = ps_tokenizer_encode(tokenizer_, text, bytes, PS_ENCODE_ADD_SPECIAL | PS_ENCODE_PARSE_SPECIAL,
-                                                   tokens_.data, tokens_.capacity, &count);
+      const ps_status status =
+          ps_tokenizer_encode(tokenizer_, text, bytes, PS_ENCODE_ADD_SPECIAL | PS_ENCODE_PARSE_SPECIAL, tokens_.data,
+                              tokens_.capacity, &count);
       if (status != PS_OK) return failed("PROMPT");
       if (count <= tokens_.capacity) break;
     }
@@ -151,8 +156,8 @@ bool Generator::encode(const char* text, int64_t bytes) {
   num_prompt_ = tokens_.size;
   if (num_prompt_ == 0) return fail("PROMPT: expected one token at least, found none");
   if (num_prompt_ >= info_.context_len) {
-    return fail("PROMPT: %lld tokens, but the context holds %d with one for the answer", static_cast<long long>(num_prompt_),
-                info_.context_len);
+    return fail("PROMPT: %lld tokens, but the context holds %d with one for the answer",
+                static_cast<long long>(num_prompt_), info_.context_len);
   }
   return true;
 }
@@ -167,16 +172,21 @@ int32_t Generator::pages_of_group(int32_t group, int64_t max_tokens) const {
 bool Generator::prepare() {
   const int64_t room = info_.context_len - num_prompt_;
   max_new_ = sampling_.max_tokens < room ? sampling_.max_tokens : room;
-  if (info_.prefix_token >= 0) return fail("MODEL: expected a network that is one decoder or one encoder, found one with a prefix");
+  if (info_.prefix_token >= 0)
+    return fail("MODEL: expected a network that is one decoder or one encoder, found one with a prefix");
   if (info_.bidirectional && options_.max_tokens <= 0) max_new_ = 1;
   if (info_.bidirectional && max_new_ > 1) {
-    return fail("--max-tokens: expected 1, found %lld: the network's attention is not causal, so only the token after the prompt "
-                "can be computed", static_cast<long long>(max_new_));
+    return fail("--max-tokens: expected 1, found %lld: the network's attention is not causal, so only the token after "
+                "the prompt "
+                "can be computed",
+                static_cast<long long>(max_new_));
   }
   for (int32_t group = 0; options_.prompt_lookup && group < info_.num_page_groups; ++group) {
     if (info_.page_windows[group] != kStateWindow) continue;
-    return fail("--prompt-lookup: expected 0, found %lld: the network has layers with a recurrent state, which cannot go back "
-                "behind a wrong guess", static_cast<long long>(options_.prompt_lookup));
+    return fail(
+        "--prompt-lookup: expected 0, found %lld: the network has layers with a recurrent state, which cannot go back "
+        "behind a wrong guess",
+        static_cast<long long>(options_.prompt_lookup));
   }
   const int64_t longest = num_prompt_ + max_new_;
   chunk_ = num_prompt_ < kChunk || info_.bidirectional ? num_prompt_ : kChunk;
@@ -188,7 +198,8 @@ bool Generator::prepare() {
   options.max_requests = 1;
   options.max_rows = static_cast<int32_t>(rows);
   options.num_pages = info_.num_states ? static_cast<int32_t>(num_pages_) : 0;
-  for (int32_t group = 0; group < info_.num_page_groups; ++group) group_pages_.push(pages_of_group(group, options.max_tokens));
+  for (int32_t group = 0; group < info_.num_page_groups; ++group)
+    group_pages_.push(pages_of_group(group, options.max_tokens));
   options.group_pages = info_.num_states ? group_pages_.data : nullptr;
   options.kv_layout = kv_layout_of(options_.kv_cache);
   plan_.struct_size = sizeof(plan_);
@@ -245,7 +256,8 @@ bool Generator::is_end(int32_t token) const {
   return false;
 }
 
-// What the answer's tokens add to its text; at the last, also what might have become something else.  A stop string ends it.
+// What the answer's tokens add to its text; at the last, also what might have become something else.  A stop string
+// ends it.
 bool Generator::emit_text(Finish* finish, bool ends, Emit emit, void* to) {
   if (options_.ids) return true;
   const uint32_t flags = PS_DECODE_SKIP_SPECIAL | (*finish ? 0 : PS_DECODE_PARTIAL);
@@ -253,7 +265,8 @@ bool Generator::emit_text(Finish* finish, bool ends, Emit emit, void* to) {
   int64_t bytes = 256;
   do {
     text_.reserve(bytes);
-    if (ps_tokenizer_decode(tokenizer_, tokens_.data + num_prompt_, count, flags, &decoded_, text_.data, text_.capacity, &bytes) != PS_OK)
+    if (ps_tokenizer_decode(tokenizer_, tokens_.data + num_prompt_, count, flags, &decoded_, text_.data, text_.capacity,
+                            &bytes) != PS_OK)
       return failed("text");
   } while (bytes > text_.capacity);
   if (stops_.empty()) return bytes == 0 || emit(to, text_.data, bytes) || fail("%s", "");
@@ -278,8 +291,8 @@ bool Generator::bench_prefill() {
   return true;
 }
 
-// Draws the token behind the text, and with prompt lookup as many more as were guessed right: what is drawn behind a guess
-// counts if that guess is what was drawn, so the tokens are those of one step each.
+// Draws the token behind the text, and with prompt lookup as many more as were guessed right: what is drawn behind a
+// guess counts if that guess is what was drawn, so the tokens are those of one step each.
 bool Generator::next(int32_t* drawn, int64_t* count) {
   const int64_t room = max_new_ - num_new() - 1;
   const int64_t most = options_.prompt_lookup < room ? options_.prompt_lookup : room;
@@ -288,7 +301,8 @@ bool Generator::next(int32_t* drawn, int64_t* count) {
   *count = 1;
   if (guessed == 0) return step(tokens_.size - 1, 1, 1, drawn);
   // A step fails for any of its rows, one behind a wrong guess too: then only the sure one runs.
-  if (!step(tokens_.size - 1, 1 + guessed, static_cast<int32_t>(1 + guessed), drawn)) return step(tokens_.size - 1, 1, 1, drawn);
+  if (!step(tokens_.size - 1, 1 + guessed, static_cast<int32_t>(1 + guessed), drawn))
+    return step(tokens_.size - 1, 1, 1, drawn);
   while (*count <= guessed && drawn[*count - 1] == guess[*count - 1]) ++*count;
   num_guessed_ += guessed;
   num_accepted_ += *count - 1;

@@ -34,7 +34,8 @@ bool write_all(Output* out, const char* text, int64_t bytes) {
 
 // What a terminal takes for a command: C0 and DEL, C1 as UTF-8 writes it.  Its bytes; 0: a character that is shown.
 int control_bytes(const char* text, int64_t bytes) {
-  const unsigned char c = static_cast<unsigned char>(text[0]), next = bytes > 1 ? static_cast<unsigned char>(text[1]) : 0;
+  const unsigned char c = static_cast<unsigned char>(text[0]),
+                      next = bytes > 1 ? static_cast<unsigned char>(text[1]) : 0;
   if (c < ' ' || c == 0x7f) return 1;
   return c == 0xc2 && next >= 0x80 && next < 0xa0 ? 2 : 0;
 }
@@ -141,20 +142,24 @@ bool write_json(Output* out, const Options& options, const Generator& g, Finish 
   add(&json, ", \"token_ids\": [");
   add_ids(&json, g, ", ");
   snprintf(line, sizeof(line),
-           "], \"finish_reason\": \"%s\", \"num_prompt_tokens\": %lld, \"num_guessed_tokens\": %lld, \"num_accepted_tokens\": %lld, "
+           "], \"finish_reason\": \"%s\", \"num_prompt_tokens\": %lld, \"num_guessed_tokens\": %lld, "
+           "\"num_accepted_tokens\": %lld, "
            "\"seed\": %llu, \"scheme\": ",
            finish_name(finish), static_cast<long long>(g.num_prompt()), static_cast<long long>(g.num_guessed()),
            static_cast<long long>(g.num_accepted()), static_cast<unsigned long long>(g.seed()));
   add(&json, line);
   add_string(&json, g.info().scheme, static_cast<int64_t>(strlen(g.info().scheme)));
-  snprintf(line, sizeof(line),
-           ", \"num_threads\": %d, \"timings\": {\"load_s\": %.6f, \"first_token_s\": %.6f, \"prefill_tokens_per_s\": %.3f, "
-           "\"warm_prefill_tokens_per_s\": %.3f, \"decode_tokens_per_s\": %.3f}, "
-           "\"memory\": {\"weight_bytes\": %lld, \"tokenizer_bytes\": %lld, \"plan_bytes\": %lld, \"peak_rss_bytes\": %lld, \"pss_bytes\": %lld, "
-           "\"private_dirty_bytes\": %lld}}\n",
-           g.num_threads(), t.load_s, t.first_token_s, f.prefill, f.warm_prefill, f.decode,
-           static_cast<long long>(g.weight_bytes()), static_cast<long long>(g.tokenizer_bytes()), static_cast<long long>(g.plan_bytes()),
-           static_cast<long long>(f.peak_rss), static_cast<long long>(f.pss), static_cast<long long>(f.private_bytes));
+  snprintf(
+      line, sizeof(line),
+      ", \"num_threads\": %d, \"timings\": {\"load_s\": %.6f, \"first_token_s\": %.6f, \"prefill_tokens_per_s\": %.3f, "
+      "\"warm_prefill_tokens_per_s\": %.3f, \"decode_tokens_per_s\": %.3f}, "
+      "\"memory\": {\"weight_bytes\": %lld, \"tokenizer_bytes\": %lld, \"plan_bytes\": %lld, \"peak_rss_bytes\": %lld, "
+      "\"pss_bytes\": %lld, "
+      "\"private_dirty_bytes\": %lld}}\n",
+      g.num_threads(), t.load_s, t.first_token_s, f.prefill, f.warm_prefill, f.decode,
+      static_cast<long long>(g.weight_bytes()), static_cast<long long>(g.tokenizer_bytes()),
+      static_cast<long long>(g.plan_bytes()), static_cast<long long>(f.peak_rss), static_cast<long long>(f.pss),
+      static_cast<long long>(f.private_bytes));
   add(&json, line);
   return write_all(out, json.data, json.size);
 }
@@ -164,23 +169,25 @@ void print_figures(const Options& options, const Generator& g, Finish finish) {
   const Timings& t = g.timings();
   fprintf(stderr, "load %.1f ms, first token %.1f ms, ", t.load_s * 1e3, t.first_token_s * 1e3);
   if (f.decode > 0) fprintf(stderr, "%.0f tokens/s, ", f.decode);
-  fprintf(stderr, "memory %.1f MB (%s, %d thread%s; %lld + %lld tokens, %s)\n", static_cast<double>(f.peak_rss) / 1e6, g.info().scheme,
-          g.num_threads(), g.num_threads() == 1 ? "" : "s", static_cast<long long>(g.num_prompt()),
+  fprintf(stderr, "memory %.1f MB (%s, %d thread%s; %lld + %lld tokens, %s)\n", static_cast<double>(f.peak_rss) / 1e6,
+          g.info().scheme, g.num_threads(), g.num_threads() == 1 ? "" : "s", static_cast<long long>(g.num_prompt()),
           static_cast<long long>(g.num_new()), finish_name(finish));
   if (options.prompt_lookup) {
     fprintf(stderr, "prompt lookup: %lld of %lld guessed tokens were right\n", static_cast<long long>(g.num_accepted()),
             static_cast<long long>(g.num_guessed()));
   }
   if (!options.bench) return;
-  fprintf(stderr, "prefill %.0f tokens/s (%.0f when the weights were first touched), decode %.0f tokens/s\n", f.warm_prefill, f.prefill,
-          f.decode);
-  fprintf(stderr, "weights %.2f MB, tokenizer %.2f MB, plan %.2f MB with them, peak RSS %.2f MB, ", static_cast<double>(g.weight_bytes()) / 1e6,
-          static_cast<double>(g.tokenizer_bytes()) / 1e6, static_cast<double>(g.plan_bytes()) / 1e6, static_cast<double>(f.peak_rss) / 1e6);
+  fprintf(stderr, "prefill %.0f tokens/s (%.0f when the weights were first touched), decode %.0f tokens/s\n",
+          f.warm_prefill, f.prefill, f.decode);
+  fprintf(stderr, "weights %.2f MB, tokenizer %.2f MB, plan %.2f MB with them, peak RSS %.2f MB, ",
+          static_cast<double>(g.weight_bytes()) / 1e6, static_cast<double>(g.tokenizer_bytes()) / 1e6,
+          static_cast<double>(g.plan_bytes()) / 1e6, static_cast<double>(f.peak_rss) / 1e6);
   if (!f.pss) {
     fprintf(stderr, "PSS unknown because /proc is not mounted\n");
     return;
   }
-  fprintf(stderr, "PSS %.2f MB, private and written %.2f MB\n", static_cast<double>(f.pss) / 1e6, static_cast<double>(f.private_bytes) / 1e6);
+  fprintf(stderr, "PSS %.2f MB, private and written %.2f MB\n", static_cast<double>(f.pss) / 1e6,
+          static_cast<double>(f.private_bytes) / 1e6);
 }
 
 // Up to `most` bytes, and one more where there are more.
@@ -188,7 +195,8 @@ bool read_stdin(int64_t most, Array<char>* out) {
   char buffer[65536];
   while (out->size <= most) {
     const int64_t room = most + 1 - out->size;
-    const ssize_t n = read(STDIN_FILENO, buffer, room < int64_t{sizeof(buffer)} ? static_cast<size_t>(room) : sizeof(buffer));
+    const ssize_t n =
+        read(STDIN_FILENO, buffer, room < int64_t{sizeof(buffer)} ? static_cast<size_t>(room) : sizeof(buffer));
     if (n < 0 && errno == EINTR && !interrupted) continue;
     if (n <= 0) return n == 0;
     out->append(buffer, n);
@@ -204,9 +212,10 @@ void on_interrupt(int) {
 void on_alarm(int) { _exit(130); }
 
 void watch_signals() {
-  struct sigaction old, action {};
+  struct sigaction old, action{};
   signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write
-  if (sigaction(SIGINT, nullptr, &old) == 0 && old.sa_handler == SIG_IGN) return;  // started in the background of a shell
+  if (sigaction(SIGINT, nullptr, &old) == 0 && old.sa_handler == SIG_IGN)
+    return;  // started in the background of a shell
   action.sa_handler = on_interrupt;
   sigaction(SIGINT, &action, nullptr);
   action.sa_handler = on_alarm;
@@ -276,10 +285,12 @@ int run(const Options& options, double start) {
   Array<char> input;
   if (strcmp(prompt, "-") == 0) {
     const int64_t most = generator.max_prompt_bytes();
-    if (!read_stdin(most, &input)) return interrupted ? interrupted_exit() : report("PROMPT: standard input cannot be read");
+    if (!read_stdin(most, &input))
+      return interrupted ? interrupted_exit() : report("PROMPT: standard input cannot be read");
     if (input.size > most) {
       char message[160];
-      snprintf(message, sizeof(message), "PROMPT: expected at most %lld bytes on standard input, 256 for each token of the context; found more",
+      snprintf(message, sizeof(message),
+               "PROMPT: expected at most %lld bytes on standard input, 256 for each token of the context; found more",
                static_cast<long long>(most));
       return report_argument(message);
     }

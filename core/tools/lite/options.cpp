@@ -19,7 +19,8 @@ const char kHelp[] =
     "Sampling that is not given comes from the bundle's generation_config.json.\n"
     "\n"
     "  BUNDLE               a .psm file, as penstock export makes it\n"
-    "  PROMPT               the text to continue; - reads it from standard input, at most 256 bytes for each token that the\n"
+    "  PROMPT               the text to continue; - reads it from standard input, at most 256 bytes for each token "
+    "that the\n"
     "                       context holds\n"
     "  --max-tokens N       tokens to make at most (256), and no more than the context holds behind the prompt\n"
     "  --temperature T      0: greedy\n"
@@ -29,14 +30,18 @@ const char kHelp[] =
     "  --seed S             the same seed gives the same text\n"
     "  --ignore-eos         go on past end tokens\n"
     "  --stop TEXT          end where the answer says TEXT, which is left out; may be given again\n"
-    "  --prompt-lookup N    guess up to N tokens (15 at most) from what the text said before, and check them in one step: the same\n"
+    "  --prompt-lookup N    guess up to N tokens (15 at most) from what the text said before, and check them in one "
+    "step: the same\n"
     "                       tokens, sooner where an answer repeats its prompt; 0: do not (default)\n"
     "  --threads N          0: as many as allowed (default)\n"
-    "  --weights HOW        mmap: the file's pages, shared with other processes (default); huge: a private copy in huge pages\n"
-    "  --verify             check the checksum of every segment first, which reads the whole file; a damaged one ends with the\n"
+    "  --weights HOW        mmap: the file's pages, shared with other processes (default); huge: a private copy in "
+    "huge pages\n"
+    "  --verify             check the checksum of every segment first, which reads the whole file; a damaged one ends "
+    "with the\n"
     "                       status 1 (default: off)\n"
     "  --kv-cache TYPE      type of keys and values: auto (f32 under the scheme f32, else bf16), f32, bf16, int8\n"
-    "  --ops LIB.so         a shared library with ops of your own (docs/guides/custom-ops.md), which is run: once for each\n"
+    "  --ops LIB.so         a shared library with ops of your own (docs/guides/custom-ops.md), which is run: once for "
+    "each\n"
     "  --ids                PROMPT is token ids (1,2,3 or 1 2 3), and so is what is printed: needs no tokenizer\n"
     "  --json               print one object instead of text\n"
     "  --bench              go on past end tokens and print speed and memory on standard error\n"
@@ -50,8 +55,8 @@ struct Parser {
   uint64_t message_bytes;
 
   bool fail(const char* option, const char* expected, const char* found) {
-    snprintf(message, message_bytes, "%s: expected %s, found %s%s%s", option, expected, found ? "\"" : "", found ? found : "nothing",
-             found ? "\"" : "");
+    snprintf(message, message_bytes, "%s: expected %s, found %s%s%s", option, expected, found ? "\"" : "",
+             found ? found : "nothing", found ? "\"" : "");
     return false;
   }
 
@@ -59,7 +64,8 @@ struct Parser {
     char* end = nullptr;
     errno = 0;
     const long long value = text ? strtoll(text, &end, 10) : 0;
-    if (!text || end == text || *end || errno || value < least || value > most || isspace(static_cast<unsigned char>(*text)))
+    if (!text || end == text || *end || errno || value < least || value > most ||
+        isspace(static_cast<unsigned char>(*text)))
       return fail(option, expected, text);
     *out = value;
     return true;
@@ -119,11 +125,12 @@ struct Parser {
       return whole(name, value, 1, kMaxTokens, "a whole number from 1 to 2147483647", &out->max_tokens);
     if (strcmp(name, "--temperature") == 0)
       return number(name, value, 0, 100, "a number from 0 to 100", &out->temperature);
-    if (strcmp(name, "--top-k") == 0) return whole(name, value, 0, INT32_MAX, "a whole number from 0 to 2147483647", &out->top_k);
-    if (strcmp(name, "--top-p") == 0)
-      return number(name, value, 1e-6, 1, "a number above 0 and up to 1", &out->top_p);
+    if (strcmp(name, "--top-k") == 0)
+      return whole(name, value, 0, INT32_MAX, "a whole number from 0 to 2147483647", &out->top_k);
+    if (strcmp(name, "--top-p") == 0) return number(name, value, 1e-6, 1, "a number above 0 and up to 1", &out->top_p);
     if (strcmp(name, "--seed") == 0) return seed(value, out);
-    if (strcmp(name, "--threads") == 0) return whole(name, value, 0, 1024, "a whole number from 0 to 1024", &out->threads);
+    if (strcmp(name, "--threads") == 0)
+      return whole(name, value, 0, 1024, "a whole number from 0 to 1024", &out->threads);
     if (strcmp(name, "--kv-cache") == 0) return kv_cache(value, out);
     if (strcmp(name, "--weights") == 0) return weights(value, out);
     if (strcmp(name, "--stop") == 0) return stop(value, out);
@@ -138,8 +145,10 @@ struct Parser {
     const struct {
       const char* name;
       bool* value;
-    } flags[] = {{"--ids", &out->ids},   {"--json", &out->json}, {"--bench", &out->bench},     {"--ignore-eos", &out->ignore_eos}, {"--verify", &out->verify},
-                 {"--help", &out->help}, {"-h", &out->help},     {"--version", &out->version}};
+    } flags[] = {{"--ids", &out->ids},       {"--json", &out->json},
+                 {"--bench", &out->bench},   {"--ignore-eos", &out->ignore_eos},
+                 {"--verify", &out->verify}, {"--help", &out->help},
+                 {"-h", &out->help},         {"--version", &out->version}};
     for (const auto& one : flags) {
       if (strcmp(name, one.name) != 0) continue;
       if (value) return fail(name, "no value", value);

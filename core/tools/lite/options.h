@@ -19,7 +19,8 @@ struct Options {
   uint64_t seed = 0;
   const char* kv_cache = "auto";
   Array<const char*> stops, ops;
-  bool has_seed = false, ids = false, bench = false, json = false, ignore_eos = false, huge = false, verify = false, help = false, version = false;
+  bool has_seed = false, ids = false, bench = false, json = false, ignore_eos = false, huge = false, verify = false,
+       help = false, version = false;
 };
 
 // False: `message` says which option, what was expected and what was found.
