@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
     if args.pairs < 1:
-        parser.error(f"--pairs: expected 1 or more, found {args.pairs}")
+        parser.error(f"--pairs: expected 1 or more, got {args.pairs}")
     is_close = True
     try:
         for model in args.models:

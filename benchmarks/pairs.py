@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
     if args.steps < 1:
-        parser.error(f"--steps: expected 1 or more, found {args.steps}")
+        parser.error(f"--steps: expected 1 or more, got {args.steps}")
     try:
         first, second = (open_side(side, args.case, args.threads) for side in args.sides)
     except PenstockError as error:

@@ -20,7 +20,7 @@ const katex = {
   setup({ onLoad }) {
     onLoad({ filter: /katex\.mjs$/ }, async ({ path: file }) => {
       const pieces = (await readFile(file, "utf8")).split(SET_ATTRIBUTE);
-      if (pieces.length !== NUM_PLACES + 1) throw new Error(`${file}: expected ${NUM_PLACES} places that set attributes, found ${pieces.length - 1}`);
+      if (pieces.length !== NUM_PLACES + 1) throw new Error(`${file}: expected ${NUM_PLACES} places that set attributes, got ${pieces.length - 1}`);
       return { contents: pieces.join(SET_STYLE), loader: "js" };
     });
     // Every browser that runs the page reads woff2.

@@ -49,7 +49,7 @@ def write_tokenizer(writer: gguf.GGUFWriter, content: dict[str, Any], config: di
     vocabulary |= special
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     if len(tokens) != config["vocab_size"]:
-        raise SystemExit(f"tokenizer.json: expected {config['vocab_size']} tokens, found {len(tokens)}")
+        raise SystemExit(f"tokenizer.json: expected {config['vocab_size']} tokens, got {len(tokens)}")
     kinds = [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens]
     merges = content["model"]["merges"]
     writer.add_tokenizer_model("gpt2")

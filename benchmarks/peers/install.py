@@ -170,7 +170,7 @@ def main() -> None:
     args = parser.parse_args()
     unknown = set(args.peers) - set(NEEDS)
     if unknown:
-        parser.error(f"PEER: expected one of {', '.join(NEEDS)}, found {', '.join(sorted(unknown))}")
+        parser.error(f"PEER: expected one of {', '.join(NEEDS)}, got {', '.join(sorted(unknown))}")
     install(args.folder, args.peers or list(NEEDS))
 
 

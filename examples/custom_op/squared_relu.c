@@ -15,16 +15,16 @@ enum { X, SCALE };
 static int32_t infer(const ps_op_shapes* shapes, ps_op_error* error) {
   const ps_op_type *x = &shapes->inputs[X], *scale = &shapes->inputs[SCALE];
   if (x->dtype != 1 || x->rank != 2) {
-    snprintf(error->text, sizeof error->text, "x: expected f32 [rows, columns], found dtype %d with %d dims", x->dtype, x->rank);
+    snprintf(error->text, sizeof error->text, "x: expected f32 [rows, columns], got dtype %d with %d dims", x->dtype, x->rank);
     return 1; /* PS_INVALID_ARGUMENT */
   }
   if (scale->dtype && (scale->dims[0].offset != 1 || scale->dims[1].offset != x->dims[1].offset)) {
-    snprintf(error->text, sizeof error->text, "scale: expected a vector of %lld, the columns of x, found [%lld, %lld]",
+    snprintf(error->text, sizeof error->text, "scale: expected a vector of %lld, the columns of x, got [%lld, %lld]",
              (long long)x->dims[1].offset, (long long)scale->dims[0].offset, (long long)scale->dims[1].offset);
     return 1;
   }
   if (!(shapes->attrs[0].f > 0)) {
-    snprintf(error->text, sizeof error->text, "limit: expected more than 0, found %g", shapes->attrs[0].f);
+    snprintf(error->text, sizeof error->text, "limit: expected more than 0, got %g", shapes->attrs[0].f);
     return 1;
   }
   shapes->outputs[0] = *x;

@@ -150,7 +150,7 @@ def _check_depth(value: Any, file: str) -> None:
         nested = [items for items in inner if not {dict, list}.isdisjoint(map(type, items))]
         level = [item for item in chain.from_iterable(nested) if isinstance(item, (dict, list))]
     if any(level):
-        raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more")
+        raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, got more")
 
 
 def _check_strings(value: Any, file: str) -> None:
@@ -180,16 +180,16 @@ def parse_json(
     ``lenient`` also for duplicate keys, NaN, infinity, and numbers that overflow a double.
     """
     if len(data) > max_bytes:
-        raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes of JSON, found {len(data)}")
+        raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes of JSON, got {len(data)}")
     raw = bytes(data)
     num_values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     if num_values > max_values:
-        raise InvalidFileError(f"{file}: expected at most {max_values} values, found about {num_values}")
+        raise InvalidFileError(f"{file}: expected at most {max_values} values, got about {num_values}")
     try:
         decoder = _SHARING_DECODER if lets_threads_run and len(raw) >= _LARGE else _DECODER
         value = (_lenient_decoder(file) if lenient else decoder).decode(raw.decode("utf-8"))
     except RecursionError:
-        raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more") from None
+        raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, got more") from None
     except ValueError as error:  # includes UnicodeDecodeError and JSONDecodeError
         raise InvalidFileError(f"{file}: not valid JSON: {show(str(error))[1:-1]}") from None
     # A text with few brackets cannot nest too deep, and valid UTF-8 has surrogates only as escapes.
@@ -211,7 +211,7 @@ def parse_object(
     """Return the value of a JSON text that must be one object; other arguments and errors as ``parse_json``."""
     value = parse_json(data, file, max_bytes=max_bytes, max_values=max_values, lenient=lenient)
     if not isinstance(value, dict):
-        raise InvalidFileError(f"{file}: expected an object, found {show(value)}")
+        raise InvalidFileError(f"{file}: expected an object, got {show(value)}")
     return value
 
 
@@ -262,7 +262,7 @@ class ConfigReader:
     def error(self, key: builtins.str, expected: builtins.str, found: object) -> InvalidFileError:
         """Return the error to raise when the value of ``key`` is not as ``expected``."""
         key = key if key.isprintable() and len(key) <= _SHOWN_CHARS else show(key)[1:-1]  # a key of the file's own
-        return InvalidFileError(f"{self.file}: {key}: expected {expected}, found {show(found)}", param=key)
+        return InvalidFileError(f"{self.file}: {key}: expected {expected}, got {show(found)}", param=key)
 
     def has(self, key: builtins.str) -> builtins.bool:
         """Return True if ``key`` exists and is not null."""
@@ -354,7 +354,7 @@ class ConfigReader:
         value = self.str(key, default)
         if value not in choices:
             raise UnsupportedError(
-                f"{self.file}: {key}: expected one of {', '.join(choices)}, found {show(value)}", param=key
+                f"{self.file}: {key}: expected one of {', '.join(choices)}, got {show(value)}", param=key
             )
         return value
 
@@ -403,7 +403,7 @@ class ConfigReader:
         dtypes = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float": "f32", "half": "f16", "auto": ""}
         if value not in dtypes:
             raise UnsupportedError(
-                f"{self.file}: {key}: expected one of float32, float16, bfloat16, found {show(value)}", param=key
+                f"{self.file}: {key}: expected one of float32, float16, bfloat16, got {show(value)}", param=key
             )
         return dtypes[value]
 

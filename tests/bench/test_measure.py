@@ -94,5 +94,5 @@ def test_what_is_cut_for_ranks_is_refused(tmp_path):
 
 
 def test_a_profile_of_ranks_is_refused():
-    with raises(UnsupportedError, param="tensor_parallel_size", match="found 2"):
+    with raises(UnsupportedError, param="tensor_parallel_size", match="got 2"):
         profile(Profile(DEMO, tensor_parallel_size=2))

@@ -93,7 +93,7 @@ def test_latencies_count_from_when_a_request_was_due() -> None:
 
 
 def test_an_answer_of_another_length_is_refused() -> None:
-    with pytest.raises(SystemExit, match="request 0: expected 3 tokens, found 2"):
+    with pytest.raises(SystemExit, match="request 0: expected 3 tokens, got 2"):
         traces.figures([Request(0.0, [1], 3)], [Event(1.0, 0, 2)])
 
 

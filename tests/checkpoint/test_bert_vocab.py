@@ -70,5 +70,5 @@ def test_damage_is_named(lines: list[str], config: dict[str, Any], message: str,
 def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     folder_of(tmp_path, SPECIALS)
     (tmp_path / "vocab.txt").write_bytes(b"[UNK]\n\xff\n")
-    with pytest.raises(InvalidFileError, match=r"vocab.txt: expected UTF-8, found none at byte 6"):
+    with pytest.raises(InvalidFileError, match=r"vocab.txt: expected UTF-8, got none at byte 6"):
         read_folder_files(tmp_path)

@@ -66,13 +66,13 @@ def test_the_type_with_most_bytes_is_the_checkpoints(tmp_path: Path) -> None:
         (safetensors({"a": ENTRY | {"shape": [2, True]}}, bytes(16)), "shape: .* 8 sizes"),
         (safetensors({"a": ENTRY | {"shape": [1] * 9}}, bytes(16)), "shape: .* 8 sizes"),
         (safetensors({"a": ENTRY | {"shape": [2**40, 2**40]}}, bytes(16)), "shape: "),
-        (safetensors({"a": ENTRY | {"shape": [2, 3]}}, bytes(16)), "data_offsets: .* 24 bytes, found 16"),
+        (safetensors({"a": ENTRY | {"shape": [2, 3]}}, bytes(16)), "data_offsets: .* 24 bytes, got 16"),
         (
             safetensors({"a": ENTRY | {"data_offsets": [16, 0]}}, bytes(16)),
-            "data_offsets: .* 16 bytes, found -16",
+            "data_offsets: .* 16 bytes, got -16",
         ),
         (safetensors({"a": ENTRY | {"data_offsets": [0.0, 16]}}, bytes(16)), "two offsets"),
-        (safetensors({"a": ENTRY}, bytes(15)), "96 bytes .* found 95: truncated"),
+        (safetensors({"a": ENTRY}, bytes(15)), "96 bytes .* got 95: truncated"),
         (safetensors({"a": ENTRY}, bytes(17)), "after the last tensor"),
         (safetensors({"a": ENTRY | {"data_offsets": [4, 20]}}, bytes(20)), "leaves a hole"),
         (safetensors({"a": ENTRY, "b": ENTRY | {"data_offsets": [8, 24]}}, bytes(24)), "overlaps"),
@@ -179,15 +179,15 @@ def test_other_formats_are_refused_with_a_way_out(tmp_path: Path, name: str) -> 
 def test_folders_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileAccessError, match="no such folder"):
         Checkpoint.open(tmp_path / "gone")
-    with pytest.raises(InvalidFileError, match=r"folder with config\.json, found no such file$"):
+    with pytest.raises(InvalidFileError, match=r"folder with config\.json, got no file$"):
         Checkpoint.open(tmp_path)
     (tmp_path / "x.psm").touch()
-    with pytest.raises(InvalidFileError, match=r"found no such file; to run a bundle, pass .*x\.psm$"):
+    with pytest.raises(InvalidFileError, match=r"got no file; to run a bundle, pass .*x\.psm$"):
         Checkpoint.open(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(InvalidFileError, match=r"expected model\.safetensors or"):
         Checkpoint.open(tmp_path)
-    with pytest.raises(InvalidArgumentError, match="found another file"):
+    with pytest.raises(InvalidArgumentError, match="got another file"):
         Checkpoint.open(tmp_path / "config.json")
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(UnsupportedError, match=r"to run a GGUF file, pass .*x\.gguf"):

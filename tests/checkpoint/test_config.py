@@ -60,7 +60,7 @@ def test_json_larger_than_its_limit_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", [1], {}, 0, -1, 2**31, 10**400, None])
 def test_int_accepts_only_positive_integers(value: object) -> None:
-    with raises(InvalidFileError, param="n", match=r"^config\.json: n: .* 1 to 2147483647, found "):
+    with raises(InvalidFileError, param="n", match=r"^config\.json: n: .* 1 to 2147483647, got "):
         ConfigReader({"n": value}).int("n")
 
 
@@ -78,7 +78,7 @@ def test_missing_and_null_take_the_default_or_are_refused() -> None:
     assert reader.float("gone", 2) == 2.0
     with raises(InvalidFileError, param="gone", match="missing"):
         reader.int("gone")
-    with raises(InvalidFileError, param="null", match="found null"):
+    with raises(InvalidFileError, param="null", match="got null"):
         reader.int("null")
 
 
@@ -88,7 +88,7 @@ def test_other_types_are_refused() -> None:
                  lambda: reader.text_list("list"), lambda: reader.int_or_list("list")):  # fmt: skip
         with pytest.raises(InvalidFileError, match="expected"):
             read()
-    with raises(UnsupportedError, param="text", match="silu, gelu, found 'x'"):
+    with raises(UnsupportedError, param="text", match="silu, gelu, got 'x'"):
         reader.one_of("text", ("silu", "gelu"))
 
 
@@ -142,8 +142,8 @@ def test_rope_per_layer_type_only_when_equal() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"type": "dynamic", "factor": 2.0}, "type: .*default, linear, llama3, yarn, found 'dynamic'"),
-        ({"rope_type": "longrope"}, "found 'longrope'"),
+        ({"type": "dynamic", "factor": 2.0}, "type: .*default, linear, llama3, yarn, got 'dynamic'"),
+        ({"rope_type": "longrope"}, "got 'longrope'"),
         ({"rope_type": "linear"}, "factor: .*missing"),
         ({"rope_type": "linear", "factor": 0.5}, "factor: .* from 1 .*0.5"),
         (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: .*low_freq_factor"),

@@ -40,7 +40,7 @@ def test_a_bundle_of_any_name_is_one(tmp_path: Path, name: str) -> None:
     shutil.copy(BUNDLE, path)
     assert (is_gguf(path), is_bundle(path)) == (False, True)
     assert "config.json" in read_side_files(path)
-    with raises(InvalidArgumentError, match="found a bundle"):
+    with raises(InvalidArgumentError, match="got a bundle"):
         Checkpoint.open(path)
     with pytest.raises(InvalidArgumentError, match="already exported"):
         export_bundle(path, tmp_path / "out.psm")

@@ -183,12 +183,12 @@ def test_llama_3_factors_become_its_rope_scaling(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("factors", "message"),
     [
-        ([1.0] * 7, "expected 8 numbers, one for each pair of dimensions, found 7"),
-        ([1.0] * 9, "expected 8 numbers, one for each pair of dimensions, found 9"),
-        ([1.0] * 7 + [0.0], "expected finite numbers above 0, found 0"),
-        ([1.0] * 7 + [-8.0], "expected finite numbers above 0, found -8"),
-        ([1.0] * 7 + [math.nan], "expected finite numbers above 0, found nan"),
-        ([1.0] * 7 + [math.inf], "expected finite numbers above 0, found inf"),
+        ([1.0] * 7, "expected 8 numbers, one for each pair of dimensions, got 7"),
+        ([1.0] * 9, "expected 8 numbers, one for each pair of dimensions, got 9"),
+        ([1.0] * 7 + [0.0], "expected finite numbers above 0, got 0"),
+        ([1.0] * 7 + [-8.0], "expected finite numbers above 0, got -8"),
+        ([1.0] * 7 + [math.nan], "expected finite numbers above 0, got nan"),
+        ([1.0] * 7 + [math.inf], "expected finite numbers above 0, got inf"),
     ],
 )
 def test_factors_of_positions_are_checked(tmp_path: Path, factors: list[float], message: str) -> None:
@@ -202,10 +202,10 @@ def test_factors_of_positions_are_checked(tmp_path: Path, factors: list[float], 
 def test_longrope_needs_both_of_its_tables(tmp_path: Path, found: str) -> None:
     tensors = {name: (0, array.shape, array.tobytes()) for name, array in llama_tensors(300).items()}
     tensors[found] = (0, (8,), np.ones(8, np.float32).tobytes())
-    with pytest.raises(InvalidFileError, match=r"of longrope, found no rope_factors_"):
+    with pytest.raises(InvalidFileError, match=r"of longrope, got no rope_factors_"):
         Checkpoint.open(save(tmp_path, gguf_bytes(METADATA, tensors)))
     tensors[found] = (0, (8,), np.zeros(8, np.float32).tobytes())
-    with pytest.raises(InvalidFileError, match=rf"tensor {found}: expected finite numbers above 0, found 0"):
+    with pytest.raises(InvalidFileError, match=rf"tensor {found}: expected finite numbers above 0, got 0"):
         Checkpoint.open(save(tmp_path, gguf_bytes(METADATA, tensors)))
 
 
@@ -214,7 +214,7 @@ def test_a_factor_without_a_type_is_linear(tmp_path: Path) -> None:
         checkpoint = Checkpoint.open(save(tmp_path, llama_file({key: 2.0})))
         assert checkpoint.config.values["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
-    with pytest.raises(UnsupportedError, match=r"llama\.rope\.scaling\.attn_factor: expected 1, found 3"):
+    with pytest.raises(UnsupportedError, match=r"llama\.rope\.scaling\.attn_factor: expected 1, got 3"):
         Checkpoint.open(save(tmp_path, llama_file({**linear, "llama.rope.scaling.attn_factor": 3.0})))
 
 
@@ -240,14 +240,14 @@ def test_too_many_merges_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         (
             {"general.architecture": "gpt9"},
-            r"architecture: expected one of llama, qwen2, qwen3, phi3, granite, .*, lfm2, .*, qwen3next, .*, found",
+            r"architecture: expected one of llama, qwen2, qwen3, phi3, granite, .*, lfm2, .*, qwen3next, .*, got",
         ),
         ({"llama.attention.clamp_kqv": 1.0}, r"llama\.attention\.clamp_kqv is not supported"),
         ({"general.architecture": "qwen2", "qwen2.expert_count": 8}, r"qwen2\.expert_count: expected 0"),
-        ({"llama.rope.scaling.type": "dynamic"}, "expected none, linear, yarn or longrope, found"),
+        ({"llama.rope.scaling.type": "dynamic"}, "expected none, linear, yarn or longrope, got"),
         (
             {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"]},
-            "gpt2, llama, bert, t5 or gemma4, found 'rwkv'",
+            "gpt2, llama, bert, t5 or gemma4, got 'rwkv'",
         ),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}, "tokenizer.ggml.pre: expected one of"),
     ],
@@ -273,7 +273,7 @@ def test_an_unknown_element_type_is_refused_by_name(tmp_path: Path, number: int,
     """Such a tensor is never turned into float32: the error says which type of file to use."""
     data = gguf_bytes(METADATA, {"token_embd.weight": (number, (300, 256), bytes(64))})
     remedy = f"llama-quantize ORIGINAL\\.gguf NEW\\.gguf {instead}`" if instead else ""
-    with pytest.raises(UnsupportedError, match=rf"token_embd\.weight.*found {found}.*{remedy}") as refused:
+    with pytest.raises(UnsupportedError, match=rf"token_embd\.weight.*got {found}.*{remedy}") as refused:
         Checkpoint.open(save(tmp_path, data))
     assert refused.value.param == "dtype"
 

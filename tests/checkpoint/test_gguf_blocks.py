@@ -152,8 +152,8 @@ def test_the_cost_against_exact_values_is_that_of_activations(tmp_path: Path, sc
 
 
 def test_other_schemes_of_blocks_are_refused(tmp_path: Path, mixed_file: Path) -> None:
-    with pytest.raises(UnsupportedError, match="scheme: expected q4_k, the type of most of its blocks, found q8_0"):
+    with pytest.raises(UnsupportedError, match="scheme: expected q4_k, the type of most of its blocks, got q8_0"):
         export_bundle(mixed_file, tmp_path / "out.psm", scheme="q8_0")
-    with pytest.raises(UnsupportedError, match=r"scheme: expected one of f32, .*w4a8, found q8_0, which keeps"):
+    with pytest.raises(UnsupportedError, match=r"scheme: expected one of f32, .*w4a8, got q8_0, which keeps"):
         Checkpoint.open(DEMO_FOLDER).choose_scheme("q8_0")
     assert Checkpoint.open(mixed_file).choose_scheme("w8a8") == "w8a8"

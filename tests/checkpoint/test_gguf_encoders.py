@@ -77,7 +77,7 @@ def test_a_modern_bert_gives_the_vectors_of_its_original(tmp_path: Path) -> None
     [
         ({"pooling_type": 4}, UnsupportedError, r"pooling_type: expected 0 \(none\), 1 \(mean\), 2 \(cls\) or 3"),
         ({"hidden_activation": "silu"}, UnsupportedError, "hidden_activation: expected one of gelu"),
-        ({"rope.scaling.type": "yarn"}, UnsupportedError, r"rope\.scaling\.type: expected none, found 'yarn'"),
+        ({"rope.scaling.type": "yarn"}, UnsupportedError, r"rope\.scaling\.type: expected none, got 'yarn'"),
         ({"attention.sliding_window": 0}, InvalidFileError, "sliding_window: expected an integer from 1 to"),
     ],
 )
@@ -112,5 +112,5 @@ def test_a_eurobert_gives_the_vectors_of_its_original(tmp_path: Path) -> None:
 
 def test_a_eurobert_that_is_causal_is_refused(tmp_path: Path) -> None:
     save_euro(tmp_path / "model.gguf", EURO_KEYS | {"attention.causal": True})
-    with pytest.raises(UnsupportedError, match=r"eurobert\.attention\.causal: expected false, found true"):
+    with pytest.raises(UnsupportedError, match=r"eurobert\.attention\.causal: expected false, got true"):
         Checkpoint.open(tmp_path / "model.gguf")

@@ -114,7 +114,7 @@ def test_gates_need_their_up_projections(tmp_path: Path, name: str, shape: Any, 
         ("glm4", {"rope.dimension_count": 0}, r"glm4\.rope\.dimension_count: expected an integer from 2 to 16"),
         ("cohere2", {"attention.sliding_window_pattern": [True]}, "expected a number, or an array of 2 booleans"),
         ("minicpm", {"logit_scale": 0.0}, r"minicpm\.logit_scale: expected a number above 0"),
-        ("apertus", {"xielu.alpha_n": [0.5]}, r"xielu\.alpha_n: expected an array of 2 finite numbers, found an array"),
+        ("apertus", {"xielu.alpha_n": [0.5]}, r"xielu\.alpha_n: expected an array of 2 finite numbers, got an array"),
         ("olmo", {"attention.layer_norm_epsilon": 1e-6}, r"olmo\.attention\.layer_norm_epsilon: expected 1e-05"),
         ("lfm2", {"attention.head_count_kv": [1, 2]}, "expected the same number of heads in all layers"),
     ],
@@ -143,8 +143,8 @@ def test_the_width_of_experts_is_that_of_their_tensors(tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"rope.scaling.type": "yarn"}, r"olmo2\.rope\.scaling\.type: expected none, found 'yarn'"),
-        ({"rope.freq_base_swa": 2e4}, r"olmo2\.rope\.freq_base_swa: expected 10000, found 20000"),
+        ({"rope.scaling.type": "yarn"}, r"olmo2\.rope\.scaling\.type: expected none, got 'yarn'"),
+        ({"rope.freq_base_swa": 2e4}, r"olmo2\.rope\.freq_base_swa: expected 10000, got 20000"),
     ],
 )
 def test_positions_that_differ_between_layers_are_refused(tmp_path: Path, keys: Any, message: str) -> None:
@@ -170,15 +170,15 @@ def test_recurrent_layers_are_those_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "change", "message"),
     [
-        ({"attention.head_count_kv": 2}, {}, r"head_count_kv: expected an array of 2 integers, found 2"),
+        ({"attention.head_count_kv": 2}, {}, r"head_count_kv: expected an array of 2 integers, got 2"),
         (
             {"attention.head_count_kv": [0, 2, 2]},
             {},
-            r"head_count_kv: expected an array of 2 integers, found an array of",
+            r"head_count_kv: expected an array of 2 integers, got an array of",
         ),
-        ({"ssm.inner_size": 130}, {}, r"ssm\.inner_size: expected a multiple of 8 heads, found 130"),
-        ({"ssm.inner_size": 136}, {}, r"ssm\.inner_size: expected a multiple of 8 heads and of 64, found 136"),
-        ({"ssm.group_count": 4}, {}, r"blk\.0\.ssm_in\.weight: expected 360 rows, found the shape \[312, 64\]"),
+        ({"ssm.inner_size": 130}, {}, r"ssm\.inner_size: expected a multiple of 8 heads, got 130"),
+        ({"ssm.inner_size": 136}, {}, r"ssm\.inner_size: expected a multiple of 8 heads and of 64, got 136"),
+        ({"ssm.group_count": 4}, {}, r"blk\.0\.ssm_in\.weight: expected 360 rows, got the shape \[312, 64\]"),
         ({}, {"blk.0.ssm_a": np.zeros((8, 1), np.float32)}, r"ssm_a: expected finite numbers below 0"),
     ],
 )
@@ -193,9 +193,9 @@ def test_sizes_of_mamba_are_checked(tmp_path: Path, keys: Any, change: Any, mess
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"attention.head_count_kv": 2}, r"head_count_kv: expected an array of 4 integers, found 2"),
-        ({"feed_forward_length": 96}, r"feed_forward_length: expected an array of 4 integers, found 96"),
-        ({"expert_shared_count": 2}, r"expert_shared_count: expected 1, the rows of the shared experts, found 2"),
+        ({"attention.head_count_kv": 2}, r"head_count_kv: expected an array of 4 integers, got 2"),
+        ({"feed_forward_length": 96}, r"feed_forward_length: expected an array of 4 integers, got 96"),
+        ({"expert_shared_count": 2}, r"expert_shared_count: expected 1, the rows of the shared experts, got 2"),
     ],
 )
 def test_kinds_of_layers_are_checked(tmp_path: Path, keys: Any, message: str) -> None:
@@ -214,7 +214,7 @@ def test_kinds_of_layers_are_checked(tmp_path: Path, keys: Any, message: str) ->
         ("gemma4", {"attention.sliding_window_pattern": 2}, "sliding_window_pattern: expected an array of 4 booleans"),
         ("gemma4 with experts", {"expert_feed_forward_length": 41}, "expert_feed_forward_length: expected 40, the col"),
         ("gemma3n", {"activation_sparsity_scale": [np.nan] * 4}, "sparsity_scale: expected an array of 4 numbers"),
-        ("gemma3n", {"attention.sliding_window": 0}, r"sliding_window: expected a window in tokens, found 0"),
+        ("gemma3n", {"attention.sliding_window": 0}, r"sliding_window: expected a window in tokens, got 0"),
     ],
 )
 def test_values_of_shared_layers_are_checked(tmp_path: Path, name: str, keys: Any, message: str) -> None:
@@ -229,7 +229,7 @@ def test_values_of_shared_layers_are_checked(tmp_path: Path, name: str, keys: An
     ("name", "divisors", "keys", "message"),
     [
         ("gemma4", [1.0] * 4 + [8.0] * 12, {}, r"rope_freqs\.weight: expected 16 numbers, 1 and then 1e30"),
-        ("gemma3n", None, {"rope.scaling.type": "linear"}, r"rope\.scaling\.type: expected none, found 'linear'"),
+        ("gemma3n", None, {"rope.scaling.type": "linear"}, r"rope\.scaling\.type: expected none, got 'linear'"),
     ],
 )
 def test_other_positions_of_shared_layers_are_refused(
@@ -264,9 +264,7 @@ def test_factors_of_experts_are_one_for_each(tmp_path: Path) -> None:
     model = random_model(family)
     arrays = gguf_arrays(family, model) | {"blk.1.ffn_down_exps.scale": np.ones(3, np.float32)}
     write_gguf(path, family.arch, arrays, {**eps_of(model), **family.keys})
-    with pytest.raises(
-        InvalidFileError, match=r"blk\.1\.ffn_down_exps\.scale: expected 4 numbers, found the shape \[3"
-    ):
+    with pytest.raises(InvalidFileError, match=r"blk\.1\.ffn_down_exps\.scale: expected 4 numbers, got the shape \[3"):
         Checkpoint.open(path)
 
 
@@ -341,10 +339,10 @@ def test_older_forms_of_hybrids_have_the_same_parameters(tmp_path: Path) -> None
         ({"ssm.time_step_rank": 1 << 30}, {}, r"ssm\.time_step_rank: expected an integer from 1 to 4096"),
         ({"attention.head_count": 1 << 30}, {}, r"attention\.head_count: expected an integer from 1 to 4096"),
         ({"ssm.inner_size": 127}, {}, r"ssm\.inner_size: expected a multiple of 4"),
-        ({"ssm.inner_size": 256}, {}, "expected 320 rows, found the shape"),
-        ({"attention.recurrent_layers": [True]}, {}, r"recurrent_layers: expected an array of 2 booleans, found an ar"),
+        ({"ssm.inner_size": 256}, {}, "expected 320 rows, got the shape"),
+        ({"attention.recurrent_layers": [True]}, {}, r"recurrent_layers: expected an array of 2 booleans, got an ar"),
         ({"attention.recurrent_layers": [1, 0]}, {}, r"recurrent_layers: expected an array of 2 booleans"),
-        ({"nextn_predict_layers": 2}, {}, r"nextn_predict_layers: expected an integer from 0 to 1, found 2"),
+        ({"nextn_predict_layers": 2}, {}, r"nextn_predict_layers: expected an integer from 0 to 1, got 2"),
         ({}, {"blk.0.ssm_a": np.zeros(4, np.float32)}, r"ssm_a: expected finite numbers below 0"),
     ],
 )

@@ -71,8 +71,8 @@ def test_older_files_have_the_same_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "error", "message"),
     [
-        ("glm4moe", {"expert_gating_func": 1}, UnsupportedError, r"glm4moe\.expert_gating_func: expected 2, found 1"),
-        ("deepseek2", {"expert_gating_func": 4}, UnsupportedError, r"expert_gating_func: expected 1, found 4"),
+        ("glm4moe", {"expert_gating_func": 1}, UnsupportedError, r"glm4moe\.expert_gating_func: expected 2, got 1"),
+        ("deepseek2", {"expert_gating_func": 4}, UnsupportedError, r"expert_gating_func: expected 1, got 4"),
         (
             "glm4moe",
             {"expert_shared_count": 3},
@@ -80,7 +80,7 @@ def test_older_files_have_the_same_logits(tmp_path: Path) -> None:
             "expert_shared_count: expected 2, the rows of the sh",
         ),
         ("ernie4_5-moe", {"interleave_moe_layer_step": 0}, InvalidFileError, "interleave_moe_layer_step: expected an"),
-        ("deepseek2", {"attention.head_count": 5}, InvalidFileError, r"attn_q_b\.weight: expected 100 rows, found the"),
+        ("deepseek2", {"attention.head_count": 5}, InvalidFileError, r"attn_q_b\.weight: expected 100 rows, got the"),
         ("deepseek2", {"rope.dimension_count": 20}, InvalidFileError, "dimension_count: expected an integer from 2 to"),
         ("deepseek2", {"attention.temperature_scale": 0.1}, UnsupportedError, "temperature_scale is not supported"),
     ],

@@ -100,7 +100,7 @@ def test_an_embedding_gemma_gives_the_vectors_of_its_original(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"dense_3_feat_out": 63}, r"dense_3_feat_out: expected 64, as dense_3\.weight has, found 63"),
+        ({"dense_3_feat_out": 63}, r"dense_3_feat_out: expected 64, as dense_3\.weight has, got 63"),
         ({"pooling_type": 0}, r"pooling_type: expected 1 \(mean\), 2 \(cls\) or 3 \(last\) beside dense_2"),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_nomic_bert_gives_the_vectors_of_its_original(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"pooling_type": 4}, "expected a matrix cls.weight, found none"),
+        ({"pooling_type": 4}, "expected a matrix cls.weight, got none"),
         ({"rope.freq_base": 1e4}, "bert.rope.freq_base is not supported"),
         ({"attention.causal": True}, "bert.attention.causal: expected false"),
     ],

@@ -86,8 +86,8 @@ def test_an_encoder_gives_the_vectors_of_its_original(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"attention.value_length": 8}, InvalidFileError, r"t5\.attention\.value_length: expected 16, found 8"),
-        ({"attention.head_count_kv": 2}, InvalidFileError, r"t5\.attention\.head_count_kv: expected 4, found 2"),
+        ({"attention.value_length": 8}, InvalidFileError, r"t5\.attention\.value_length: expected 16, got 8"),
+        ({"attention.head_count_kv": 2}, InvalidFileError, r"t5\.attention\.head_count_kv: expected 4, got 2"),
         ({"rope.freq_base": 1e4}, UnsupportedError, r"t5\.rope\.freq_base is not supported"),
     ],
 )

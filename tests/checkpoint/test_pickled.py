@@ -58,11 +58,11 @@ def test_every_type_and_form_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([torch.ones(2)], "expected tensors by name, found list"),
-        ({"a": 1}, "'a': expected a tensor, found int"),
-        ({"a": {"b": torch.ones(2)}}, "'a': expected a tensor, found dict"),
-        ({1: torch.ones(2)}, "expected names of tensors, found 1"),
-        ({"a": torch.ones(2, 2).to_sparse()}, "'a': expected a tensor, found a sparse tensor"),
+        ([torch.ones(2)], "expected tensors by name, got list"),
+        ({"a": 1}, "'a': expected a tensor, got int"),
+        ({"a": {"b": torch.ones(2)}}, "'a': expected a tensor, got dict"),
+        ({1: torch.ones(2)}, "expected names of tensors, got 1"),
+        ({"a": torch.ones(2, 2).to_sparse()}, "'a': expected a tensor, got a sparse tensor"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "'a': type torch.complex64 is not supported"),
         ({"a": torch.ones(1).expand(1 << 34)}, "expected tensors of at most"),
     ],
@@ -100,7 +100,7 @@ def test_code_in_a_pickle_does_not_run(protocol: int, tmp_path: Path) -> None:
 )
 def test_memory_without_a_value_is_not_made(call: Runs, name: str, legacy: bool, tmp_path: Path) -> None:
     torch.save({"a": call, "b": torch.ones(1000)}, tmp_path / "x.bin", _use_new_zipfile_serialization=not legacy)
-    with raises(InvalidFileError, match=f"x.bin: expected tensors by name, found {name};"):
+    with raises(InvalidFileError, match=f"x.bin: expected tensors by name, got {name};"):
         unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
 
 
@@ -122,9 +122,7 @@ def test_a_storage_does_not_reach_beyond_its_record(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(100), "b": torch.zeros(100)}, path)
     number = pickle.dumps(100, 2)[2:-1]  # both sizes of a tensor of 100 elements
     rewritten(path, lambda name, data: data.replace(number + b"\x85", b"K\x65\x85") if "pkl" in name else data)
-    with raises(
-        InvalidFileError, match=r"'a': expected a tensor within the 400 bytes of its storage, found one of 404"
-    ):
+    with raises(InvalidFileError, match=r"'a': expected a tensor within the 400 bytes of its storage, got one of 404"):
         unpickle(path, tmp_path / "y.safetensors")
 
 
@@ -132,10 +130,10 @@ def test_a_storage_of_two_types_and_a_missing_one(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     torch.save({"a": torch.ones(100), "b": torch.zeros(100, dtype=torch.int32)}, path)
     rewritten(path, lambda name, data: data.replace(b"\x01\x00\x00\x001", b"\x01\x00\x00\x000"))
-    with raises(InvalidFileError, match=r"'b': storage '0': expected one type of elements, found two"):
+    with raises(InvalidFileError, match=r"'b': storage '0': expected one type of elements, got two"):
         unpickle(path, tmp_path / "x.safetensors")
     rewritten(path, lambda name, data: data.replace(b"\x01\x00\x00\x000", b"\x01\x00\x00\x007"))
-    with raises(InvalidFileError, match=r"'a': storage '7': expected its bytes in the file, found none"):
+    with raises(InvalidFileError, match=r"'a': storage '7': expected its bytes in the file, got none"):
         unpickle(path, tmp_path / "y.safetensors")
 
 
@@ -144,13 +142,13 @@ def test_compressed_and_repeated_records_are_named(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(100)}, path)
     rewritten(path, lambda _, data: data, zipfile.ZIP_DEFLATED)
     with raises(
-        InvalidFileError, match=r"record '[\w./]+': expected one that is stored as it is, found a compressed one"
+        InvalidFileError, match=r"record '[\w./]+': expected one that is stored as it is, got a compressed one"
     ):
         unpickle(path, tmp_path / "x.safetensors")
     torch.save({"a": torch.ones(100)}, path)
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("x/data/0", bytes(400))
-    with raises(InvalidFileError, match=r"expected each record of the archive once, found 'data/0' again"):
+    with raises(InvalidFileError, match=r"expected each record of the archive once, got 'data/0' again"):
         unpickle(path, tmp_path / "y.safetensors")
 
 
@@ -180,7 +178,7 @@ def test_a_record_does_not_reach_into_the_next(tmp_path: Path) -> None:
 
 def test_numbers_whose_hashes_collide_are_no_names() -> None:
     number = (3 * sys.hash_info.modulus).to_bytes(12, "little")  # the hash of each multiple is 0
-    with pytest.raises(InvalidFileError, match="expected names of tensors, found int"):
+    with pytest.raises(InvalidFileError, match="expected names of tensors, got int"):
         Decoder(memoryview(b"\x80\x02}\x8a\x0c" + number + b"Ns.")).decode()
     assert Decoder(memoryview(b"\x80\x02}K\x01Ns.")).decode() == {1: None}
 
@@ -189,7 +187,7 @@ def test_what_a_pickle_would_run_is_named(tmp_path: Path) -> None:
     torch.save({"a": Runs(os.system, "true")}, tmp_path / "x.bin")
     with pytest.raises(InvalidFileError) as raised:
         unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
-    assert str(raised.value) == ("x.bin: expected tensors by name, found posix.system; code in a pickle is never run")
+    assert str(raised.value) == ("x.bin: expected tensors by name, got posix.system; code in a pickle is never run")
 
 
 @pytest.mark.long

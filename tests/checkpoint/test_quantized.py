@@ -123,16 +123,16 @@ def test_every_float_of_8_bits_has_its_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "make", "change", "param", "message"),
     [
-        (AWQ | {"bits": 8}, awq_layer, {}, "bits", "expected 4, found 8"),
-        (AWQ | {"version": "gemv"}, awq_layer, {}, "version", "expected 'gemm', found 'gemv'"),
-        (AWQ | {"zero_point": False}, awq_layer, {}, "zero_point", "expected true, found false"),
+        (AWQ | {"bits": 8}, awq_layer, {}, "bits", "expected 4, got 8"),
+        (AWQ | {"version": "gemv"}, awq_layer, {}, "version", "expected 'gemm', got 'gemv'"),
+        (AWQ | {"zero_point": False}, awq_layer, {}, "zero_point", "expected true, got false"),
         (AWQ, awq_layer, {"scales": torch.zeros(2, 3)}, "shape", "'a.scales': shape"),
         (PACKED | {"format": "nvfp4-pack-quantized"}, packed_layer, {}, "format", "'nvfp4-pack-quantized'"),
-        (PACKED | {"quantization_status": "frozen"}, packed_layer, {}, "quantization_status", "found 'frozen'"),
+        (PACKED | {"quantization_status": "frozen"}, packed_layer, {}, "quantization_status", "got 'frozen'"),
         (PACKED | {"transform_config": {"R1": {}}}, packed_layer, {}, "transform_config", "expected null"),
         (PACKED | {"sparsity_config": {"format": "sparse-24"}}, packed_layer, {}, "format", "expected one of dense"),
         (PACKED | {"config_groups": {}}, packed_layer, {}, "config_groups", "expected groups"),
-        (compressed("pack-quantized", num_bits=3), packed_layer, {}, "num_bits", "expected 4 or 8, found 3"),
+        (compressed("pack-quantized", num_bits=3), packed_layer, {}, "num_bits", "expected 4 or 8, got 3"),
         (PACKED, packed_layer, {"weight_shape": torch.tensor([32, 999])}, "values", "'a.weight_shape'"),
         (PACKED, packed_layer, {"weight_scale": torch.zeros(32, 3)}, "shape", "'a.weight_scale'"),
         (PACKED, packed_layer, {"weight_shape": None}, None, "expected tensor 'a.weight_shape'"),
@@ -157,7 +157,7 @@ def test_a_float_of_8_bits_that_is_no_number_is_refused(tmp_path: Path) -> None:
     packed = float8_layer(np.random.default_rng(1), 32, 256)
     packed.tensors["weight"].view(torch.uint8)[3, 4] = 0xFF
     folder = one_layer(tmp_path, FP8 | {"weight_block_size": None}, packed)
-    with raises(InvalidFileError, param="values", match="'a.weight': values: expected numbers, found 'NaN'"):
+    with raises(InvalidFileError, param="values", match="'a.weight': values: expected numbers, got 'NaN'"):
         Checkpoint.open(folder).read("a.weight")
 
 
@@ -182,20 +182,20 @@ def test_rows_that_are_not_whole_blocks_stay_exact(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "change", "param", "message"),
     [
-        ({"bits": 3}, {}, "bits", "expected 4 or 8, found 3"),
-        ({"group_size": 0}, {}, "group_size", "expected -1 or a positive number, found 0"),
-        ({"group_size": None}, {}, "group_size", "but the key is missing|found null"),
-        ({"checkpoint_format": "marlin"}, {}, "checkpoint_format", "expected one of gptq, gptq_v2, found 'marlin'"),
+        ({"bits": 3}, {}, "bits", "expected 4 or 8, got 3"),
+        ({"group_size": 0}, {}, "group_size", "expected -1 or a positive number, got 0"),
+        ({"group_size": None}, {}, "group_size", "but the key is missing|got null"),
+        ({"checkpoint_format": "marlin"}, {}, "checkpoint_format", "expected one of gptq, gptq_v2, got 'marlin'"),
         ({"is_marlin_format": True}, {}, "is_marlin_format", "expected false"),
-        ({"pack_dtype": "int16"}, {}, "pack_dtype", "expected int32, found 'int16'"),
+        ({"pack_dtype": "int16"}, {}, "pack_dtype", "expected int32, got 'int16'"),
         ({"dynamic": {".*": {"bits": 8}}}, {}, "dynamic", "begin with -:"),
         ({"sym": "yes"}, {}, "sym", "expected true or false"),
         ({}, {"scales": None}, None, "expected tensor 'a.scales'"),
         ({}, {"qzeros": torch.zeros(2, 3, dtype=torch.int32)}, "shape", r"'a.qzeros': shape: expected \[2, 4\]"),
-        ({}, {"qzeros": torch.zeros(2, 4)}, "dtype", "'a.qzeros': dtype: expected I32, found 'F32'"),
+        ({}, {"qzeros": torch.zeros(2, 4)}, "dtype", "'a.qzeros': dtype: expected I32, got 'F32'"),
         ({}, {"qzeros": torch.zeros(2, 4, dtype=torch.int32)}, "values", "'a.qzeros': values: expected 7 or 8 in each"),
         ({"sym": False}, {"qzeros": torch.full((2, 4), -1, dtype=torch.int32)}, "values", "expected at most 14"),
-        ({}, {"g_idx": torch.full((256,), 2, dtype=torch.int32)}, "values", "expected groups from 0 to 1, found 2"),
+        ({}, {"g_idx": torch.full((256,), 2, dtype=torch.int32)}, "values", "expected groups from 0 to 1, got 2"),
         ({}, {"g_idx": torch.full((256,), -1, dtype=torch.int32)}, "values", "expected groups from 0 to 1"),
         ({}, {"weight": torch.zeros(32, 256)}, None, "'a.weight': found its quantized form too"),
     ],
@@ -211,7 +211,7 @@ def test_malformed_gptq_is_refused_by_name(
 
 
 def test_a_folder_without_quantized_tensors_is_refused(tmp_path: Path) -> None:
-    with raises(InvalidFileError, param=None, match="expected quantized tensors in the files, found none"):
+    with raises(InvalidFileError, param=None, match="expected quantized tensors in the files, got none"):
         Checkpoint.open(one_layer(tmp_path, GPTQ, Packed({"weight": torch.zeros(2, 2)}, torch.zeros(0))))
 
 

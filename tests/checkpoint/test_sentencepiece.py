@@ -127,7 +127,7 @@ def test_long_pieces_and_many_merges_are_bounded(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InvalidFileError, match="pieces: expected pieces with at most 40000 merges"):
         merges.merges_by_score(chain, dict.fromkeys(chain, 0), "pieces")
     monkeypatch.setattr(merges, "MAX_CHARS", 44_849)
-    with pytest.raises(InvalidFileError, match="pieces: expected at most 44849 characters, found 44850"):
+    with pytest.raises(InvalidFileError, match="pieces: expected at most 44849 characters, got 44850"):
         merges.merges_by_score(chain, dict.fromkeys(chain, 0), "pieces")
 
 

@@ -416,8 +416,8 @@ def test_requests_in_an_object_store_are_answered(tmp_path, monkeypatch, capsys)
     ("source", "output", "error", "text"),
     [
         ("memory://bucket/none.jsonl", "answers", FileAccessError, "memory://bucket/none.jsonl: cannot be read"),
-        ("memory://bucket/none/", "answers", InvalidArgumentError, "expected a folder with .*found none"),
-        ("memory://bucket/none/*.jsonl", "answers", InvalidArgumentError, "expected a pattern of .*found none"),
+        ("memory://bucket/none/", "answers", InvalidArgumentError, "expected a folder with .*got none"),
+        ("memory://bucket/none/*.jsonl", "answers", InvalidArgumentError, "expected a pattern of .*got none"),
         ("ftp://host/a.jsonl", "answers", InvalidArgumentError, "input: expected a path or an address with s3://"),
         ("a.jsonl", "s3://bucket/answers", InvalidArgumentError, "output: expected a local file or folder"),
     ],

@@ -54,7 +54,7 @@ def test_show_gives_files_and_memory(hub, hub_command):
     commit = hub.add(NAME, demo_files())
     path = hub_command("show", "demo/demo.psm")
     assert path.returncode == 2
-    assert "found a path; `penstock inspect demo/demo.psm` shows what it contains" in path.stderr
+    assert "got a path; `penstock inspect demo/demo.psm` shows what it contains" in path.stderr
     missing = hub_command("show", NAME)
     assert missing.returncode == 1
     assert f"penstock pull {NAME} --dry-run" in missing.stderr

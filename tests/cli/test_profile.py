@@ -226,7 +226,7 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
         (["--phase", "prefill", "--context", "2"], "--context requires the phase decode"),
         (["--batch", "0"], "batch: expected an integer from 1"),
         (["--steps", "-1"], "steps: expected an integer from 0"),
-        (["--steps", "10001"], "--steps: expected at most 10,000, found 10,001"),
+        (["--steps", "10001"], "--steps: expected at most 10,000, got 10,001"),
         (["--context", "1024"], "--context 1024 plus one token is more than"),
         (
             ["--phase", "prefill", "--prompt-tokens", "1025"],

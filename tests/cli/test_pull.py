@@ -190,7 +190,7 @@ def test_gated_models_ask_for_a_token_which_the_cdn_never_sees(hub, hub_command)
         (("demo/other",), "Penstock has no network for model_type gpt9", 1),
         (("demo/quantized",), "quant_method 'hqq' is not supported", 1),
         (("demo/gguf",), "`penstock pull demo/gguf --gguf q4.gguf` downloads one", 1),
-        (("demo/gguf", "--gguf", "q8.gguf"), "--gguf: expected one of q4.gguf, found 'q8.gguf'", 2),
+        (("demo/gguf", "--gguf", "q8.gguf"), "--gguf: expected one of q4.gguf, got 'q8.gguf'", 2),
         (("tiny",), "expected ORG/NAME of a repository", 2),
         (("demo/../tiny",), "expected ORG/NAME of a repository", 2),
         (("demo/tiny@../x",), "expected a branch, a tag or a commit after @", 2),

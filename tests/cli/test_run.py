@@ -186,7 +186,7 @@ def test_missing_and_damaged_files_are_named(penstock_command, tmp_path):
     assert (done.returncode, "flipped.psm" in done.stderr) == (1, True)
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"GGUF")
-    assert "model.gguf: version: expected 4 bytes, found 0" in penstock_command("run", gguf, "x").stderr
+    assert "model.gguf: version: expected 4 bytes, got 0" in penstock_command("run", gguf, "x").stderr
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -56,7 +56,7 @@ def test_a_plan_as_json(penstock_inline):
         (["plan", FOLDER, "--tp", "0"], "--tp: expected an integer from 1"),
         (["plan", FOLDER, "--tp", "5"], "--tp: expected at most 4 ranks"),
         (["plan", FOLDER, "--scheme", "w2"], "--scheme: expected one of"),
-        (["plan", DEMO, "--out", "OUT"], "expected a checkpoint folder or a GGUF file, found a bundle"),
+        (["plan", DEMO, "--out", "OUT"], "expected a checkpoint folder or a GGUF file, got a bundle"),
         (["plan", DEMO, "--scheme", "f32"], "--scheme: expected none for the bundle"),
         (
             ["shard", FOLDER, "OUT"],
@@ -74,7 +74,7 @@ def test_a_plan_as_json(penstock_inline):
         (["convert", "/nowhere", "OUT"], "/nowhere: no such file or folder"),
         (
             ["convert", FOLDER, "OUT", "--lora", "/nowhere"],
-            "--lora: /nowhere: expected an adapter with adapter_config.json, found no",
+            "--lora: /nowhere: expected an adapter with adapter_config.json, got no",
         ),
         (["export", FOLDER, "OUT", "--tp", "0"], "--tp: expected an integer from 1"),
         (["export", "--config-path", "x.yaml", "--tp", "2"], "--tp: expected MODEL and OUT"),
@@ -170,14 +170,14 @@ def test_a_folder_of_another_layout_names_the_option(penstock_inline, tmp_path: 
     cut = tmp_path / "cut"
     assert penstock_inline("export", FOLDER, cut, "--cp", 2).returncode == 0
     for words, text in (
-        (["--cp", 4], f"--cp: expected 2, because {cut} is cut for cp 2, found 4\n"),
-        (["--cp", 2, "--pp", 2], f"--pp: expected 1, because {cut} is cut for cp 2, found 2\n"),
-        (["--tp", 3], f"--tp: expected 1, because {cut} is cut for cp 2, found 3\n"),
+        (["--cp", 4], f"--cp: expected 2, because {cut} is cut for cp 2, got 4\n"),
+        (["--cp", 2, "--pp", 2], f"--pp: expected 1, because {cut} is cut for cp 2, got 2\n"),
+        (["--tp", 3], f"--tp: expected 1, because {cut} is cut for cp 2, got 3\n"),
     ):
         done = penstock_inline("run", cut, "text", *words)
         assert (done.returncode, done.stderr) == (2, f"penstock: {text}")
     (cut / "rank_1.psm").unlink()
-    assert "expected rank_1.psm, found no such file" in penstock_inline("run", cut, "text", "--cp", 2).stderr
+    assert "expected rank_1.psm, got no file" in penstock_inline("run", cut, "text", "--cp", 2).stderr
 
 
 @pytest.mark.long
@@ -190,9 +190,9 @@ def test_bundles_and_gguf_files_are_planned(penstock_inline, tmp_path: Path):
     ranks = [json.loads(penstock_inline("plan", source, *common).stdout)["ranks"] for source in (FOLDER, file, bundle)]
     assert ranks[0] == ranks[1] == ranks[2]
     assert f"{bundle}: llama, bf16, " in penstock_inline("plan", bundle, "--no-probe").stdout
-    assert "found a GGUF file" in penstock_inline("plan", file, "--out", tmp_path / "strategy.json").stderr
+    assert "got a GGUF file" in penstock_inline("plan", file, "--out", tmp_path / "strategy.json").stderr
     assert penstock_inline("export", FOLDER, cut, "--tp", 2).returncode == 0
-    assert "expected a whole bundle, found that of one rank" in penstock_inline("plan", cut / "rank_1.psm").stderr
+    assert "expected a whole bundle, got that of one rank" in penstock_inline("plan", cut / "rank_1.psm").stderr
 
 
 def test_a_plan_takes_a_link_and_says_what_repeated_heads_cost(penstock_inline):

@@ -54,7 +54,7 @@ def test_a_name_gives_one_folder_its_script(tensors: dict[str, np.ndarray], tmp_
     for wrong, message in (
         ((first, "--network", f"second={SPEC}"), ": first$"),
         (("m.psm", "--network", SPEC), ": none$"),
-        ((first, "--network", SPEC, "--network", SPEC), "all folders, found two"),
+        ((first, "--network", SPEC, "--network", SPEC), "all folders, got two"),
         ((first, "--network", "net.py"), r"path/to/file\.py:ClassName"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):

@@ -112,7 +112,7 @@ def test_another_ray_is_refused_with_the_command_for_it(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ray_setup, "version", version)
     with pytest.raises(
-        UnavailableError, match=rf"requires Ray {RAY_MINOR}, found {found or 'none'}\. Run `.*\[cluster\]"
+        UnavailableError, match=rf"requires Ray {RAY_MINOR}, got {found or 'none'}\. Run `.*\[cluster\]"
     ):
         check_ray()
 

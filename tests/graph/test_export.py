@@ -71,7 +71,7 @@ def test_a_quantized_folder_exports_to_the_same_weights(tmp_path: Path, scheme: 
 
 def test_a_quantized_folder_has_one_scheme(tmp_path: Path) -> None:
     quantize_checkpoint(write_checkpoint(tmp_path / "model"), tmp_path / "quantized", "w8a8")
-    with pytest.raises(UnsupportedError, match=r"w8a8, .*found w4a8"):
+    with pytest.raises(UnsupportedError, match=r"w8a8, .*got w4a8"):
         export_bundle(tmp_path / "quantized", tmp_path / "out.psm", scheme="w4a8")
 
 
@@ -124,9 +124,9 @@ def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("model__norm__weight", np.ones(95, np.float32), "[96], found [95]"),
-        ("lm_head__weight", np.ones((259, 95), np.float32), "[259, 96], found [259, 95]"),
-        ("lm_head__weight", np.ones((259, 96), np.int64), "F32, F16 or BF16, found I64"),
+        ("model__norm__weight", np.ones(95, np.float32), "[96], got [95]"),
+        ("lm_head__weight", np.ones((259, 95), np.float32), "[259, 96], got [259, 95]"),
+        ("lm_head__weight", np.ones((259, 96), np.int64), "F32, F16 or BF16, got I64"),
         ("lm_head__weight", np.full((259, 96), np.nan, np.float32), "tensor 'lm_head.weight': "),
     ],
 )
@@ -154,7 +154,7 @@ def test_values_that_are_not_finite_are_named(
     bad[place] = value
     folder = edit(write_checkpoint(tmp_path / "model"), **{name: bad})
     what = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
-    fact = rf"'{name}': .*found {what} at {re.escape(str(list(place)))}"
+    fact = rf"'{name}': .*got {what} at {re.escape(str(list(place)))}"
     with pytest.raises(InvalidFileError, match=fact):
         export_bundle(folder, tmp_path / "out.psm", scheme=scheme)
 
@@ -174,7 +174,7 @@ def test_configs_that_no_network_reads_are_refused_by_key(tmp_path: Path, key: s
 def test_bad_options_are_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     export_bundle(folder, tmp_path / "out.psm")
-    with pytest.raises(InvalidArgumentError, match="found a bundle"):
+    with pytest.raises(InvalidArgumentError, match="got a bundle"):
         export_bundle(tmp_path / "out.psm", tmp_path / "again.psm")
     with raises(InvalidArgumentError, param="scheme"):
         export_bundle(folder, tmp_path / "again.psm", scheme="w5")

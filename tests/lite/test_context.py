@@ -55,7 +55,7 @@ def test_the_fastest_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affinity.chosen_cores(context.cpu) == CORES or len({affinity._speed(core) for core in CORES}) > 1
     monkeypatch.setattr(affinity, "_speed", lambda core: 0)
     context.cpu.thread_affinity_mode = 2
-    with raises(UnsupportedError, param="thread_affinity_mode", match="found 2"):
+    with raises(UnsupportedError, param="thread_affinity_mode", match="got 2"):
         build(context=context)
     monkeypatch.setattr(affinity.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
     monkeypatch.setattr(affinity, "_speed", lambda core: 1024 if core in (1, 3) else 300)
@@ -70,7 +70,7 @@ def test_the_fastest_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "value", "words"),
     [
-        ("", "target", ["gpu"], "target: .*'cpu', found 'gpu'"),
+        ("", "target", ["gpu"], "target: .*'cpu', got 'gpu'"),
         ("", "target", ["Ascend"], "target: .*'Ascend'"),
         ("", "target", [], "target: .*got "),
         ("", "target", ["cpu", "cpu"], "target: .*one "),
@@ -96,7 +96,7 @@ def test_values_that_are_refused(owner: str, name: str, value: object, words: st
 def test_a_model_is_one_worker() -> None:
     context = lite.Context()
     context.parallel.workers_num = 2
-    with raises(InvalidArgumentError, param="parallel.workers_num", match="Model, found 2"):
+    with raises(InvalidArgumentError, param="parallel.workers_num", match="Model, got 2"):
         build(context=context)
     context.parallel.workers_num = 1
     build(context=context).close()

@@ -39,24 +39,24 @@ def replaced(index: int, array: np.ndarray) -> Callable[[], Inputs]:
         (
             replaced(0, np.zeros((1, 5), I32)),
             "token_ids",
-            r"shape: .*\[1, 4\], found \[1, 5\]; .*resize",
+            r"shape: .*\[1, 4\], got \[1, 5\]; .*resize",
         ),
-        (replaced(0, np.zeros((2, 4), I32)), "token_ids", r"shape: .*\[1, 4\], found \[2, 4\]"),
-        (replaced(0, np.zeros(4, I32)), "token_ids", r"shape: .*\[1, 4\], found \[4\]"),
-        (replaced(0, np.zeros((0, 4), I32)), "token_ids", r"shape: .*\[1, 4\], found \[0, 4\]"),
-        (replaced(0, np.zeros((1, 4), np.int64)), "token_ids", "dtype: .*int32, found int64"),
-        (replaced(0, np.full((1, 4), np.nan, np.float32)), "token_ids", "dtype: .*int32, found float32"),
-        (replaced(0, np.array([[1, 2, 4096, 3]], I32)), "token_ids", r"0 to 4095, found 4096 at \[0, 2\]"),
-        (replaced(0, np.array([[1, -1, 2, 3]], I32)), "token_ids", r"0 to 4095, found -1 at \[0, 1\]"),
-        (replaced(0, np.full((1, 4), -(2**31), I32)), "token_ids", "0 to 4095, found -2147483648"),
-        (replaced(1, np.array([5], I32)), "num_tokens", r"0 to 4, found 5 at \[0\]"),
-        (replaced(1, np.array([-1], I32)), "num_tokens", r"0 to 4, found -1 at \[0\]"),
-        (replaced(1, np.array([1, 1], I32)), "num_tokens", r"shape: .*\[1\], found \[2\]"),
-        (replaced(2, np.array([2], I32)), "reset", r"0 to 1, found 2 at \[0\]"),
-        (replaced(2, np.array([True])), "reset", "dtype: .*int32, found bool"),
-        (lambda: tensors([[1, 2, 3, 4]])[:2], "inputs", r"3 \(token_ids, num_tokens, reset\), found 2"),
-        (lambda: [1, 2, 3], "inputs", "Tensor, found int"),
-        (lambda: [np.zeros((1, 4), I32)] * 3, "inputs", r"found ndarray; use Tensor\(array\)"),
+        (replaced(0, np.zeros((2, 4), I32)), "token_ids", r"shape: .*\[1, 4\], got \[2, 4\]"),
+        (replaced(0, np.zeros(4, I32)), "token_ids", r"shape: .*\[1, 4\], got \[4\]"),
+        (replaced(0, np.zeros((0, 4), I32)), "token_ids", r"shape: .*\[1, 4\], got \[0, 4\]"),
+        (replaced(0, np.zeros((1, 4), np.int64)), "token_ids", "dtype: .*int32, got int64"),
+        (replaced(0, np.full((1, 4), np.nan, np.float32)), "token_ids", "dtype: .*int32, got float32"),
+        (replaced(0, np.array([[1, 2, 4096, 3]], I32)), "token_ids", r"0 to 4095, got 4096 at \[0, 2\]"),
+        (replaced(0, np.array([[1, -1, 2, 3]], I32)), "token_ids", r"0 to 4095, got -1 at \[0, 1\]"),
+        (replaced(0, np.full((1, 4), -(2**31), I32)), "token_ids", "0 to 4095, got -2147483648"),
+        (replaced(1, np.array([5], I32)), "num_tokens", r"0 to 4, got 5 at \[0\]"),
+        (replaced(1, np.array([-1], I32)), "num_tokens", r"0 to 4, got -1 at \[0\]"),
+        (replaced(1, np.array([1, 1], I32)), "num_tokens", r"shape: .*\[1\], got \[2\]"),
+        (replaced(2, np.array([2], I32)), "reset", r"0 to 1, got 2 at \[0\]"),
+        (replaced(2, np.array([True])), "reset", "dtype: .*int32, got bool"),
+        (lambda: tensors([[1, 2, 3, 4]])[:2], "inputs", r"3 \(token_ids, num_tokens, reset\), got 2"),
+        (lambda: [1, 2, 3], "inputs", "Tensor, got int"),
+        (lambda: [np.zeros((1, 4), I32)] * 3, "inputs", r"got ndarray; use Tensor\(array\)"),
         (lambda: np.zeros((3, 4)), "inputs", "list of Tensors, got ndarray"),
     ],
 )
@@ -77,9 +77,9 @@ def read_only() -> lite.Tensor:
 @pytest.mark.parametrize(
     ("outputs", "param", "words"),
     [
-        ([T(np.zeros((1, 4095), np.float32))], "logits", r"shape: .*\[1, 4096\], found \[1, 4095\]"),
-        ([T(np.zeros((1, 4096), np.float64))], "logits", "dtype: .*float32, found float64"),
-        ([], "outputs", r"1 \(logits\), found 0"),
+        ([T(np.zeros((1, 4095), np.float32))], "logits", r"shape: .*\[1, 4096\], got \[1, 4095\]"),
+        ([T(np.zeros((1, 4096), np.float64))], "logits", "dtype: .*float32, got float64"),
+        ([], "outputs", r"1 \(logits\), got 0"),
         ([read_only()], "logits", "writable memory"),
     ],
 )
@@ -92,13 +92,13 @@ def test_outputs(model: lite.Model, outputs: Inputs, param: str, words: str) -> 
     ("dims", "param", "words"),
     [
         ([[1, 4], [1]], "dims", "3 shapes"),
-        ([[1, 4, 1], [1], [1]], "dims", r"token_ids: .*\[B from 1 to 65536, T from 1 to 16777216\], found"),
+        ([[1, 4, 1], [1], [1]], "dims", r"token_ids: .*\[B from 1 to 65536, T from 1 to 16777216\], got"),
         ([[0, 4], [0], [0]], "dims", "token_ids"),
-        ([[1, 10**12], [1], [1]], "dims", r"token_ids: .*\[B from 1 to 65536, T from 1 to 16777216\], found"),
-        ([[1, 4], [10**12], [1]], "dims", r"num_tokens: .*\[B from 1 to 65536\], found"),
+        ([[1, 10**12], [1], [1]], "dims", r"token_ids: .*\[B from 1 to 65536, T from 1 to 16777216\], got"),
+        ([[1, 4], [10**12], [1]], "dims", r"num_tokens: .*\[B from 1 to 65536\], got"),
         ([[-1, 4], [1], [1]], "dims", "token_ids"),
-        ([[2, 4], [1], [2]], "dims", r"num_tokens: .*\[2\] .*token_ids, found \[1\]"),
-        ([[1, 1025], [1], [1]], "seq_len", "context's 1024, found 1025"),
+        ([[2, 4], [1], [2]], "dims", r"num_tokens: .*\[2\] .*token_ids, got \[1\]"),
+        ([[1, 1025], [1], [1]], "seq_len", "context's 1024, got 1025"),
         ([[1 << 20, 1], [1 << 20], [1 << 20]], "dims", r"token_ids: .*\[B from 1 to 65536,"),
     ],
 )
@@ -110,12 +110,12 @@ def test_shapes(model: lite.Model, dims: list[list[int]], param: str, words: str
 
 def test_arrays_that_make_no_tensor() -> None:
     for array, words in (
-        (np.zeros((4, 4), I32)[:, ::2], r"tensor: .*C-contiguous array, found strides \[16, 8\]"),
+        (np.zeros((4, 4), I32)[:, ::2], r"tensor: .*C-contiguous array, got strides \[16, 8\]"),
         (np.zeros((4, 4), I32).T, "numpy.ascontiguousarray"),
         (np.array(["a"]), "tensor: dtype: .*numbers"),
         (np.array([None]), "tensor: dtype: .*numbers"),
-        (np.zeros(2, ">i4"), "tensor: dtype: .*numbers or booleans, found >i4"),
-        (np.zeros((1,) * 9), "tensor: .*8 dimensions, found 9"),
+        (np.zeros(2, ">i4"), "tensor: dtype: .*numbers or booleans, got >i4"),
+        (np.zeros((1,) * 9), "tensor: .*8 dimensions, got 9"),
         ([1, 2], "tensor: .*numpy array, got list"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
@@ -137,13 +137,13 @@ def test_numbers_are_taken_when_they_are_exactly_the_same() -> None:
     tensor.set_data_from_numpy(np.array([1.0, -0.0, 2.0**31 - 128], np.float32))
     assert tensor.get_data_to_numpy().tolist() == [1, 0, 2**31 - 128]
     for wrong in ([1, 0.5, 2], [1, np.nan, 2], [1, np.inf, 2], [1, 2.0**31, 2], [1, -(2.0**40), 2]):
-        with pytest.raises(InvalidArgumentError, match=r"int32 for token_ids, found float64 .* 1$"):
+        with pytest.raises(InvalidArgumentError, match=r"int32 for token_ids, got float64 .* 1$"):
             tensor.set_data_from_numpy(np.array(wrong))
-    with pytest.raises(InvalidArgumentError, match=r"found int64 .* 0$"):
+    with pytest.raises(InvalidArgumentError, match=r"got int64 .* 0$"):
         tensor.set_data_from_numpy(np.array([2**32, 0, 0]))
     with pytest.raises(InvalidArgumentError, match="C-contiguous"):
         tensor.set_data_from_numpy(np.zeros(6, I32)[::2])
-    with raises(InvalidArgumentError, param="numpy_obj", match=r"shape: .*\[3\], found \[4\]"):
+    with raises(InvalidArgumentError, param="numpy_obj", match=r"shape: .*\[3\], got \[4\]"):
         tensor.set_data_from_numpy(np.zeros(4, I32))
     assert tensor.get_data_to_numpy().tolist() == [1, 0, 2**31 - 128]
     assert (tensor.element_num, tensor.data_size, tensor.dtype) == (3, 12, lite.DataType.INT32)

@@ -177,7 +177,7 @@ def test_config_files(tmp_path: Path) -> None:
         assert [one.shape for one in other.get_inputs()] == [[2, 1], [2], [2]]
         assert other.get_outputs()[0].shape == [2, 1, VOCAB]
         for text, words in (
-            ("[ascend_context]\nprovider=ge\n", r"\[model\], found \[ascend_context\]"),
+            ("[ascend_context]\nprovider=ge\n", r"\[model\], got \[ascend_context\]"),
             ("[model]\nbatch = 2\n", "got 'batch'"),
             ("[model]\nbatch_size = two\n", "batch_size: .*integer"),
             ("batch_size = 2\n", "section headers"),
@@ -218,7 +218,7 @@ def test_files_that_are_not_bundles_are_refused() -> None:
         model.build_from_file(BUNDLE, "mindir")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="build_from_file"):
         model.get_inputs()
-    with raises(UnsupportedError, param="precision_mode", match="w4a8 .*found w8a8"):
+    with raises(UnsupportedError, param="precision_mode", match="w4a8 .*got w8a8"):
         build(context=lite.Context(precision_mode="w4a8"))
     with raises(UnsupportedError, param="precision_mode", match="enforce_fp32 .* f32"):
         build(context=lite.Context(precision_mode="enforce_fp32"))

@@ -71,11 +71,11 @@ def test_workers_run_at_the_same_time() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with made(1) as runner:
         assert [one.shape for one in runner.get_outputs()] == [[1, 4096]]
-        with raises(InvalidArgumentError, param="reset", match=r"found 0 at \[0\]"):
+        with raises(InvalidArgumentError, param="reset", match=r"got 0 at \[0\]"):
             runner.predict(tensors([IDS], 0))
-        with raises(InvalidArgumentError, param="token_ids", match="1 to 1 .*found 2"):
+        with raises(InvalidArgumentError, param="token_ids", match="1 to 1 .*got 2"):
             runner.predict(tensors([IDS, IDS]))
-        with raises(InvalidArgumentError, param="num_tokens", match="found 1025"):
+        with raises(InvalidArgumentError, param="num_tokens", match="got 1025"):
             runner.predict(tensors([[1] * 1025]))
         with raises(InvalidArgumentError, param="runner", match="already"):
             runner.build_from_file(BUNDLE, lite.ModelType.PENSTOCK)

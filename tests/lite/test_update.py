@@ -69,11 +69,11 @@ def tensor(name: str, *shape: int, dtype: npt.DTypeLike = np.float32) -> lite.Te
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (tensor("model.norm", 256), "found 'model.norm'; .*model.norm.weight"),
+        (tensor("model.norm", 256), "got 'model.norm'; .*model.norm.weight"),
         (tensor("", 256), "without a name"),
-        (tensor("model.norm.weight", 255), r"model.norm.weight: shape: .*\[256\], found \[255\]"),
-        (tensor(LAYER + "self_attn.k_proj.weight", 256, 128), r"\[128, 256\], found \[256, 128\]"),
-        (tensor("model.norm.weight", 256, dtype=np.int8), "dtype: .*float32 or float16, found int8"),
+        (tensor("model.norm.weight", 255), r"model.norm.weight: shape: .*\[256\], got \[255\]"),
+        (tensor(LAYER + "self_attn.k_proj.weight", 256, 128), r"\[128, 256\], got \[256, 128\]"),
+        (tensor("model.norm.weight", 256, dtype=np.int8), "dtype: .*float32 or float16, got int8"),
         (np.ones(256, np.float32), "weights: .*Tensors, got ndarray"),
     ],
 )
@@ -100,7 +100,7 @@ def test_weights_that_are_not_finite_are_named(dtype: npt.DTypeLike) -> None:
             bad = np.full(shape, np.finfo(dtype).max, dtype)
             bad[place] = value
             what = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
-            words = f"^{name}: .*finite values, found {what} at {list(place)}".replace("[", r"\[")
+            words = f"^{name}: .*finite values, got {what} at {list(place)}".replace("[", r"\[")
             with pytest.raises(InvalidArgumentError, match=words):
                 model.update_weights([lite.Tensor(bad, name=name)])
         with pytest.raises(InvalidArgumentError, match=r"'model\.norm\.weight' twice"):

@@ -69,7 +69,7 @@ def test_names_of_other_engines_work():
         ({"max_requests": "many"}, "'many'"),
         ({"frob": 1}, "scheme, mode"),
         ({"context_len": 4, "limits": ProgramLimits()}, "limits"),
-        ({"network": 3}, "found 3"),
+        ({"network": 3}, "got 3"),
     ],
 )
 def test_an_option_that_does_not_work_names_ours(options, hint):

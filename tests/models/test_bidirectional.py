@@ -168,5 +168,5 @@ def test_lite_runs_whole_sequences_or_refuses(bundle: Path, tensors: dict[str, n
         generator._sampler.close()
         small = {"batch_size": 2, "seq_len": 70, "context_len": 96, "max_tokens": 69}
         model.build_from_file(bundle, lite.ModelType.PENSTOCK, None, small)
-        with raises(InvalidArgumentError, param="num_tokens", match="found 70"):
+        with raises(InvalidArgumentError, param="num_tokens", match="got 70"):
             model.predict([lite.Tensor(ids), counts, reset])

@@ -125,7 +125,7 @@ def test_an_answer_inside_the_prompt_is_refused(folder: Path, tmp_path: Path, mo
         for ids in ([5, 7, gmask], [5, 7, mask], [5, 7, gmask, BEGIN, 8], [mask, 7, gmask]):  # [gMASK] has priority
             llm.generate(ids, params)
         for ids in ([5, mask, 7], [5, gmask, 7, BEGIN], [gmask, 7, mask], [mask, gmask, 7], [5, BEGIN, gmask]):
-            with raises(UnsupportedError, param="prompt", match="as the last one before the answer, found it at"):
+            with raises(UnsupportedError, param="prompt", match="as the last one before the answer, got it at"):
                 llm.generate(ids, params)
 
 

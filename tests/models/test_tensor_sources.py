@@ -135,14 +135,14 @@ BAD: dict[str, tuple[Sources, dict[str, tuple[int, ...]], str]] = {
     "too_few_rows": (
         {"a": Source("fused", ((0, 13),))},
         {"a": (13, 4)},
-        r"'fused': shape: expected 13 rows, found \[12",
+        r"'fused': shape: expected 13 rows, got \[12",
     ),
-    "unread_rows": ({"a": Source("fused", ((0, 5),))}, {"a": (5, 4)}, r"'fused': shape: expected 5 rows, found \[12"),
-    "columns": ({"a": Source("fused")}, {"a": (12, 5)}, r"'fused': shape: expected \[12, 5\] for 'a', found \[12, 4"),
+    "unread_rows": ({"a": Source("fused", ((0, 5),))}, {"a": (5, 4)}, r"'fused': shape: expected 5 rows, got \[12"),
+    "columns": ({"a": Source("fused")}, {"a": (12, 5)}, r"'fused': shape: expected \[12, 5\] for 'a', got \[12, 4"),
     "turned": (
         {"a": Source("fused", rows_transposed=True)},
         {"a": (4, 11)},
-        r"'fused': shape: expected \[4, 11\] for 'a', found \[12, 4",
+        r"'fused': shape: expected \[4, 11\] for 'a', got \[12, 4",
     ),
     "rows": ({"a": Source("fused")}, {"a": (11, 4)}, "'fused': shape: expected 11 rows for 'a'"),
     "vector": ({"a": Source("norm", transposed=True)}, {"a": (2, 1)}, "'norm': shape: expected a matrix"),
@@ -167,7 +167,7 @@ def test_rows_may_repeat_and_leave_gaps(tmp_path: Path) -> None:
     part = Source("fused", rows, rows_transposed=True, has_gaps=True, columns=((0, 1), (2, 4)))
     own = mapped_as(stored, {"a": (3, 4)}, {"a": part})
     assert (own.read("a") == FUSED[list(order)].T.numpy()[[0, 2, 3]]).all()
-    with raises(InvalidFileError, match=r"'fused': shape: expected 6 rows, found \[12"):
+    with raises(InvalidFileError, match=r"'fused': shape: expected 6 rows, got \[12"):
         mapped_as(stored, {"a": (3, 4)}, {"a": Source("fused", rows[1:], has_gaps=True)})
 
 
@@ -245,7 +245,7 @@ def test_a_wrong_fused_tensor_is_named(tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.qkv_proj.weight"
     save_file(tensors | {name: tensors[name][:-1].clone()}, folder / "model.safetensors", {"format": "pt"})
     for use in (lambda: load_network(folder), lambda: export_bundle(folder, tmp_path / "x.psm")):
-        with raises(InvalidFileError, param="shape", match=rf"tensor '{name}': shape: expected 224 rows, found \[223"):
+        with raises(InvalidFileError, param="shape", match=rf"tensor '{name}': shape: expected 224 rows, got \[223"):
             use()
     save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors", {"format": "pt"})
     with raises(InvalidFileError, param=None, match=f"lacks tensor '{name}'"):

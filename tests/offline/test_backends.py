@@ -79,7 +79,7 @@ def test_it_chooses_from_a_whole_file_where_pages_are_large(backend: str, monkey
         expected = answers(generate(PROMPTS, **WAYS[0]))
         monkeypatch.setattr(mmap, "PAGESIZE", 65536)
         assert answers(generate(PROMPTS, is_sample_acceleration=True, max_tokens=20)) == expected
-    with native.Model.open(BUNDLE) as model, pytest.raises(UnsupportedError, match="found 65536"):
+    with native.Model.open(BUNDLE) as model, pytest.raises(UnsupportedError, match="got 65536"):
         map_weights(model, BUNDLE, model.stamp)
 
 

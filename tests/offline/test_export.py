@@ -118,14 +118,14 @@ def test_a_script_of_ones_own(here: list[dict[str, Any]], tmp_path: Path) -> Non
     [
         ("run_mode: finetune\n", "run_mode .*export, not 'finetune'"),
         ("src_strategy_path_or_dir: /a\n", "src_strategy_path_or_dir: "),
-        ("model:\n  model_config:\n    use_past: 1\n", "use_past: expected true or false, found 1"),
+        ("model:\n  model_config:\n    use_past: 1\n", "use_past: expected true or false, got 1"),
         ("model:\n  model_config:\n    use_psat: True\n", "model_config: .*'use_psat'; did you mean use_past"),
         ("models: {}\n", "'models'; did you mean model"),
         ("load_checkpoint: [a]\n", "load_checkpoint: .*string"),
         ("infer:\n  prefill_model_path: a.mindir\n", r"prefill_model_path .*\.psm, not 'a\.mindir'"),
         ("infer:\n  model_type: mindir\n", "model_type .*'penstock'"),
         ("infer:\n  increment_model_path: a.psm\n", "increment_model_path .*prefill_model_path"),
-        ("infer: []\n", r"infer: .*mapping, found \[\]"),
+        ("infer: []\n", r"infer: .*mapping, got \[\]"),
         ("run_mode: [export\n", 'in "[a-z]+.yaml", line 1'),
         ("load_checkpoint: none\n", "none"),
         ("network: net.py:Net\n", ": network: "),
@@ -150,4 +150,4 @@ def test_ways_of_the_command(penstock_command: Run, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert "export: expected MODEL and OUT.psm, or --config-path FILE.yaml, or --model-dir DIR" in done.stderr
     done = penstock_command("export", "--model-dir", FOLDER)
-    assert "expected exactly one YAML file, found none" in done.stderr
+    assert "expected exactly one YAML file, got none" in done.stderr

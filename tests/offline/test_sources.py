@@ -115,7 +115,7 @@ def test_by_model_folder(expected: list[int], tmp_path: Path) -> None:
         assert (config.infer_seq_length, config.config_path) == (512, str(folder / "config.ini"))
     assert ids(pipeline("text_generation", folder, backend="lite")) == expected
     (folder / "config.ini").write_text("[ge_session_options]\nge.externalWeight=1\n")
-    with pytest.raises(InvalidFileError, match=r"found \[ge_session_options\]"):
+    with pytest.raises(InvalidFileError, match=r"got \[ge_session_options\]"):
         pipeline("text_generation", folder)
     assert ids(pipeline("text_generation", model_folder(tmp_path / "two", pair=False))) == expected
 
@@ -138,11 +138,11 @@ def spoil(folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("two yaml", r"YAML .*found other\.yml, test\.yaml"),
-        ("no yaml", "YAML .*found none"),
-        ("two prefill", r"one .*\*_prefill_graph\.psm, found b_prefill_graph\.psm, demo_"),
-        ("stray", r"only .*found model\.psm"),
-        ("no prefill", r"\*_prefill_graph\.psm, found none"),
+        ("two yaml", r"YAML .*got other\.yml, test\.yaml"),
+        ("no yaml", "YAML .*got none"),
+        ("two prefill", r"one .*\*_prefill_graph\.psm, got b_prefill_graph\.psm, demo_"),
+        ("stray", r"only .*got model\.psm"),
+        ("no prefill", r"\*_prefill_graph\.psm, got none"),
         (
             f"infer:\n  prefill_model_path: {BUNDLE.parent / 'other.psm'}\n",
             "infer: prefill_model_path: ",
@@ -152,7 +152,7 @@ def spoil(folder: Path, what: str) -> None:
         ("infer:\n  device_id: 0\n  device_id: 1\n", "line 3: .*'device_id'"),
         ("infer: [1, 2]\n", "infer: .*mapping"),
         ("infre: {}\n", "'infre'; did you mean infer"),
-        ("- 1\n", "mapping .*found list"),
+        ("- 1\n", "mapping .*got list"),
         ("a: !!python/object/apply:os.getcwd []\n", "constructor"),
         ("a: [" * 3000, "test.yaml: "),
     ],

@@ -83,7 +83,7 @@ def test_bad_shapes_are_refused_by_name(op: Op) -> None:
     for device in ("cpu", "meta"):
         tensors = [None if t is None else t.to(device) for t in case.tensors]
         tensors[0] = tensors[0].expand(1, 1, 1, *tensors[0].shape)
-        with pytest.raises(InvalidArgumentError, match=rf"\[{op.name}\] .*expected .*found"):
+        with pytest.raises(InvalidArgumentError, match=rf"\[{op.name}\] .*expected .*got"):
             getattr(ops, op.name)(*tensors, **case.attrs)
 
 

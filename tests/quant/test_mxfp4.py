@@ -63,7 +63,7 @@ def test_every_value_of_the_format() -> None:
 def test_the_scale_that_is_no_number_is_refused() -> None:
     blocks, scales = random_blocks(2, 1)
     scales[1] = 255
-    with raises(InvalidFileError, param=None, match="found 255"):
+    with raises(InvalidFileError, param=None, match="got 255"):
         mxfp4_to_bf16(blocks.numpy(), scales.numpy())
 
 
@@ -162,8 +162,8 @@ def damaged(folder: Path, name: str, change: torch.Tensor) -> Path:
 
 
 BAD = {
-    "blocks": (torch.zeros(6, 160, 3, 15, dtype=torch.uint8), "_blocks", "16 the last, found"),
-    "scales": (torch.zeros(6, 160, 4, dtype=torch.uint8), "_scales", r"U8 of \[6, 160, 3\], found \[6, 160, 4\]"),
+    "blocks": (torch.zeros(6, 160, 3, 15, dtype=torch.uint8), "_blocks", "16 the last, got"),
+    "scales": (torch.zeros(6, 160, 4, dtype=torch.uint8), "_scales", r"U8 of \[6, 160, 3\], got \[6, 160, 4\]"),
 }
 
 

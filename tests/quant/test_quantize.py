@@ -98,7 +98,7 @@ def test_the_result_is_deterministic(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
-    with pytest.raises(InvalidArgumentError, match="w8a16, w8a8, w4a16, w4a8, found 'f16'"):
+    with pytest.raises(InvalidArgumentError, match="w8a16, w8a8, w4a16, w4a8, got 'f16'"):
         quantize_checkpoint(source, tmp_path / "out", "f16")
     with pytest.raises(InvalidArgumentError, match="already exists"):
         quantize_checkpoint(source, source, "w8a8")
@@ -171,7 +171,7 @@ def test_a_folder_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
     quantize_checkpoint(write_checkpoint(tmp_path / "source"), tmp_path / "out", "w4a8")
     file = tmp_path / "out" / "config.json"
     file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
-    with raises(UnsupportedError, param="quantization_config.version", match="found 1"):
+    with raises(UnsupportedError, param="quantization_config.version", match="got 1"):
         Checkpoint.open(tmp_path / "out")
 
 

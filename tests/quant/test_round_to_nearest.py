@@ -120,7 +120,7 @@ def test_loading_refuses_missing_unused_and_misshapen_tensors(tmp_path: Path) ->
     damaged = {
         "lacks .*'model.norm.weight'": {k: v for k, v in tensors.items() if k != "model.norm.weight"},
         "has .*'stray'": tensors | {"stray": np.zeros(3, np.float32)},
-        r"shape: .*\[96\], found \[95\]": tensors | {"model.norm.weight": np.zeros(95, np.float32)},
+        r"shape: .*\[96\], got \[95\]": tensors | {"model.norm.weight": np.zeros(95, np.float32)},
     }
     for message, found in damaged.items():
         save_file(found, source / "model.safetensors")

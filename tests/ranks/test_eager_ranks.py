@@ -67,4 +67,4 @@ def test_eager_ranks_with_other_calls_name_it(tmp_path: Path) -> None:
     script = ASK.replace("[7, 300, 41, 9]", "[7, 300, 41, 9 + rank]")
     done = run_ranks("penstock launch", 2, sys.executable, "-c", script, folder, tmp_path, "{}")
     assert done.returncode != 0
-    assert "batch: expected equal batches on all ranks, found another on rank" in done.stderr
+    assert "batch: expected equal batches on all ranks, got another on rank" in done.stderr

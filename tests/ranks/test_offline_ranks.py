@@ -93,7 +93,7 @@ def test_the_example_in_c_refuses_stages(
     processes = start_by_hand(layout.world, "env", *variables, example_in_c, source)
     for rank, (status, err) in enumerate(ends_within(processes, 30.0)):
         field = "pipeline_parallel_size: expected 1 without links"
-        assert (status, err) == (1, f"open: {field}, found rank {rank} of a pipeline of {layout.world} ranks\n")
+        assert (status, err) == (1, f"open: {field}, got rank {rank} of a pipeline of {layout.world} ranks\n")
 
 
 def test_the_example_in_c_divides_contexts(
@@ -194,7 +194,7 @@ def test_ranks_with_other_inputs_name_what_differs(demo_ranks: Path) -> None:
             model.predict(inputs)
 
     text = messages(in_threads(work))
-    assert "batch: expected equal batches on all ranks, found other token_ids on rank 1 than on rank 0" in text
+    assert "batch: expected equal batches on all ranks, got other token_ids on rank 1 than on rank 0" in text
 
 
 @pytest.mark.usefixtures("meeting")
@@ -204,7 +204,7 @@ def test_ranks_with_other_inputs_name_what_differs(demo_ranks: Path) -> None:
 )
 def test_ranks_with_other_settings_name_what_differs(config: dict[str, object], named: str, demo_ranks: Path) -> None:
     text = messages(in_threads(lambda rank: build(demo_ranks, rank, **(config if rank else {}))))
-    assert f"{named}: expected equal values on all ranks, found " in text or "part_bytes" in text
+    assert f"{named}: expected equal values on all ranks, got " in text or "part_bytes" in text
 
 
 @pytest.mark.long
@@ -218,7 +218,7 @@ def test_bundles_of_other_weights_do_not_meet(
     run(sys.executable, "-m", "penstock", "export", ROOT / "demo" / "model", changed, "--scheme", "w4a8", "--yes")
     shutil.copy(parts_of(changed, 2)[1], other / "rank_1.psm")
     text = messages(in_threads(lambda rank: build(other if rank else demo_ranks, rank)))
-    assert re.search(r"bundle: expected equal values on all ranks, found \w+ on rank [01] and \w+ on rank [01]", text)
+    assert re.search(r"bundle: expected equal values on all ranks, got \w+ on rank [01] and \w+ on rank [01]", text)
 
 
 def test_the_rank_must_be_that_of_the_bundle(demo_ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,17 +227,15 @@ def test_the_rank_must_be_that_of_the_bundle(demo_ranks: Path, monkeypatch: pyte
             lite.Model().build_from_file(path, lite.ModelType.PENSTOCK, lite.Context(**options))
 
     refused("rank_id: .*bundle of rank 1 of 2; start each rank with penstock launch, or set rank_id")
-    refused("rank_id: .*expected the bundle of rank 0, found that of rank 1", rank_id=0)
-    refused("rank_id: .*expected 0, because this is a whole bundle, found 1", DEMO, rank_id=1)
-    refused("device_id: expected -1 to 1, one per process of this host, found 2", rank_id=1, device_id=2)
+    refused("rank_id: .*expected the bundle of rank 0, got that of rank 1", rank_id=0)
+    refused("rank_id: .*expected 0, because this is a whole bundle, got 1", DEMO, rank_id=1)
+    refused("device_id: expected -1 to 1, one per process of this host, got 2", rank_id=1, device_id=2)
     refused("device_id: expected no thread affinity", rank_id=1, device_id=1, thread_affinity_mode=1)
     refused("rank_id: expected an integer from 0 to 63", rank_id=64)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    refused(
-        "group_size: .*: expected 2 processes, the ranks that the bundle was cut for, found 3, as the launcher says"
-    )
-    refused("rank_id: expected 1, as the launcher of this process says, found 0", rank_id=0)
+    refused("group_size: .*: expected 2 processes, the ranks that the bundle was cut for, got 3, as the launcher says")
+    refused("rank_id: expected 1, as the launcher of this process says, got 0", rank_id=0)
     with lite.Model() as model:  # each process of a launcher may have a whole bundle
         model.build_from_file(DEMO, lite.ModelType.PENSTOCK, lite.Context(device_id=1))
     assert (lite.Context().cpu.rank_id, lite.Context().cpu.group_size) == (1, 3)
@@ -255,7 +253,7 @@ def test_bundles_of_stages_and_contexts_are_refused(
     layout: RankLayout, field: str, parts_of: Callable[[Path, RankLayout], list[Path]]
 ) -> None:
     for rank, part in enumerate(parts_of(DEMO, layout)):
-        with pytest.raises(UnsupportedError, match=f"^{field}: .*: expected 1, .* --tp only, found 2;") as caught:
+        with pytest.raises(UnsupportedError, match=f"^{field}: .*: expected 1, .* --tp only, got 2;") as caught:
             lite.Model().build_from_file(
                 part, lite.ModelType.PENSTOCK, lite.Context(rank_id=rank), {"join_timeout_s": 1}
             )
@@ -282,7 +280,7 @@ def test_what_a_rank_cannot_do(demo_ranks: Path) -> None:
     for update, resize, runner in in_threads(work):
         assert update.startswith("update_weights: expected a whole bundle")
         assert resize.startswith("dims: expected at most 1 sequences")
-        assert runner.endswith("found that of a rank; use a Model")
+        assert runner.endswith("got that of a rank; use a Model")
 
 
 @pytest.mark.usefixtures("meeting")
@@ -425,7 +423,7 @@ def test_ranks_of_another_group_do_not_end_a_meeting() -> None:
     assert len(joined) == 3, results
     text = messages([result for result in results if not isinstance(result, JoinedComm)])
     assert "world: rank 0 has 3, rank 1 has 2" in text
-    assert "rank: expected each of 0 to 2 once, found a second 1" in text
+    assert "rank: expected each of 0 to 2 once, got a second 1" in text
     for comm in joined:
         comm.close()
 
@@ -551,7 +549,7 @@ def test_open_mpi_only_starts_ranks(demo_ranks: Path, tmp_path: Path) -> None:
     words = [EXAMPLE / "main.py", "--model_path", pattern(demo_ranks), "--config_file", tmp_path / "mpi.ini"]
     done = run_ranks("mpirun.openmpi", 2, sys.executable, *words)
     assert done.returncode != 0
-    assert "transport: expected 'shared' under Open MPI, which only starts the ranks, found 'mpi'" in done.stderr
+    assert "transport: expected 'shared' under Open MPI, which only starts the ranks, got 'mpi'" in done.stderr
 
 
 @pytest.mark.long

@@ -175,7 +175,7 @@ def test_impossible_numbers_of_ranks_are_refused(world: int, found: str) -> None
 
 def test_a_bundle_of_one_rank_is_no_whole_network(parts_of: Callable[[Path, int], list[Path]]) -> None:
     part = parts_of(DEMO, 2)[1]
-    with raises(InvalidArgumentError, param="model", match=r"found that of one rank \(of tp 2\); open the folder"):
+    with raises(InvalidArgumentError, param="model", match=r"got that of one rank \(of tp 2\); open the folder"):
         LLM(part)
     with pytest.raises(UnsupportedError, match=r"^tensor_parallel_size: .*whole network"):
         LLM(part, tensor_parallel_size=2)
@@ -274,7 +274,7 @@ def test_a_rank_that_never_opens_has_a_limit(monkeypatch: pytest.MonkeyPatch, tm
 def test_a_wrong_limit_on_opening_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_RANK_OPEN_SECONDS", value)
     with pytest.raises(
-        InvalidArgumentError, match=f"^PENSTOCK_RANK_OPEN_SECONDS: expected seconds above 0, found '{value}'"
+        InvalidArgumentError, match=f"^PENSTOCK_RANK_OPEN_SECONDS: expected seconds above 0, got '{value}'"
     ):
         env.rank_open_s()
 

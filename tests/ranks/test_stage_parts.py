@@ -108,11 +108,11 @@ def test_the_part_of_a_stage_is_found(bundles: Path, tmp_path: Path) -> None:
         assert only.rank == 1
     for model, rank, kind, reason in (
         (bundles, 0, InvalidArgumentError, "rank: expected one of 1, 2, the parts in"),
-        (bundles, 3, FileAccessError, "expected rank_3.psm, found no such part"),
-        (machines[0], 0, FileAccessError, "expected rank_1.psm, found no such part"),
+        (bundles, 3, FileAccessError, "expected rank_3.psm, got no file"),
+        (machines[0], 0, FileAccessError, "expected rank_1.psm, got no file"),
         (tmp_path / "nowhere", 0, FileAccessError, "no such file"),
         (bundles / "rank_0.psm", 0, InvalidArgumentError, "rank: expected the part of a stage in .* of rank 0"),
-        (bundles / "rank_1.psm", 2, InvalidArgumentError, "rank: expected 2 in .* found that of rank 1"),
+        (bundles / "rank_1.psm", 2, InvalidArgumentError, "rank: expected 2 in .* got that of rank 1"),
     ):
         with pytest.raises(kind, match=reason), find_bundle(model, rank):
             pass

@@ -98,7 +98,7 @@ def test_values_that_do_not_fit_name_their_tensor(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     save_file({"a.weight": torch.tensor([[1e30, 1.0]])}, tmp_path / "source" / TENSORS)
     (tmp_path / "source" / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(InvalidFileError, match=r"'a.weight': dtype: .*f16, found 1e\+30"):
+    with pytest.raises(InvalidFileError, match=r"'a.weight': dtype: .*f16, got 1e\+30"):
         convert(tmp_path / "source", tmp_path / "out", Conversion(dtype="f16"))
     assert not (tmp_path / "out").exists()
 
@@ -294,7 +294,7 @@ def test_changes_together_are_changes_in_turn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"use_dora": True}, "adapter_config.json: use_dora: expected false, found true"),
+        ({"use_dora": True}, "adapter_config.json: use_dora: expected false, got true"),
         ({"peft_type": "IA3"}, "adapter_config.json: peft_type: expected LORA"),
         ({"r": 8}, "adapter_config.json: r: expected 4, the rank of"),
         ({"lora_alpha": "8"}, "adapter_config.json: lora_alpha: expected a number"),

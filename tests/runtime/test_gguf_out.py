@@ -208,7 +208,7 @@ def test_a_limit_of_queries_is_refused(tmp_path: Path) -> None:
     folder = save("olmoe", tmp_path / "folder")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"norm_topk_prob": False}))
-    with raises(UnsupportedError, param="clip_qkv", match=r"null for a GGUF file, found 0\.9"):
+    with raises(UnsupportedError, param="clip_qkv", match=r"null for a GGUF file, got 0\.9"):
         convert(folder, tmp_path / "out.gguf", Conversion())
 
 

@@ -174,7 +174,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
             assert "the service runs (one 1); this machine has none" in await refusal(servables, "more")
 
     run(work)
-    with pytest.raises(InvalidArgumentError, match="found none"):
+    with pytest.raises(InvalidArgumentError, match="got none"):
         find_versions([tmp_path / "there" / "one" / "1"])
 
 

@@ -211,7 +211,7 @@ def test_listed_versions() -> None:
 
 
 def test_no_wanted_version_exists() -> None:
-    with pytest.raises(InvalidFileError, match="versions 7, found 1, 2"):
+    with pytest.raises(InvalidFileError, match="versions 7, got 1, 2"):
         plan_load(WantedVersions(VersionPolicy.parse("7")), folder(1, 2), loaded(1))
     refused = ServableFolder("a", Path("a"), {}, {"007": "leading zeros"})
     with pytest.raises(InvalidFileError, match="; 007:"):

@@ -121,7 +121,7 @@ def test_another_number_of_ranks_is_refused(world: int, sharded: Path, tmp_path:
 def test_a_missing_bundle_of_a_rank_is_named(tmp_path: Path) -> None:
     export_ranks(DEMO.parent / "demo.psm", tmp_path / "bundles", 2)
     (tmp_path / "bundles" / "rank_1.psm").unlink()
-    with pytest.raises(InvalidFileError, match=r"bundles: expected rank_1\.psm, found no such file"):
+    with pytest.raises(InvalidFileError, match=r"bundles: expected rank_1\.psm, got no file"):
         answer(tmp_path / "bundles", 2)
 
 
@@ -130,7 +130,7 @@ def test_a_missing_part_is_named_before_one_is_made(tmp_path: Path, monkeypatch:
     (tmp_path / "cut" / "rank_1" / WEIGHTS).unlink()
     monkeypatch.setattr("penstock.runtime.build.build_in_child", lambda *_, **__: pytest.fail("made a bundle"))
     for use_cache in (True, False):
-        with pytest.raises(InvalidFileError, match=r"expected rank_1/model\.safetensors, found no such file"):
+        with pytest.raises(InvalidFileError, match=r"expected rank_1/model\.safetensors, got no file"):
             answer(tmp_path / "cut", 2, use_cache=use_cache)
 
 

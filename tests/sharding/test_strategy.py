@@ -111,7 +111,7 @@ def test_more_ranks_than_heads_are_refused() -> None:
         ({"extra": (3,)}, "has tensor 'extra', which network llama does not read"),
         (
             {"model.layers.0.mlp.up_proj.weight": (7, 256)},
-            r"up_proj.weight': shape: expected 704 rows, found \[7, 2",
+            r"up_proj.weight': shape: expected 704 rows, got \[7, 2",
         ),
     ],
 )
@@ -164,7 +164,7 @@ Q = "model.layers.0.self_attn.q_proj.weight"
     [
         ((), {"more": 1}, "'more' is not a field"),
         (("format",), "x", "format: expected 'penstock strategy'"),
-        (("layout_version",), 2, "layout_version: expected 1, found 2"),
+        (("layout_version",), 2, "layout_version: expected 1, got 2"),
         (("model",), None, "model: expected an object"),
         (("model", "config_sha256"), "xyz", "model: config_sha256: expected 64 hexadecimal digits"),
         (("world", "tp"), 0, "world: tp: expected an integer from 1 to 64"),
@@ -177,7 +177,7 @@ Q = "model.layers.0.self_attn.q_proj.weight"
         (("parameters", Q, "cut"), "tiles", f"parameters: '{Q}': cut: expected one of rows"),
         (("parameters", Q, "shape"), [-1], f"parameters: '{Q}': shape: expected a list"),
         (("parameters", Q, "ranges"), [[[0, 128]]], f"'{Q}': ranges: expected a list for each of 2 ranks"),
-        (("parameters", Q, "ranges"), [[[0, 128]], []], "for rank 1, found"),
+        (("parameters", Q, "ranges"), [[[0, 128]], []], "for rank 1, got"),
         (("parameters", Q, "ranges"), [[[0, 128]], [[129, 256]]], "no rank has row 128"),
         (("parameters", Q, "ranges"), [[[0, 128]], [[128, 255]]], "no rank has row 255"),
         (("parameters", Q, "ranges"), [[[0, 128]], [[128, 257]]], "of rows 0 to 256"),

@@ -208,7 +208,7 @@ def test_every_damage_is_named(copy: Path, tmp_path: Path) -> None:
     damages = [
         (lambda: flip(weights, first), "the checksum in manifest.json"),
         (lambda: weights.write_bytes(weights.read_bytes()[:-9]), "truncated"),
-        (lambda: weights.unlink(), "rank_1/model.safetensors, found no such file"),
+        (lambda: weights.unlink(), "rank_1/model.safetensors, got no file"),
         (lambda: save_file({"x": np.ones(3)}, weights), "rank_1/model.safetensors (has|lacks) tensor"),
         (lambda: flip(copy / MANIFEST, 500), MANIFEST),
         (lambda: (copy / MANIFEST).write_text("{}"), "sha256 and manifest"),
@@ -216,7 +216,7 @@ def test_every_damage_is_named(copy: Path, tmp_path: Path) -> None:
         (lambda: strategy_of(DEMO, 3).write(copy / STRATEGY), "^(?!rank_).*manifest.json"),
         (lambda: flip(copy / STRATEGY, 40), STRATEGY),
         (lambda: flip(copy / "tokenizer.json", 40), "tokenizer.json: .*checksum"),
-        (lambda: (copy / "tokenizer.json").unlink(), "tokenizer.json, found no such file"),
+        (lambda: (copy / "tokenizer.json").unlink(), "tokenizer.json, got no file"),
     ]
     original = files_of(copy)
     for damage, message in damages:

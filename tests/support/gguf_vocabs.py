@@ -58,7 +58,7 @@ def main(folder: Path) -> int:
     """Print a line for each file."""
     paths = sorted(folder.glob("ggml-vocab-*.gguf"))
     if not paths:
-        print(f"{folder}: expected files ggml-vocab-*.gguf, found none", file=sys.stderr)
+        print(f"{folder}: expected files ggml-vocab-*.gguf, got none", file=sys.stderr)
         return 2
     total = 0
     for path in paths:

@@ -174,7 +174,7 @@ def test_the_chat_template_is_found_in_either_file():
         ({"tokenizer_config.json": b'{"chat_template": 3}'}, "expected a string"),
         (
             {"tokenizer_config.json": b'{"chat_template": {"tool_use": "T", "rag": "R"}}'},
-            "'default', found 'rag', 'tool_use'",
+            "'default', got 'rag', 'tool_use'",
         ),
     ],
 )

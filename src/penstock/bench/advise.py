@@ -210,9 +210,9 @@ def _source(question: Advise, progress: ProgressCallback | None) -> tuple[Graph,
         only_scheme = graph.scheme
     attends = [node for node in graph.nodes if node.op in ("attention", "sink_attention", "relative_attention")]
     if not attends or not all(node.attrs["causal"] for node in attends):
-        raise UnsupportedError(f"model: expected one that generates text, found {graph.network}", param="model")
+        raise UnsupportedError(f"model: expected one that generates text, got {graph.network}", param="model")
     if graph.values[graph.output].shape[-1].offset != graph.vocab_size:
-        raise UnsupportedError(f"model: expected a graph that ends in logits, found {graph.network}", param="model")
+        raise UnsupportedError(f"model: expected a graph that ends in logits, got {graph.network}", param="model")
     return graph, files, only_scheme
 
 

@@ -63,7 +63,7 @@ class Profile(OpenModel):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name), minimum)
         if self.steps > _MAX_STEPS:  # the spans of all passes are kept until the median is known
-            raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, found {self.steps:,}", param="steps")
+            raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, got {self.steps:,}", param="steps")
         if not self.phases or any(phase not in PHASES for phase in self.phases):
             raise refusal("phases", f"some of {', '.join(PHASES)}", self.phases)
 
@@ -144,9 +144,7 @@ def profile(settings: Profile, progress: Callable[[Any], None] | None = None) ->
     """
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
         if getattr(settings, name) != 1:
-            raise UnsupportedError(
-                f"{name}: expected 1 for a profile, found {getattr(settings, name)!r:.20}", param=name
-            )
+            raise UnsupportedError(f"{name}: expected 1 for a profile, got {getattr(settings, name)!r:.20}", param=name)
     num_prompt, num_context = _sizes(settings, None)
     longest = _longest(settings, num_prompt, num_context)
     limits = ProgramLimits(

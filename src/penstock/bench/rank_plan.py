@@ -110,7 +110,7 @@ def model_graph(path: Path, scheme: str | None = None, network: str | None = Non
             raise InvalidArgumentError(f"{name}: expected none for the bundle {path}, which has its own", param=name)
     graph = read_source(path)[0]
     if WHOLE in graph.properties:
-        raise UnsupportedError(f"{path}: expected a whole bundle, found that of one rank")
+        raise UnsupportedError(f"{path}: expected a whole bundle, got that of one rank")
     return graph
 
 

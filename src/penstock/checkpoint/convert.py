@@ -85,7 +85,7 @@ def convert_checkpoint(
     if checkpoint.scheme is not None and (conversion.dtype is not None or conversion.lora is not None):
         name = "dtype" if conversion.dtype is not None else "lora"
         raise UnsupportedError(
-            f"{name}: expected float weights, found a folder quantized as {checkpoint.scheme}", param=name
+            f"{name}: expected float weights, got a folder quantized as {checkpoint.scheme}", param=name
         )
     if conversion.dtype is not None and conversion.dtype not in FLOATS:
         raise InvalidArgumentError(

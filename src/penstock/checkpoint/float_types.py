@@ -52,4 +52,4 @@ def convert_floats(values: NDArray[Any], source: str, target: str) -> NDArray[An
 def _check(exact: NDArray[np.float32], is_finite: NDArray[Any], target: str) -> None:
     wrong = np.isfinite(exact) & ~is_finite
     if wrong.any():
-        raise InvalidArgumentError(f"dtype: expected values within {target}, found {exact[wrong][0]:g}", param="dtype")
+        raise InvalidArgumentError(f"dtype: expected values within {target}, got {exact[wrong][0]:g}", param="dtype")

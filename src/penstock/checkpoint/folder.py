@@ -83,7 +83,7 @@ def _refuse_without_config(folder: Path) -> NoReturn:
         refuse_other_formats(folder)
     bundle = next((name for name in names if name.lower().endswith(".psm")), None)
     hint = "" if bundle is None else f"; to run a bundle, pass {folder / bundle}"
-    raise InvalidFileError(f"{folder}: expected a checkpoint folder with config.json, found no such file{hint}")
+    raise InvalidFileError(f"{folder}: expected a checkpoint folder with config.json, got no file{hint}")
 
 
 def _check_is_whole(folder: Path) -> None:
@@ -95,7 +95,7 @@ def _check_is_whole(folder: Path) -> None:
     else:
         return
     raise UnsupportedError(
-        f"{folder}: expected a checkpoint folder, found {found}, and run, chat and serve open all with the folder's "
+        f"{folder}: expected a checkpoint folder, got {found}, and run, chat and serve open all with the folder's "
         "--tp, --pp and --cp"
     )
 
@@ -103,7 +103,7 @@ def _check_is_whole(folder: Path) -> None:
 def _check_folder(path: Path) -> None:
     if path.is_file():
         found = "a bundle" if is_bundle(path) else "another file"
-        raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, found {found}")
+        raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, got {found}")
     if not path.is_dir():
         raise FileAccessError(f"{path}: no such folder")
 
@@ -234,7 +234,7 @@ class Checkpoint:
     def _check_version(self, version: int) -> None:
         if version != QUANTIZED_VERSION:
             raise UnsupportedError(
-                f"{self.folder}: quantization_config.version: expected {QUANTIZED_VERSION}, found {version}. Quantize "
+                f"{self.folder}: quantization_config.version: expected {QUANTIZED_VERSION}, got {version}. Quantize "
                 "the original checkpoint again.",
                 param="quantization_config.version",
             )
@@ -244,7 +244,7 @@ class Checkpoint:
             if info.dtype not in ("i8", "u8") or name.endswith(_GROUPS):
                 continue
             if len(info.shape) != 2:
-                raise InvalidFileError(f"{info.file}: tensor {show(name)}: expected a matrix, found {list(info.shape)}")
+                raise InvalidFileError(f"{info.file}: tensor {show(name)}: expected a matrix, got {list(info.shape)}")
             companions: list[tuple[str, str, Sequence[tuple[int, ...]]]] = [
                 (f"{name}{_SCALE}", "f32", ((info.shape[0],), (info.shape[0], 1)))
             ]
@@ -258,10 +258,10 @@ class Checkpoint:
         info = self.tensors.get(companion)
         if info is None:
             file = self.tensors[name].file
-            raise InvalidFileError(f"{file}: tensor {show(name)}: expected {show(companion)} beside it, found none")
+            raise InvalidFileError(f"{file}: tensor {show(name)}: expected {show(companion)} beside it, got none")
         if info.dtype != dtype or info.shape not in shapes:
             raise InvalidFileError(
-                f"{info.file}: tensor {show(companion)}: expected {dtype.upper()} of shape {list(shapes[0])}, found "
+                f"{info.file}: tensor {show(companion)}: expected {dtype.upper()} of shape {list(shapes[0])}, got "
                 f"{info.dtype.upper()} of {list(info.shape)}"
             )
 
@@ -275,7 +275,7 @@ class Checkpoint:
         """Return the stored tensor without a copy: float32, uint16 (the bits of f16 and bf16), int8 or uint8."""
         file = self._home.get(name)
         if file is None:
-            raise InvalidFileError(f"{self.folder}: expected a tensor named {show(name)}, found none")
+            raise InvalidFileError(f"{self.folder}: expected a tensor named {show(name)}, got none")
         array = file.read(name)
         return array.reshape(_without_group(name, array.shape))
 
@@ -295,7 +295,7 @@ class Checkpoint:
             if stored.shape[1] != cols:
                 raise self._wrong_cols(name, cols, stored.shape[1])
             if not (stored > -128).all():
-                raise InvalidFileError(f"{name}: expected values from -127 to 127, found -128")
+                raise InvalidFileError(f"{name}: expected values from -127 to 127, got -128")
             return QuantizedRows(stored, scales)
         if stored.shape[1] != (cols + 1) // 2:
             raise self._wrong_cols(name, cols, 2 * stored.shape[1])
@@ -305,9 +305,7 @@ class Checkpoint:
         return QuantizedRows(np.ascontiguousarray(values[:, :cols]), scales, self.read(f"{name}{_GROUPS}"))
 
     def _wrong_cols(self, name: str, cols: int, found: int) -> InvalidFileError:
-        return InvalidFileError(
-            f"{self.tensors[name].file}: tensor {show(name)}: expected {cols} columns, found {found}"
-        )
+        return InvalidFileError(f"{self.tensors[name].file}: tensor {show(name)}: expected {cols} columns, got {found}")
 
     def _finite(self, name: str, scales: NDArray[np.float32]) -> NDArray[np.float32]:
         if not np.isfinite(scales).all():
@@ -326,13 +324,13 @@ class Checkpoint:
             plain = ", ".join(name for name, row in SCHEMES.items() if not row.in_blocks)
             expected = f"{own}, the type of most of its blocks" if own in BLOCK_SCHEMES else f"one of {plain}"
             raise UnsupportedError(
-                f"{self.folder}: scheme: expected {expected}, found {scheme}, which keeps the blocks of a GGUF file "
+                f"{self.folder}: scheme: expected {expected}, got {scheme}, which keeps the blocks of a GGUF file "
                 "or the groups of a quantized folder",
                 param="scheme",
             )
         if self.scheme is not None and scheme != self.scheme:
             raise UnsupportedError(
-                f"{self.folder}: expected scheme {self.scheme}, which its weights are quantized with, found {scheme}. "
+                f"{self.folder}: expected scheme {self.scheme}, which its weights are quantized with, got {scheme}. "
                 "Use the original checkpoint for another scheme."
             )
         return scheme
@@ -347,7 +345,7 @@ class Checkpoint:
         """Return the blocks of a matrix that has a ``block_scheme``, uint8 [rows, bytes of a row]."""
         file = self._home[name]
         if not isinstance(file, GgufWeights | QuantizedWeights):
-            raise InvalidFileError(f"{self.folder}: expected blocks in tensor {show(name)}, found none")
+            raise InvalidFileError(f"{self.folder}: expected blocks in tensor {show(name)}, got none")
         return file.read_blocks(name)
 
     def stored_bytes(self, name: str) -> int:
@@ -436,10 +434,10 @@ class Checkpoint:
         """The files of the weights, by name; UnsupportedError for GGUF and for a folder that another tool quantized."""
         files: list[TensorFile] = [file for file in set(self._files) if isinstance(file, TensorFile)]
         if self.made_files is not None:
-            raise UnsupportedError(f"{self.folder}: expected a checkpoint folder with safetensors, found a GGUF file")
+            raise UnsupportedError(f"{self.folder}: expected a checkpoint folder with safetensors, got a GGUF file")
         if (section := self.config.foreign_quantization()) is not None:
             raise UnsupportedError(
-                f"{self.folder}: expected float weights or weights quantized by Penstock, found quant_method "
+                f"{self.folder}: expected float weights or weights quantized by Penstock, got quant_method "
                 f"{show(section.str('quant_method'))}"
             )
         return sorted(files, key=lambda file: file.path)

@@ -88,9 +88,7 @@ def _sizes(layer: str, config: ConfigReader, name: str, info: TensorInfo) -> lis
         num_kv_heads = config.int("num_key_value_heads", num_heads)
         parts = [num_heads, num_kv_heads, num_kv_heads]
     if not info.shape or info.shape[0] % sum(parts):
-        raise InvalidFileError(
-            f"tensor {show(name)}: expected a multiple of {sum(parts)} rows, found {list(info.shape)}"
-        )
+        raise InvalidFileError(f"tensor {show(name)}: expected a multiple of {sum(parts)} rows, got {list(info.shape)}")
     return [info.shape[0] // sum(parts) * part for part in parts]
 
 
@@ -103,9 +101,7 @@ def fused_config(layout: str, config: ConfigReader) -> dict[str, Any]:
     sources = (FUSED_TYPE,) if layout == "split" else tuple(_SPLIT_TYPES)
     if model_type not in sources:
         expected = " or ".join(sources)
-        raise UnsupportedError(
-            f"layout: expected model_type {expected} for {layout}, found {model_type}", param="layout"
-        )
+        raise UnsupportedError(f"layout: expected model_type {expected} for {layout}, got {model_type}", param="layout")
     has_window = config.has("sliding_window")
     target = FUSED_TYPE if layout == "fused" else "mistral" if has_window else "llama"
     _check_equal(config)
@@ -124,7 +120,7 @@ def _check_equal(config: ConfigReader) -> None:
     """Raise UnsupportedError for a key with which the two types compute differently."""
     for key in ("attention_bias", "mlp_bias"):
         if config.bool(key, False):
-            raise UnsupportedError(f"config.json: {key}: expected false for another layout, found true", param=key)
+            raise UnsupportedError(f"config.json: {key}: expected false for another layout, got true", param=key)
     heads, hidden = config.int("num_attention_heads"), config.int("hidden_size")
     if config.int("head_dim", hidden // heads) * heads != hidden:
         raise UnsupportedError(
@@ -134,7 +130,7 @@ def _check_equal(config: ConfigReader) -> None:
         kind = "default" if section is None else section.str("rope_type", section.str("type", "default"))
         if kind != "default":
             raise UnsupportedError(
-                f"config.json: rope_type: expected default for another layout, found {show(kind)}", param="rope_type"
+                f"config.json: rope_type: expected default for another layout, got {show(kind)}", param="rope_type"
             )
         if section is not None and section.float("partial_rotary_factor", 1.0) != 1.0:
             raise UnsupportedError(

@@ -321,7 +321,7 @@ def _decoded(data: bytes | memoryview) -> str:
         text = bytes(data).decode()
     except UnicodeDecodeError as error:
         raise InvalidFileError(
-            f"chat_template.jinja: expected UTF-8, found an invalid byte {error.start}", param="chat_template"
+            f"chat_template.jinja: expected UTF-8, got an invalid byte {error.start}", param="chat_template"
         ) from None
     return _limited(text, "chat_template.jinja")
 
@@ -345,7 +345,7 @@ def _named_templates(value: Any, where: str) -> dict[str, str]:
 
 def _wrong_template(where: str, value: Any) -> InvalidFileError:
     return InvalidFileError(
-        f"{where}: expected a string, or at most {MAX_TEMPLATES} templates with names, found {show(value)}",
+        f"{where}: expected a string, or at most {MAX_TEMPLATES} templates with names, got {show(value)}",
         param="chat_template",
     )
 
@@ -353,6 +353,6 @@ def _wrong_template(where: str, value: Any) -> InvalidFileError:
 def _limited(template: str, where: str) -> str:
     if len(template) > MAX_TEMPLATE_CHARS:
         raise InvalidFileError(
-            f"{where}: expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}", param="chat_template"
+            f"{where}: expected at most {MAX_TEMPLATE_CHARS} characters, got {len(template)}", param="chat_template"
         )
     return template

@@ -66,17 +66,15 @@ class Adapter:
         UnsupportedError for an adapter that does more than add a product (DoRA, embeddings, biases, whole modules).
         """
         if not (folder / _CONFIG).exists():
-            raise InvalidArgumentError(
-                f"lora: {folder}: expected an adapter with {_CONFIG}, found no such file", param="lora"
-            )
+            raise InvalidArgumentError(f"lora: {folder}: expected an adapter with {_CONFIG}, got no file", param="lora")
         reader = ConfigReader.parse(read_small_file(folder / _CONFIG), _CONFIG)
         if reader.str("peft_type", "LORA") != "LORA":
             raise UnsupportedError(
-                f"{_CONFIG}: peft_type: expected LORA, found {show(reader.values['peft_type'])}", param="peft_type"
+                f"{_CONFIG}: peft_type: expected LORA, got {show(reader.values['peft_type'])}", param="peft_type"
             )
         _check_keys(reader)
         if not (folder / _WEIGHTS).exists():
-            raise InvalidFileError(f"{folder}: expected {_WEIGHTS}, found no such file")
+            raise InvalidFileError(f"{folder}: expected {_WEIGHTS}, got no file")
         file = TensorFile(folder / _WEIGHTS)
         pairs: dict[str, dict[str, NDArray[np.float32]]] = {}
         for name, info in file.tensors.items():
@@ -109,7 +107,7 @@ class Adapter:
             shape = (delta.b.shape[0], delta.a.shape[1])
             if info.shape != shape or info.dtype not in ("f32", "f16", "bf16"):
                 raise InvalidFileError(
-                    f"{_WEIGHTS}: {show(name)}: expected a float matrix of {list(shape)}, found {info.dtype} of "
+                    f"{_WEIGHTS}: {show(name)}: expected a float matrix of {list(shape)}, got {info.dtype} of "
                     f"{list(info.shape)}"
                 )
 
@@ -134,11 +132,11 @@ def _check_keys(reader: ConfigReader) -> None:
     """Raise UnsupportedError for a key that changes what the adapter computes, unless its value says nothing."""
     for name in ("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"):
         if reader.bool(name, False):
-            raise UnsupportedError(f"{_CONFIG}: {name}: expected false, found true", param=name)
+            raise UnsupportedError(f"{_CONFIG}: {name}: expected false, got true", param=name)
     start = reader.values.get("init_lora_weights")
     if start is not None and start not in _PLAIN_STARTS:  # others, such as pissa, change the weights themselves
         raise UnsupportedError(
-            f"{_CONFIG}: init_lora_weights: expected true or gaussian, found {show(start)}; save the adapter with "
+            f"{_CONFIG}: init_lora_weights: expected true or gaussian, got {show(start)}; save the adapter with "
             "peft's path_initial_model_for_weight_conversion",
             param="init_lora_weights",
         )
@@ -146,7 +144,7 @@ def _check_keys(reader: ConfigReader) -> None:
         if name not in _READ | _WITHOUT_EFFECT and value not in (None, False, 0, "", [], {}):
             shown = show(name)[1:-1]
             raise UnsupportedError(
-                f"{_CONFIG}: {shown}: expected null, because Penstock does not know this key, found {show(value)}",
+                f"{_CONFIG}: {shown}: expected null, because Penstock does not know this key, got {show(value)}",
                 param=shown,
             )
 
@@ -188,14 +186,14 @@ def _layer_of(reader: ConfigReader, module: str) -> int | None:
 def _delta(reader: ConfigReader, module: str, pair: dict[str, NDArray[np.float32]]) -> _Delta:
     if set(pair) != {"lora_A", "lora_B"}:
         missing = "lora_B" if "lora_A" in pair else "lora_A"
-        raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: expected {missing}, found none")
+        raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: expected {missing}, got none")
     a, b = pair["lora_A"], pair["lora_B"]
     if a.shape[0] != b.shape[1]:
         raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: lora_A has rank {a.shape[0]}, lora_B {b.shape[1]}")
     rank = _value_of(reader, "rank_pattern", module, reader.int("r"))
     if rank != a.shape[0]:
         raise InvalidFileError(
-            f"{_CONFIG}: r: expected {a.shape[0]}, the rank of {show(module)}, found {rank:g}", param="r"
+            f"{_CONFIG}: r: expected {a.shape[0]}, the rank of {show(module)}, got {rank:g}", param="r"
         )
     alpha = _value_of(reader, "alpha_pattern", module, reader.float("lora_alpha"))
     return _Delta(a, b, alpha / (math.sqrt(rank) if reader.bool("use_rslora", False) else rank))
@@ -208,7 +206,7 @@ def _value_of(reader: ConfigReader, key: str, module: str, default: float) -> fl
         plain = pattern.removeprefix("^").removesuffix("$")
         if not plain.replace(".", "").replace("_", "").isalnum() or not is_number(value, 0, 1e9):
             raise UnsupportedError(
-                f"{_CONFIG}: {key}: expected names of modules and numbers, found {show(pattern)}", param=key
+                f"{_CONFIG}: {key}: expected names of modules and numbers, got {show(pattern)}", param=key
             )
         if module == plain or module.endswith(f".{plain}"):
             return float(_plain(value))

@@ -91,5 +91,5 @@ def _missing(config: ConfigReader, tensor: str) -> InvalidFileError:
 def _check_rows(name: str, source: Source) -> None:
     if source != Source(source.tensor, source.rows):
         raise UnsupportedError(
-            f"layout: {show(name)}: expected rows of {show(source.tensor)}, found another form of it", param="layout"
+            f"layout: {show(name)}: expected rows of {show(source.tensor)}, got another form of it", param="layout"
         )

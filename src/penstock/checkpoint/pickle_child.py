@@ -52,7 +52,7 @@ def main() -> int:
     try:
         confine()
         if not num_bytes:
-            raise InvalidFileError("expected a checkpoint of torch.save, found an empty file")
+            raise InvalidFileError("expected a checkpoint of torch.save, got an empty file")
         data = mmap.mmap(source, num_bytes, access=mmap.ACCESS_READ)  # views of it stay until the process ends
         _write(PickledFile(memoryview(data)), data, out, 2 * num_bytes)
         return 0
@@ -72,12 +72,12 @@ def _address_space() -> int:
 
 def _checked(state: Any) -> dict[str, StoredTensor]:
     if not isinstance(state, dict):
-        raise InvalidFileError(f"expected tensors by name, found {_kind_of(state)}")
+        raise InvalidFileError(f"expected tensors by name, got {_kind_of(state)}")
     for name, value in state.items():
         if not isinstance(name, str) or len(name) > _MAX_NAME:
-            raise InvalidFileError(f"expected names of tensors, found {name!r:.80}")
+            raise InvalidFileError(f"expected names of tensors, got {name!r:.80}")
         if not isinstance(value, StoredTensor):
-            raise InvalidFileError(f"{name!r:.80}: expected a tensor, found {_kind_of(value)}")
+            raise InvalidFileError(f"{name!r:.80}: expected a tensor, got {_kind_of(value)}")
         if not is_convertible(value):
             raise InvalidFileError(f"{name!r:.80}: type torch.{value.element_type} is not supported")
     return state
@@ -102,7 +102,7 @@ def _write(file: PickledFile, data: mmap.mmap, out: int, max_bytes: int) -> None
             raise InvalidFileError(f"{name!r:.80}: {error}") from None
         start, end = end, end + _count(state[name]) * sizes[name]
         if end > max_bytes:
-            raise InvalidFileError(f"expected tensors of at most {max_bytes} bytes, found {end} or more")
+            raise InvalidFileError(f"expected tensors of at most {max_bytes} bytes, got {end} or more")
         header[name] = {"dtype": ELEMENT_TYPES[state[name].element_type][0], "shape": list(state[name].shape)}
         header[name]["data_offsets"] = [start, end]
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -65,7 +65,7 @@ def _names(folder: Path) -> list[str]:
     wrong = next((name for name in names if "/" in name or name.startswith(".") or not name.endswith(".bin")), None)
     if wrong is not None or not names:
         raise InvalidFileError(
-            f"{_INDEX}: weight_map: expected names of .bin files, found {show(wrong)}", param="weight_map"
+            f"{_INDEX}: weight_map: expected names of .bin files, got {show(wrong)}", param="weight_map"
         )
     return sorted(names)
 

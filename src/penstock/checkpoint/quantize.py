@@ -78,7 +78,7 @@ def _entries(checkpoint: Checkpoint, plan: dict[str, Scheme], names: list[str]) 
             continue
         if f"{name}_scale" in checkpoint.tensors:
             raise UnsupportedError(
-                f"{info.file}: expected float weights, found a tensor {show(name + '_scale')} of quantized ones"
+                f"{info.file}: expected float weights, got a tensor {show(name + '_scale')} of quantized ones"
             )
         rows, cols = info.shape
         entries += quantized_entries(name, scheme, rows, cols)
@@ -101,7 +101,7 @@ def quantize_checkpoint(
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
     if checkpoint.scheme is not None:
         raise UnsupportedError(
-            f"{checkpoint.folder}: expected float weights, found weights quantized as {checkpoint.scheme}. "
+            f"{checkpoint.folder}: expected float weights, got weights quantized as {checkpoint.scheme}. "
             "Use the original checkpoint."
         )
     plan = plan_weights(checkpoint, scheme_row)

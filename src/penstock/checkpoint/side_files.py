@@ -59,7 +59,7 @@ def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
         if len(data) > size:  # the file grows
             data += stream.read(max_bytes + 1 - len(data))
     if len(data) > max_bytes:
-        raise InvalidFileError(f"{path.name}: expected at most {max_bytes} bytes, found more")
+        raise InvalidFileError(f"{path.name}: expected at most {max_bytes} bytes, got more")
     return data
 
 
@@ -125,7 +125,7 @@ def template_files(folder: Path) -> list[str]:
 def _joined_templates(folder: Path, names: Sequence[str]) -> bytes:
     """Return the templates in the files by their names, as one JSON object.  A byte that is no UTF-8 is replaced."""
     if len(names) > MAX_TEMPLATES:
-        raise InvalidFileError(f"additional_chat_templates: expected at most {MAX_TEMPLATES} files, found {len(names)}")
+        raise InvalidFileError(f"additional_chat_templates: expected at most {MAX_TEMPLATES} files, got {len(names)}")
     texts = {name: read_small_file(folder / name).decode(errors="replace") for name in names}
     return json.dumps({Path(name).stem: text for name, text in texts.items()}, ensure_ascii=False).encode()
 
@@ -145,7 +145,7 @@ def write_side_files(
         for template, text in read_chat_templates({name: data}).items():
             path = f"additional_chat_templates/{template}.jinja"
             if TEMPLATE_FILE.fullmatch(path) is None:
-                raise InvalidFileError(f"{name}: expected names of letters and digits, found {show(template)}")
+                raise InvalidFileError(f"{name}: expected names of letters and digits, got {show(template)}")
             (folder / path).parent.mkdir(exist_ok=True)
             write(folder / path, text.encode())
 

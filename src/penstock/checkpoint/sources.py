@@ -266,7 +266,7 @@ class MappedCheckpoint(Checkpoint):
             shape = (math.prod(shape),)
         if not shape or (piece.transposed and len(shape) != 2):
             raise InvalidFileError(
-                f"{info.file}: tensor {show(piece.tensor)}: shape: expected a matrix, found {list(info.shape)}",
+                f"{info.file}: tensor {show(piece.tensor)}: shape: expected a matrix, got {list(info.shape)}",
                 param="shape",
             )
         return shape[::-1] if piece.transposed else shape
@@ -313,7 +313,7 @@ class MappedCheckpoint(Checkpoint):
     def _wrong_size(self, tensor: str, expected: str, found: list[int]) -> InvalidFileError:
         file = self._stored[tensor].file
         return InvalidFileError(
-            f"{file}: tensor {show(tensor)}: shape: expected {expected}, found {found}", param="shape"
+            f"{file}: tensor {show(tensor)}: shape: expected {expected}, got {found}", param="shape"
         )
 
     def _info(self, name: str, expected: tuple[int, ...]) -> TensorInfo:
@@ -327,7 +327,7 @@ class MappedCheckpoint(Checkpoint):
             if own_dtype != dtype:
                 raise InvalidFileError(
                     f"{info.file}: tensor {show(piece.tensor)}: dtype: expected {dtype.upper()}, as the other parts of "
-                    f"{show(name)} have, found {own_dtype.upper()}",
+                    f"{show(name)} have, got {own_dtype.upper()}",
                     param="dtype",
                 )
             piece_rows = sum(stop - start for start, stop in piece.rows) if piece.rows else shape[0]

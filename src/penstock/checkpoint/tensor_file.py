@@ -76,22 +76,22 @@ def _read_entry(name: str, entry: object, file: str) -> tuple[str, tuple[int, ..
 
 def _checked_entry(entry: object) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise InvalidFileError(f"expected dtype, shape and data_offsets, found {show(entry)}")
+        raise InvalidFileError(f"expected dtype, shape and data_offsets, got {show(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
-        raise UnsupportedError(f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {show(dtype)}", param="dtype")
+        raise UnsupportedError(f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, got {show(dtype)}", param="dtype")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_count(size) for size in shape):
-        raise InvalidFileError(f"shape: expected at most {MAX_RANK} sizes, found {show(shape)}")
+        raise InvalidFileError(f"shape: expected at most {MAX_RANK} sizes, got {show(shape)}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
-        raise InvalidFileError(f"data_offsets: expected two offsets, found {show(offsets)}")
+        raise InvalidFileError(f"data_offsets: expected two offsets, got {show(offsets)}")
     expected = ELEMENT_BYTES[dtype]
     for size in shape:
         expected *= size
         if expected > MAX_TENSOR_BYTES:
-            raise InvalidFileError(f"shape: expected at most {MAX_TENSOR_BYTES} bytes, found {show(shape)}")
+            raise InvalidFileError(f"shape: expected at most {MAX_TENSOR_BYTES} bytes, got {show(shape)}")
     begin, end = offsets
     if end - begin != expected:
-        raise InvalidFileError(f"data_offsets: expected {expected} bytes, found {end - begin}")
+        raise InvalidFileError(f"data_offsets: expected {expected} bytes, got {end - begin}")
     return dtype, tuple(shape), begin, end
 
 
@@ -110,13 +110,11 @@ def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> 
     values = parse_object(header, f"{file}: header", max_bytes=MAX_HEADER_BYTES, max_values=MAX_HEADER_VALUES)
     if len(values) > MAX_TENSORS + 1:
         raise InvalidFileError(
-            f"{file}: header: expected at most {MAX_TENSORS} tensors, found {len(values)}", param="header"
+            f"{file}: header: expected at most {MAX_TENSORS} tensors, got {len(values)}", param="header"
         )
     metadata = values.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise InvalidFileError(
-            f"{file}: header: __metadata__: expected strings, found {show(metadata)}", param="header"
-        )
+        raise InvalidFileError(f"{file}: header: __metadata__: expected strings, got {show(metadata)}", param="header")
     entries = sorted(
         ((name, *_read_entry(name, entry, file)) for name, entry in values.items()),
         key=lambda item: (item[3], item[4], item[0]),
@@ -127,13 +125,13 @@ def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> 
         if begin != cursor:
             kind = "overlaps the tensor before it" if begin < cursor else "leaves a hole before it"
             raise InvalidFileError(
-                f"{file}: tensor {show(name)}: data_offsets: expected to begin at {cursor}, found {begin}, which {kind}"
+                f"{file}: tensor {show(name)}: data_offsets: expected to begin at {cursor}, got {begin}, which {kind}"
             )
         cursor = end
         tensors[name] = TensorInfo(dtype.lower(), shape, file, data_start + begin, end - begin)
     if data_start + cursor != file_bytes:
         raise InvalidFileError(
-            f"{file}: expected {data_start + cursor} bytes as its header says, found {file_bytes}: "
+            f"{file}: expected {data_start + cursor} bytes as its header says, got {file_bytes}: "
             f"{'truncated' if data_start + cursor > file_bytes else 'bytes after the last tensor'}"
         )
     return tensors
@@ -149,12 +147,12 @@ class TensorFile:
             file_bytes = os.fstat(descriptor).st_size
             prefix = os.pread(descriptor, 8, 0)
             if len(prefix) < 8:
-                raise InvalidFileError(f"{path.name}: expected at least 8 bytes, found {len(prefix)}")
+                raise InvalidFileError(f"{path.name}: expected at least 8 bytes, got {len(prefix)}")
             header_bytes = struct.unpack("<Q", prefix)[0]
             if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
                 raise InvalidFileError(
                     f"{path.name}: header: expected at most {min(MAX_HEADER_BYTES, file_bytes - 8)} bytes, "
-                    f"found a length of {header_bytes}",
+                    f"got a length of {header_bytes}",
                     param="header",
                 )
             self.header = os.pread(descriptor, header_bytes, 8)

@@ -36,7 +36,7 @@ def convert_tokenizer(folder: Path) -> bytes:
     missing = [name for name in ("transformers", "sentencepiece") if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(
-            f"{folder}: expected tokenizer.json, found {file}, whose conversion requires "
+            f"{folder}: expected tokenizer.json, got {file}, whose conversion requires "
             f"{' and '.join(missing)}. Run `{install_command('sentencepiece')}`, or save tokenizer.json with "
             "transformers' save_pretrained."
         )

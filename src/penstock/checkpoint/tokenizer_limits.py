@@ -78,13 +78,13 @@ def check_json_size(data: bytes | memoryview, file: str, max_bytes: int) -> byte
     Counts characters instead of parsing.  Braces and commas inside strings count too; the limits allow for that.
     """
     if len(data) > max_bytes:
-        raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes, found {len(data)}")
+        raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes, got {len(data)}")
     raw = bytes(data)
     num_objects, num_values = raw.count(b"{"), raw.count(b",") + raw.count(b":")
     if num_objects > MAX_OBJECTS:
-        raise InvalidFileError(f"{file}: expected at most {MAX_OBJECTS} objects, found {num_objects}")
+        raise InvalidFileError(f"{file}: expected at most {MAX_OBJECTS} objects, got {num_objects}")
     if num_values > MAX_VALUES:
-        raise InvalidFileError(f"{file}: expected at most {MAX_VALUES} values, found about {num_values}")
+        raise InvalidFileError(f"{file}: expected at most {MAX_VALUES} values, got about {num_values}")
     return raw
 
 
@@ -109,7 +109,7 @@ def check_tokenizer_file(data: bytes | memoryview) -> dict[str, Any]:
 
 def _check_count(field: str, value: object, limit: int) -> None:
     if isinstance(value, (list, dict)) and len(value) > limit:
-        raise InvalidFileError(f"{_FILE}: {field}: expected at most {limit} entries, found {len(value)}", param=field)
+        raise InvalidFileError(f"{_FILE}: {field}: expected at most {limit} entries, got {len(value)}", param=field)
 
 
 def _check_vocab(vocab: object) -> None:
@@ -127,7 +127,7 @@ def _check_vocab(vocab: object) -> None:
             continue
         if not 0 <= number <= MAX_ID:
             raise InvalidFileError(
-                f"{_FILE}: model.vocab: {show(token)}: expected an id from 0 to {MAX_ID}, found {show(number)}",
+                f"{_FILE}: model.vocab: {show(token)}: expected an id from 0 to {MAX_ID}, got {show(number)}",
                 param="model.vocab",
             )
         if number in tokens:
@@ -149,7 +149,7 @@ def _has_plain_ids(vocab: dict[str, Any]) -> bool:
 def _check_length(field: str, token: str) -> None:
     if len(token) > MAX_TOKEN_CHARS:
         raise InvalidFileError(
-            f"{_FILE}: {field}: expected tokens of at most {MAX_TOKEN_CHARS} characters, found one of {len(token)}",
+            f"{_FILE}: {field}: expected tokens of at most {MAX_TOKEN_CHARS} characters, got one of {len(token)}",
             param=field,
         )
 
@@ -168,11 +168,11 @@ def _check_added(added: object, growth: float) -> None:
             num_bytes += len(content.encode()) * (growth if entry.get("normalized", True) else 1)
         if isinstance(number, int) and number > MAX_ID:
             raise InvalidFileError(
-                f"{_FILE}: added_tokens: expected ids up to {MAX_ID}, found {show(number)}", param="added_tokens"
+                f"{_FILE}: added_tokens: expected ids up to {MAX_ID}, got {show(number)}", param="added_tokens"
             )
     if num_bytes > MAX_ADDED_BYTES:
         raise InvalidFileError(
-            f"{_FILE}: added_tokens: expected at most {MAX_ADDED_BYTES} bytes after normalization, found up to "
+            f"{_FILE}: added_tokens: expected at most {MAX_ADDED_BYTES} bytes after normalization, got up to "
             f"{num_bytes:.3g}",
             param="added_tokens",
         )
@@ -184,7 +184,7 @@ def _chain_growth(field: str, value: object) -> float:
         growth *= _step_growth(field, step)
         if growth > MAX_GROWTH:
             raise InvalidFileError(
-                f"{_FILE}: {field}: expected steps that lengthen a text at most {MAX_GROWTH} times, found more",
+                f"{_FILE}: {field}: expected steps that lengthen a text at most {MAX_GROWTH} times, got more",
                 param=field,
             )
     return growth

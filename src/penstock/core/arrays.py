@@ -142,7 +142,7 @@ def _pointer(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> int:
         expected = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
         found = f"{array.dtype.name} {list(array.shape)}"
         contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
-        raise InvalidArgumentError(f"{name}: expected {expected}, found {found}{contiguous}", param=name)
+        raise InvalidArgumentError(f"{name}: expected {expected}, got {found}{contiguous}", param=name)
     return array.ctypes.data
 
 

@@ -150,7 +150,7 @@ class Context(Handle):
         shape = groups_shape(layout, num_rows, cols)
         if (shape is None) != (values.groups is None):
             expected, found = ("none", "an array") if shape is None else ("steps and offsets", "none")
-            raise InvalidArgumentError(f"groups: expected {expected}, found {found}", param="groups")
+            raise InvalidArgumentError(f"groups: expected {expected}, got {found}", param="groups")
         q = data_address(values.q, num_rows * cols, "q")
         scales = data_address(values.scales, 4 * num_rows, "scales")
         groups = None if values.groups is None else data_address(values.groups, math.prod(shape or ()), "groups")
@@ -166,7 +166,7 @@ class Context(Handle):
         ``src`` uint8 [num_rows, bytes of a row].  Raises InvalidArgumentError for a scale that is not finite.
         """
         if cols % BLOCKS[layout].block_len:
-            raise InvalidArgumentError(f"cols: expected whole blocks of {BLOCKS[layout].block_len}, found {cols}")
+            raise InvalidArgumentError(f"cols: expected whole blocks of {BLOCKS[layout].block_len}, got {cols}")
         row_bytes = cols // BLOCKS[layout].block_len * BLOCKS[layout].block_bytes
         source = data_address(src, num_rows * row_bytes, "src")
         target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)

@@ -426,7 +426,7 @@ def library() -> ctypes.CDLL:
     version = int(lib.ps_abi_version())
     if version != _ABI_VERSION:
         raise UnsupportedError(
-            f"The native core {path} has the wrong ABI version: expected {_ABI_VERSION}, found {version}. Install "
+            f"The native core {path} has the wrong ABI version: expected {_ABI_VERSION}, got {version}. Install "
             "the package again, which builds it."
         )
     for ops_path in env.op_libraries():

@@ -148,7 +148,7 @@ class LinkComm:
             return
         message = self._wait(ROWS, source).popleft()
         if len(message) != num_bytes:
-            self.abort(f"rank {self.rank} expected {num_bytes} bytes from rank {source}, found {len(message)}")
+            self.abort(f"rank {self.rank} expected {num_bytes} bytes from rank {source}, got {len(message)}")
             self._check()
         ctypes.memmove(data, message, num_bytes)
 

@@ -224,13 +224,13 @@ def _options_struct(options: ProgramOptions, num_page_groups: int = 0) -> Progra
     group_pages = options.group_pages
     for name, value in (*fields.items(), *(("group_pages", count) for count in group_pages)):
         if not 0 <= value < 1 << 31:
-            raise InvalidArgumentError(f"{name}: expected an integer from 0 to 2^31 - 1, found {value}", param=name)
+            raise InvalidArgumentError(f"{name}: expected an integer from 0 to 2^31 - 1, got {value}", param=name)
     del fields["flags"]  # 0 in the struct: ps_program_create_flagged takes them as an argument
     struct: ProgramOptionsStruct = sized(ProgramOptionsStruct, **fields)
     if group_pages:
         if len(group_pages) != num_page_groups:
             raise InvalidArgumentError(
-                f"group_pages: expected {num_page_groups} numbers, found {len(group_pages)}", param="group_pages"
+                f"group_pages: expected {num_page_groups} numbers, got {len(group_pages)}", param="group_pages"
             )
         struct.group_pages = (ctypes.c_int32 * len(group_pages))(*group_pages)
     return struct
@@ -378,7 +378,7 @@ class StepCall:
     def sampled(self) -> Sampled:
         """The result of the last call, which the next one overwrites."""
         if self._sampled is None:
-            raise InvalidArgumentError("step: expected a sampling, found none")
+            raise InvalidArgumentError("step: expected a sampling, got none")
         return self._sampled
 
     def __call__(self) -> Sampled:
@@ -421,7 +421,7 @@ def _tensor_struct(tensor: CoreTensor | None) -> TensorStruct:
     if tensor is None:
         return TensorStruct()
     if len(tensor.dims) > 4:
-        raise InvalidArgumentError(f"dims: expected up to 4, found {list(tensor.dims)}", param="dims")
+        raise InvalidArgumentError(f"dims: expected up to 4, got {list(tensor.dims)}", param="dims")
     dims = (ctypes.c_int64 * 4)(*tensor.dims)
     return TensorStruct(tensor.address, tensor.dtype, len(tensor.dims), dims, tensor.row_stride, tensor.layout)
 
@@ -449,13 +449,13 @@ def sample_logits(context: Context, logits: npt.NDArray[np.float32], sampling: S
     """Sample rows of logits [R, vocab] that do not belong to a program."""
     if logits.ndim != 2 or logits.dtype != np.float32 or not logits.flags.c_contiguous:
         raise InvalidArgumentError(
-            f"logits: expected C-contiguous float32 [rows, vocab], found {logits.dtype.name} {list(logits.shape)}",
+            f"logits: expected C-contiguous float32 [rows, vocab], got {logits.dtype.name} {list(logits.shape)}",
             param="logits",
         )
     struct, rows = sampling_struct(sampling, logits.shape[1])
     if rows != logits.shape[0]:
         raise InvalidArgumentError(
-            f"temperature: expected {logits.shape[0]} values, one per row, found {rows}", param="temperature"
+            f"temperature: expected {logits.shape[0]} values, one per row, got {rows}", param="temperature"
         )
     out, sampled = sampled_struct(sampling, rows)
     status = library().ps_sample(

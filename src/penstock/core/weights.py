@@ -51,7 +51,7 @@ def data_address(data: Data, num_bytes: int, name: str, *, written: bool = False
         kind = "a C-contiguous, writable array" if written else "a C-contiguous array"
         raise InvalidArgumentError(f"{name}: expected {kind}", param=name)
     if data.nbytes != num_bytes:
-        raise InvalidArgumentError(f"{name}: expected {num_bytes} bytes, found {data.nbytes}", param=name)
+        raise InvalidArgumentError(f"{name}: expected {num_bytes} bytes, got {data.nbytes}", param=name)
     return data.ctypes.data
 
 
@@ -87,7 +87,7 @@ def check_finite(values: npt.NDArray[Any], dtype: int, first_row: int = 0) -> No
         place[0] += first_row
         bits_found = int(piece[offset])
         what = "NaN" if bits_found & (sign - 1) > infinity else "-infinity" if bits_found & sign else "infinity"
-        raise InvalidArgumentError(f"expected finite values, found {what} at {place}")
+        raise InvalidArgumentError(f"expected finite values, got {what} at {place}")
 
 
 def crc32(data: bytes | bytearray | memoryview | npt.NDArray[Any], value: int = 0) -> int:

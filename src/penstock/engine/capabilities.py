@@ -88,7 +88,7 @@ def check_halves(pooling: object, rows: PromptRows | None, info: ProgramInfo) ->
         return
     name = "embed" if pooling is not None else "prompt_logprobs"
     raise UnsupportedError(
-        f"{name}: expected a network whose tokens see only earlier ones, found {info.network}",
+        f"{name}: expected a network whose tokens see only earlier ones, got {info.network}",
         param=name,
     )
 

@@ -28,7 +28,7 @@ def begin_decoder(prompt_ids: Sequence[int], token: int, masks: Mapping[int, str
     mask = next((mask for mask in masks if mask in ids), None)
     if mask is not None and ids.index(token, 1) != (place := ids.index(mask)) + 1:
         raise UnsupportedError(
-            f"prompt: expected token {mask} ({masks[mask]}) as the last one before the answer, found it at {place} of "
+            f"prompt: expected token {mask} ({masks[mask]}) as the last one before the answer, got it at {place} of "
             f"{ids.index(token, 1)}; an answer at another place is not supported",
             param="prompt",
         )

@@ -173,7 +173,7 @@ class _Builder(GraphBuilder):
         for argument, operand in zip((a for a in arguments if not a.is_attr), inputs, strict=True):
             expected = {"tensor": "value", "weight": "weight", "state": "state"}[argument.kind]
             if operand.kind not in ("none", expected):
-                raise self._refusal(node, f"a {expected} as argument {argument.name}, found a {operand.kind}")
+                raise self._refusal(node, f"a {expected} as argument {argument.name}, got a {operand.kind}")
         self._emit(node, name, inputs, attrs)
 
     def _add_arithmetic(self, node: fx.Node, name: str) -> None:
@@ -199,7 +199,7 @@ class _Builder(GraphBuilder):
 
     def _new_value(self, base_name: str, tensor: Tensor) -> str:
         if tensor.dtype not in _DTYPES:
-            raise UnsupportedError(f"capture: {base_name}: expected float32 or int32, found {tensor.dtype}")
+            raise UnsupportedError(f"capture: {base_name}: expected float32 or int32, got {tensor.dtype}")
         return self.new_value(base_name, _DTYPES[tensor.dtype], self._shape(base_name, tensor))
 
     def _shape(self, name: str, tensor: Tensor) -> tuple[Dim, ...]:
@@ -209,7 +209,7 @@ class _Builder(GraphBuilder):
         if isinstance(size, int):
             return Dim(None, 0, size)
         if str(size) not in self.symbols:
-            raise UnsupportedError(f"capture: {name}: expected sizes of T, B, P, R or constants, found {size}")
+            raise UnsupportedError(f"capture: {name}: expected sizes of T, B, P, R or constants, got {size}")
         return self.symbols[str(size)]
 
     def _add_view(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
@@ -242,14 +242,14 @@ class _Builder(GraphBuilder):
     def _operand(self, node: fx.Node, argument: str, value: Any) -> Operand:
         operand = self.operands.get(value) if isinstance(value, fx.Node) else None
         if not isinstance(operand, Operand):
-            raise self._refusal(node, f"a tensor as argument {argument}, found {value!r}")
+            raise self._refusal(node, f"a tensor as argument {argument}, got {value!r}")
         return operand
 
     def _constant(self, node: fx.Node, argument: Argument, value: Any) -> int | float | str:
         constant = constant_attr(argument, value)
         if constant is not None:
             return constant
-        raise self._refusal(node, f"a constant {argument.kind} as attribute {argument.name}, found {value!r}")
+        raise self._refusal(node, f"a constant {argument.kind} as attribute {argument.name}, got {value!r}")
 
     def _refusal(self, node: fx.Node, expected: str) -> UnsupportedError:
         line = line_in_stack(node.meta.get("stack_trace") or "", self.script)

@@ -169,7 +169,7 @@ def _ignore(stage: str, done: int, total: int) -> None:
 def _open_source(source: Path, rank: int | None) -> tuple[Checkpoint, ShardedFolder | None]:
     """Return the checkpoint to export; for a rank its part, and the sharded folder that has it."""
     if is_bundle(source):
-        raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which is already exported")
+        raise InvalidArgumentError(f"{source}: expected a checkpoint folder, got a bundle, which is already exported")
     if rank is None:
         return Checkpoint.open(source), None
     from penstock.sharding.folder import ShardedFolder
@@ -235,24 +235,24 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
         if info.dtype != layout_bits:
             raise InvalidFileError(
                 f"{where}: expected {'float values' if layout_bits is None else layout_bits.upper()}, "
-                f"found {info.dtype.upper()}: this network computes with it as {weight.layout.name}"
+                f"got {info.dtype.upper()}: this network computes with it as {weight.layout.name}"
             )
         rows = info.shape[0]
         expected, found = [part.num_rows], [rows]  # only rows: read_quantized checks the columns
     else:
         if info.dtype not in FLOAT_DTYPES:
             raise UnsupportedError(
-                f"{where}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}", param="dtype"
+                f"{where}: dtype: expected F32, F16 or BF16, got {info.dtype.upper()}", param="dtype"
             )
         if checkpoint.scheme is not None and layout_bits is not None:
             raise InvalidFileError(
-                f"{where}: expected values quantized as {checkpoint.scheme}, found {info.dtype.upper()}"
+                f"{where}: expected values quantized as {checkpoint.scheme}, got {info.dtype.upper()}"
             )
         expected, found = _part_shape(weight, part), list(info.shape)
         if weight.rows == 1 and len(found) == 2 and found[0] == 1:
             found = found[1:]
     if expected != found:
-        raise InvalidFileError(f"{where}: shape: expected {expected}, found {found}", param="shape")
+        raise InvalidFileError(f"{where}: shape: expected {expected}, got {found}", param="shape")
 
 
 def _part_shape(weight: Weight, part: Part) -> list[int]:
@@ -304,7 +304,7 @@ class _Packer:
             self._pack_rows(weight, part.row_start, values, "f32", packed)
             return
         if info is None:
-            raise InvalidFileError("expected a tensor, found none")
+            raise InvalidFileError("expected a tensor, got none")
         if int(weight.layout) in BLOCKS:
             at = (int(weight.layout), weight.rows, weight.cols, part.row_start, part.num_rows)
             native.pack_blocks(self._context, *at, self._checkpoint.read_blocks(name), packed)

@@ -66,7 +66,7 @@ class _Encoder:
         try:
             return self.index[kind][name]
         except KeyError:
-            raise InvalidArgumentError(f"graph: expected a {kind} named {name!r}, found none") from None
+            raise InvalidArgumentError(f"graph: expected a {kind} named {name!r}, got none") from None
 
     def table(self, *fields: tuple[str, Any] | None) -> int:
         """Write a table of ("int" | "long" | "uint" | "double" | "offset", value) in the order of the schema."""
@@ -99,7 +99,7 @@ class _Encoder:
             self.builder.PrependInt64(dim.factor)
             self.builder.Pad(4)
             if dim.symbol is not None and dim.symbol not in self.symbols:
-                raise InvalidArgumentError(f"graph: expected a declared symbol, found {dim.symbol!r}")
+                raise InvalidArgumentError(f"graph: expected a declared symbol, got {dim.symbol!r}")
             self.builder.PrependInt32(-1 if dim.symbol is None else self.symbols[dim.symbol])
         return "offset", int(self.builder.EndVector())
 
@@ -200,7 +200,7 @@ def _bases_first(graph: Graph) -> list[Value]:
         while chain[-1].base is not None and chain[-1].base not in done:
             base = graph.values.get(chain[-1].base)
             if base is None or base in chain:
-                raise InvalidArgumentError(f"graph: expected a valid base for the view {value.name!r}, found none")
+                raise InvalidArgumentError(f"graph: expected a valid base for the view {value.name!r}, got none")
             chain.append(base)
         done.update((item.name, item) for item in reversed(chain))
     return list(done.values())

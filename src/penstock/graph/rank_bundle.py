@@ -72,7 +72,7 @@ def write_rank_bundle(
             if round_exchanges(graph) == 0 and not is_coordinator:
                 raise InvalidArgumentError(
                     "rounded: expected ranks of tensor parallelism and a scheme with integer activations, as w8a8, "
-                    f"found {whole.scheme}, of which no exchange can be rounded",
+                    f"got {whole.scheme}, of which no exchange can be rounded",
                     param="rounded",
                 )
         graph.properties[WHOLE] = checksum

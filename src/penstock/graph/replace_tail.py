@@ -36,7 +36,7 @@ def replace_tail(
     with Model.open(source) as model:
         graph, segments = decode_metadata(read_metadata(source, model.stamp))
         if model.info.tail:
-            raise InvalidArgumentError(f"{source}: expected a bundle that ends in logits, found {model.info.tail}")
+            raise InvalidArgumentError(f"{source}: expected a bundle that ends in logits, got {model.info.tail}")
         append_tail(graph, tail)
         files = {
             segment.name: bytes(data)
@@ -61,13 +61,13 @@ def map_weights(model: Model, source: str | os.PathLike[str], stamp: Sequence[in
     UnsupportedError when the system's pages are larger than the alignment of segments.
     """
     if not can_map_segments():
-        raise UnsupportedError(f"{source}: expected a page size of at most 4096 bytes, found {mmap.PAGESIZE}")
+        raise UnsupportedError(f"{source}: expected a page size of at most 4096 bytes, got {mmap.PAGESIZE}")
     _, segments = decode_metadata(read_metadata(source, stamp))
     weights_segment = model.segment(_WEIGHTS)
     place = next(segment for segment in segments if segment.name == _WEIGHTS)
     if weights_segment is None or weights_segment.nbytes != place.num_bytes:
         num_bytes = 0 if weights_segment is None else weights_segment.nbytes
-        raise InvalidArgumentError(f"{source}: expected {num_bytes} bytes of weights, found {place.num_bytes}")
+        raise InvalidArgumentError(f"{source}: expected {num_bytes} bytes of weights, got {place.num_bytes}")
     with open_again(source, stamp) as file:
         # Segments begin at a page, and the rest of a segment's last page is padding.
         num_bytes = -(-place.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -195,7 +195,7 @@ class _Cuts:
                     expected = 1
             elif name not in self._captured.sources and self._size_of(pieces[0]) != expected:
                 raise InvalidFileError(
-                    f"{self._info(name, name).file}: tensor {show(name)}: shape: expected {expected} rows, found "
+                    f"{self._info(name, name).file}: tensor {show(name)}: shape: expected {expected} rows, got "
                     f"{list(self._info(name, name).shape)}",
                     param="shape",
                 )

@@ -46,16 +46,16 @@ def unpack_bundle(path: Path, out: Path) -> None:
     with Model.open(path, verify=True) as model, Context() as context:
         graph, _ = decode_metadata(read_metadata(path, model.stamp))
         if "rank" in graph.properties:
-            raise UnsupportedError(f"{path}: expected a whole bundle, found that of rank {graph.properties['rank']}")
+            raise UnsupportedError(f"{path}: expected a whole bundle, got that of rank {graph.properties['rank']}")
         sides = {name: bytes(data) for name in SIDE_FILES if (data := model.segment(name)) is not None}
         if "config.json" not in sides:
-            raise InvalidFileError(f"{path}: expected the file config.json inside, found none")
+            raise InvalidFileError(f"{path}: expected the file config.json inside, got none")
         config = ConfigReader.parse(sides["config.json"])
         unpacker = _Unpacker(graph, model, context, config.dtype() or "f32")
         scheme = find_scheme(graph.scheme)
         if scheme.in_blocks:
             raise UnsupportedError(
-                f"{path}: expected a scheme that a checkpoint folder can have, found {scheme.name}, the blocks of "
+                f"{path}: expected a scheme that a checkpoint folder can have, got {scheme.name}, the blocks of "
                 "a GGUF file. Use that file."
             )
         if scheme.quantized and not config.has("quantization_config"):

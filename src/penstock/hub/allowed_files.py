@@ -46,10 +46,10 @@ def choose_files(model: RemoteModel, home: str = "") -> tuple[RemoteFile, ...]:
     """
     weights = _weights_of(model, home)
     if model.find(f"{home}config.json") is None:
-        raise UnsupportedError(f"{model.name}: expected a checkpoint with config.json, found none in the repository")
+        raise UnsupportedError(f"{model.name}: expected a checkpoint with config.json, got none in the repository")
     missing = next((name for name in weights if model.find(name) is None), None)
     if missing is not None:
-        raise InvalidFileError(f"{model.name}: expected the file {show(missing)} in the repository, found none")
+        raise InvalidFileError(f"{model.name}: expected the file {show(missing)} in the repository, got none")
     has_modules, chosen = model.find("modules.json") is not None, set(weights)
     sides = [file for file in model.files if file.name not in chosen and _is_side_file(file.name, home, has_modules)]
     if len(sides) + len(weights) > MAX_FILES:
@@ -85,7 +85,7 @@ def choose_gguf(model: RemoteModel, name: str) -> tuple[RemoteFile, ...]:
     available = [own for own in names if _is_in_one_folder(own)]
     if name not in available:
         choice = f"one of {', '.join(sorted(available))}" if available else "none, because the repository has no GGUF"
-        raise InvalidArgumentError(f"--gguf: expected {choice}, found {name!r:.200}", param="gguf")
+        raise InvalidArgumentError(f"--gguf: expected {choice}, got {name!r:.200}", param="gguf")
     files = {file.name: file for file in model.files}
     parts = split_names(name)
     missing = next((part for part in parts if part not in files), None)
@@ -101,7 +101,7 @@ def shards_of(index: bytes) -> list[str]:
     wrong = next((name for name in names if not _is_plain(name) or not name.endswith(".safetensors")), None)
     if wrong is not None or not names:
         raise InvalidFileError(
-            f"{INDEX}: weight_map: expected names of .safetensors files, found {show(wrong)}", param="weight_map"
+            f"{INDEX}: weight_map: expected names of .safetensors files, got {show(wrong)}", param="weight_map"
         )
     return names
 
@@ -138,4 +138,4 @@ def _no_safetensors(model: RemoteModel) -> UnsupportedError:
             f"does not download them. Use a repository with safetensors, or download {model.name} with another program "
             "and run `penstock convert FOLDER OUT`, which opens them in a child process without rights."
         )
-    return UnsupportedError(f"{model.name}: expected {SINGLE} or {INDEX} in the repository, found neither")
+    return UnsupportedError(f"{model.name}: expected {SINGLE} or {INDEX} in the repository, got neither")

@@ -112,12 +112,10 @@ def fetch_small(model: RemoteModel, name: str) -> bytes:
     """Return a small file of a repository without keeping it; errors as in ``fetch_listing``."""
     listed = model.find(name)
     if listed is None:
-        raise InvalidFileError(f"{model.name}: expected {name} in the repository, found none")
+        raise InvalidFileError(f"{model.name}: expected {name} in the repository, got none")
     file = _complete(model, listed)
     if file.num_bytes > MAX_SMALL_BYTES:
-        raise InvalidFileError(
-            f"{model.name}: {name}: expected at most {MAX_SMALL_BYTES} bytes, found {file.num_bytes}"
-        )
+        raise InvalidFileError(f"{model.name}: {name}: expected at most {MAX_SMALL_BYTES} bytes, got {file.num_bytes}")
     sink = _Memory()
     receive(model.name, file, file_url(model, name), sink, _SMALL_S)
     digest = ContentHash(file)

@@ -138,7 +138,7 @@ def _slurm_tasks(environ: Mapping[str, str]) -> int:
 def _number(environ: Mapping[str, str], name: str, low: int, high: int) -> int:
     text = environ[name]
     if not (text.isascii() and text.isdigit() and low <= int(text[:9]) <= high and len(text) < 10):
-        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, found {show(text)}", param=name)
+        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, got {show(text)}", param=name)
     return int(text)
 
 

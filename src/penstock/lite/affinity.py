@@ -30,7 +30,7 @@ def chosen_cores(options: CpuOptions) -> list[int]:
     mode, listed = options.thread_affinity_mode, options.thread_affinity_core_list
     if mode and listed:
         raise InvalidArgumentError(
-            f"thread_affinity_core_list: expected none with thread_affinity_mode {mode}, found {listed}",
+            f"thread_affinity_core_list: expected none with thread_affinity_mode {mode}, got {listed}",
             param="thread_affinity_core_list",
         )
     if not mode:
@@ -40,7 +40,7 @@ def chosen_cores(options: CpuOptions) -> list[int]:
     kinds = sorted(set(speeds.values()), reverse=True)
     if mode > len(kinds):
         raise UnsupportedError(
-            f"thread_affinity_mode: expected 0 or 1, found 2: the cores {cores} are of one kind",
+            f"thread_affinity_mode: expected 0 or 1, got 2: the cores {cores} are of one kind",
             param="thread_affinity_mode",
         )
     return [core for core in cores if speeds[core] == kinds[mode - 1]]

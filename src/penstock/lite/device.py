@@ -79,12 +79,12 @@ class CpuOptions:
             if core not in allowed:
                 raise InvalidArgumentError(
                     f"thread_affinity_core_list: expected cores of {sorted(allowed)}, which this process may use, "
-                    f"found {core}",
+                    f"got {core}",
                     param="thread_affinity_core_list",
                 )
         if len(set(cores)) != len(cores):
             raise InvalidArgumentError(
-                f"thread_affinity_core_list: expected each core once, found {cores}", param="thread_affinity_core_list"
+                f"thread_affinity_core_list: expected each core once, got {cores}", param="thread_affinity_core_list"
             )
         self._core_list = cores
 
@@ -141,7 +141,7 @@ class CpuOptions:
     def provider(self, value: str) -> None:
         if value != "":
             raise UnsupportedError(
-                f"provider: expected '', since this build has one backend, found {value!r:.60}", param="provider"
+                f"provider: expected '', since this build has one backend, got {value!r:.60}", param="provider"
             )
 
 
@@ -154,14 +154,14 @@ class GpuOptions:
     def __getattr__(self, name: str) -> Any:
         if name in self._FIXED:
             return self._FIXED[name]
-        raise AttributeError(f"gpu: expected one of the options {', '.join(self._FIXED)}, found {name!r}")
+        raise AttributeError(f"gpu: expected one of the options {', '.join(self._FIXED)}, got {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._FIXED:
-            raise AttributeError(f"gpu: expected one of the options {', '.join(self._FIXED)}, found {name!r}")
+            raise AttributeError(f"gpu: expected one of the options {', '.join(self._FIXED)}, got {name!r}")
         if value != self._FIXED[name]:
             raise UnsupportedError(
-                f"gpu.{name}: expected {self._FIXED[name]!r}, since this build has no GPU backend, found {value!r:.60}",
+                f"gpu.{name}: expected {self._FIXED[name]!r}, since this build has no GPU backend, got {value!r:.60}",
                 param=f"gpu.{name}",
             )
 
@@ -255,10 +255,10 @@ def check_target(targets: object) -> list[str]:
     for target in targets:
         if target == "gpu":
             raise UnsupportedError(
-                "target: expected 'cpu', found 'gpu', for which this build has no backend", param="target"
+                "target: expected 'cpu', got 'gpu', for which this build has no backend", param="target"
             )
         if target != "cpu":
             raise refusal("target", "'cpu'", target)
     if len(targets) > 1:
-        raise InvalidArgumentError(f"target: expected one target, found {list(targets)}", param="target")
+        raise InvalidArgumentError(f"target: expected one target, got {list(targets)}", param="target")
     return ["cpu"]

@@ -61,7 +61,7 @@ class ModelGroup:
                 raise wrong_type("add_model", "a Model", model)
             if model.group is not None:
                 raise InvalidArgumentError(
-                    "add_model: expected a Model without a group, found one in a group", param="add_model"
+                    "add_model: expected a Model without a group, got one in a group", param="add_model"
                 )
         for model in several:
             if model.opened is not None:
@@ -100,7 +100,7 @@ class ModelGroup:
 def _refuse_private(opened: OpenModel) -> None:
     if opened.is_private or opened.config.weights != "mmap":
         raise UnsupportedError(
-            "add_model: expected mapped weights (weights 'mmap', not updated), found a model with a private copy",
+            "add_model: expected mapped weights (weights 'mmap', not updated), got a model with a private copy",
             param="add_model",
         )
 

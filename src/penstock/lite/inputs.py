@@ -41,12 +41,10 @@ def _tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
         if not isinstance(tensor, Tensor):
             hint = "; use Tensor(array)" if isinstance(tensor, np.ndarray) else ""
             raise InvalidArgumentError(
-                f"{what}[{index}]: expected a Tensor, found {type(tensor).__name__}{hint}", param=f"{what}[{index}]"
+                f"{what}[{index}]: expected a Tensor, got {type(tensor).__name__}{hint}", param=f"{what}[{index}]"
             )
     if len(given) != len(names):
-        raise InvalidArgumentError(
-            f"{what}: expected {len(names)} ({', '.join(names)}), found {len(given)}", param=what
-        )
+        raise InvalidArgumentError(f"{what}: expected {len(names)} ({', '.join(names)}), got {len(given)}", param=what)
     if sorted(tensor.name for tensor in given) == sorted(names):
         by_name = {tensor.name: tensor for tensor in given}
         return [by_name[name] for name in names]
@@ -57,12 +55,12 @@ def _checked(tensor: Tensor, name: str, dtype: npt.DTypeLike, shape: Sequence[in
     array = array_of(tensor)
     if array.dtype != dtype:
         raise InvalidArgumentError(
-            f"{name}: dtype: expected {np.dtype(dtype).name}, found {array.dtype.name}", param=name
+            f"{name}: dtype: expected {np.dtype(dtype).name}, got {array.dtype.name}", param=name
         )
     if array.ndim != len(shape) or any(w is not None and w != n for w, n in zip(shape, array.shape, strict=True)):
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         hint = "; call resize first" if None not in shape else ""
-        raise InvalidArgumentError(f"{name}: shape: expected [{expected}], found {list(array.shape)}{hint}", param=name)
+        raise InvalidArgumentError(f"{name}: shape: expected [{expected}], got {list(array.shape)}{hint}", param=name)
     return array
 
 
@@ -83,7 +81,7 @@ def check_inputs(given: object, vocab_size: int, dims: tuple[int, int] | None) -
     if wrong.size:
         row, column = wrong[0].tolist()
         raise InvalidArgumentError(
-            f"token_ids: expected 0 to {vocab_size - 1}, found {token_ids[row, column]} at [{row}, {column}]",
+            f"token_ids: expected 0 to {vocab_size - 1}, got {token_ids[row, column]} at [{row}, {column}]",
             param="token_ids",
         )
     return token_ids, num_tokens, reset
@@ -93,7 +91,7 @@ def _check_range(array: npt.NDArray[np.int32], name: str, low: int, high: int) -
     wrong = np.flatnonzero((array < low) | (array > high))
     if wrong.size:
         raise InvalidArgumentError(
-            f"{name}: expected {low} to {high}, found {array[wrong[0]]} at [{wrong[0]}]", param=name
+            f"{name}: expected {low} to {high}, got {array[wrong[0]]} at [{wrong[0]}]", param=name
         )
 
 
@@ -102,9 +100,7 @@ def check_outputs(given: object, specs: Sequence[OutputSpec], shapes: Sequence[S
     tensors = _tensors(given, "outputs", [spec.name for spec in specs])
     for tensor, spec, shape in zip(tensors, specs, shapes, strict=True):
         if not _checked(tensor, spec.name, spec.dtype, shape).flags.writeable:
-            raise InvalidArgumentError(
-                f"{spec.name}: expected writable memory, found read-only memory", param=spec.name
-            )
+            raise InvalidArgumentError(f"{spec.name}: expected writable memory, got read-only memory", param=spec.name)
     return tensors
 
 
@@ -122,11 +118,11 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
             or not all(map(is_integer, shape, (1, 1), _MAX_DIMS))
         ):
             expected = ", ".join(f"{size} from 1 to {high}" for size, high in zip("BT"[:rank], _MAX_DIMS, strict=False))
-            raise InvalidArgumentError(f"dims of {name}: expected [{expected}], found {shape!r:.60}", param="dims")
+            raise InvalidArgumentError(f"dims of {name}: expected [{expected}], got {shape!r:.60}", param="dims")
     batch_size, seq_len = (int(size) for size in shapes[0])
     for name, shape in zip(INPUTS[1:], shapes[1:], strict=True):
         if shape[0] != batch_size:
             raise InvalidArgumentError(
-                f"dims of {name}: expected [{batch_size}] as of token_ids, found {list(shape)}", param="dims"
+                f"dims of {name}: expected [{batch_size}] as of token_ids, got {list(shape)}", param="dims"
             )
     return batch_size, seq_len

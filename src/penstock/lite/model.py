@@ -71,7 +71,7 @@ class Model:
         """
         if isinstance(context, Context) and context.parallel.workers_num > 1:
             raise InvalidArgumentError(
-                f"parallel.workers_num: expected 0 or 1 for a Model, found {context.parallel.workers_num}; use a "
+                f"parallel.workers_num: expected 0 or 1 for a Model, got {context.parallel.workers_num}; use a "
                 "ModelParallelRunner for more",
                 param="parallel.workers_num",
             )
@@ -119,7 +119,7 @@ class Model:
             if opened.rank.world > 1 and batch_size > opened.config.batch_size:
                 raise UnsupportedError(
                     f"dims: expected at most {opened.config.batch_size} sequences (the config's batch_size), because "
-                    f"the ranks have shared memory for so many, found {batch_size}",
+                    f"the ranks have shared memory for so many, got {batch_size}",
                     param="dims",
                 )
             if batch_size != sequences.batch_size:
@@ -158,7 +158,7 @@ class Model:
         with self.in_use() as (opened, sequences):
             if opened.rank.world > 1:
                 raise UnsupportedError(
-                    "update_weights: expected a whole bundle, found that of a rank; export it again",
+                    "update_weights: expected a whole bundle, got that of a rank; export it again",
                     param="update_weights",
                 )
             opened.check_unchanged()
@@ -231,7 +231,7 @@ class Model:
         with self._lock:
             if self._opened is None or self._sequences is None:
                 state = "closed" if self._closed else "not built; call build_from_file first"
-                raise InvalidArgumentError(f"model: expected a built model, found one that is {state}", param="model")
+                raise InvalidArgumentError(f"model: expected a built model, got one that is {state}", param="model")
             yield self._opened, self._sequences
 
     def __enter__(self) -> Self:
@@ -244,7 +244,7 @@ class Model:
 def _check_seq_len(seq_len: int, sequences: Sequences) -> None:
     if seq_len > sequences.context_len:
         raise InvalidArgumentError(
-            f"seq_len: expected at most the context's {sequences.context_len}, found {seq_len}", param="seq_len"
+            f"seq_len: expected at most the context's {sequences.context_len}, got {seq_len}", param="seq_len"
         )
 
 
@@ -252,5 +252,5 @@ def _entry(info: dict[str, Any], key: str) -> Any:
     if key not in info:
         near = nearest(str(key), info)
         hint = f"did you mean {near}?" if near else f"the entries are {', '.join(info)}"
-        raise InvalidArgumentError(f"key: expected an entry of the model info, found {key!r:.60}; {hint}", param="key")
+        raise InvalidArgumentError(f"key: expected an entry of the model info, got {key!r:.60}; {hint}", param="key")
     return info[key]

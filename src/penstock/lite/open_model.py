@@ -72,13 +72,13 @@ class OpenModel:
         if mode == "enforce_fp32":
             if scheme != "f32" or self.config.kv_cache not in ("auto", "f32"):
                 raise UnsupportedError(
-                    f"precision_mode: enforce_fp32 requires a bundle with scheme f32 and kv_cache f32, found {scheme} "
+                    f"precision_mode: enforce_fp32 requires a bundle with scheme f32 and kv_cache f32, got {scheme} "
                     f"with {self.config.kv_cache}; use penstock export --scheme f32",
                     param="precision_mode",
                 )
         elif mode and mode != scheme:
             raise UnsupportedError(
-                f"precision_mode: {mode} requires a bundle with scheme {mode}, found {scheme}; use penstock export "
+                f"precision_mode: {mode} requires a bundle with scheme {mode}, got {scheme}; use penstock export "
                 f"--scheme {mode}",
                 param="precision_mode",
             )

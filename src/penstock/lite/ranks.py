@@ -20,7 +20,7 @@ from penstock.lite.settings import ModelConfig
 __all__ = ["agree", "agreement", "check_rank", "join_group", "rank_of", "share_of_cores", "threads_of_rank"]
 
 _DIFFERENCE: Final = re.compile(
-    r"text: expected equal values on all ranks, found (.+) on rank (\d+) and (.+) on rank (\d+)$"
+    r"text: expected equal values on all ranks, got (.+) on rank (\d+) and (.+) on rank (\d+)$"
 )
 
 
@@ -33,7 +33,7 @@ def check_rank(path: str | os.PathLike[str], info: core.RankInfo, options: CpuOp
     if info.world == 1:
         if options.explicit_rank not in (None, 0):
             raise InvalidArgumentError(
-                f"rank_id: {path}: expected 0, because this is a whole bundle, found {options.rank_id}; "
+                f"rank_id: {path}: expected 0, because this is a whole bundle, got {options.rank_id}; "
                 "use penstock export --tp",
                 param="rank_id",
             )
@@ -41,7 +41,7 @@ def check_rank(path: str | os.PathLike[str], info: core.RankInfo, options: CpuOp
     _check_same("rank_id", options.explicit_rank, place.rank if place else None)
     if place is not None and place.world != info.world:
         raise InvalidArgumentError(
-            f"group_size: {path}: expected {info.world} processes, the ranks that the bundle was cut for, found "
+            f"group_size: {path}: expected {info.world} processes, the ranks that the bundle was cut for, got "
             f"{place.world}, as the launcher says",
             param="group_size",
         )
@@ -53,7 +53,7 @@ def check_rank(path: str | os.PathLike[str], info: core.RankInfo, options: CpuOp
         )
     if options.rank_id != info.rank:
         raise InvalidArgumentError(
-            f"rank_id: {path}: expected the bundle of rank {options.rank_id}, found that of rank {info.rank}",
+            f"rank_id: {path}: expected the bundle of rank {options.rank_id}, got that of rank {info.rank}",
             param="rank_id",
         )
 
@@ -80,7 +80,7 @@ def _check_layout(path: str | os.PathLike[str], stamp: Sequence[int]) -> None:
     for name, key in (("pipeline_parallel_size", "stages"), ("context_parallel_size", "context_world")):
         if properties.get(key, "1") != "1":
             raise UnsupportedError(
-                f"{name}: {path}: expected 1, since penstock.lite runs bundles of penstock export --tp only, found "
+                f"{name}: {path}: expected 1, since penstock.lite runs bundles of penstock export --tp only, got "
                 f"{properties[key]}; use penstock.LLM or penstock run",
                 param=name,
             )
@@ -89,7 +89,7 @@ def _check_layout(path: str | os.PathLike[str], stamp: Sequence[int]) -> None:
 def _check_same(name: str, explicit: int | None, launched: int | None) -> None:
     if explicit is not None and launched is not None and explicit != launched:
         raise InvalidArgumentError(
-            f"{name}: expected {launched}, as the launcher of this process says, found {explicit}", param=name
+            f"{name}: expected {launched}, as the launcher of this process says, got {explicit}", param=name
         )
 
 
@@ -114,7 +114,7 @@ def share_of_cores(options: CpuOptions, info: core.RankInfo) -> list[int]:
     num_devices = _local_world(info, read_rank_environment())
     if options.device_id >= num_devices:
         raise InvalidArgumentError(
-            f"device_id: expected -1 to {num_devices - 1}, one per process of this host, found {options.device_id}",
+            f"device_id: expected -1 to {num_devices - 1}, one per process of this host, got {options.device_id}",
             param="device_id",
         )
     if options.thread_affinity_mode or options.thread_affinity_core_list:
@@ -134,7 +134,7 @@ def join_group(info: core.RankInfo, config: ModelConfig, num_threads: int) -> Sh
     if config.transport == "mpi":
         if place and place.source == "Open MPI":  # it has no standard ABI, and MPICH would end the process
             raise UnsupportedError(
-                "transport: expected 'shared' under Open MPI, which only starts the ranks, found 'mpi', which needs "
+                "transport: expected 'shared' under Open MPI, which only starts the ranks, got 'mpi', which needs "
                 "MPICH's mpirun",
                 param="transport",
             )
@@ -143,7 +143,7 @@ def join_group(info: core.RankInfo, config: ModelConfig, num_threads: int) -> Sh
     local_world = _local_world(info, place)
     if local_world < info.world:
         raise UnsupportedError(
-            f"transport: expected 'mpi', because {local_world} of {info.world} ranks are on this host, found 'shared'"
+            f"transport: expected 'mpi', because {local_world} of {info.world} ranks are on this host, got 'shared'"
         )
     return JoinedComm(
         *at,
@@ -164,7 +164,7 @@ def agree(context: core.Context, text: str) -> None:
             if match is not None and own != other:
                 (name, _, value), (_, _, found) = own.partition(" "), other.partition(" ")
                 raise InvalidArgumentError(
-                    f"{name}: expected equal values on all ranks, found {value} on rank {match[2]} and {found} on rank "
+                    f"{name}: expected equal values on all ranks, got {value} on rank {match[2]} and {found} on rank "
                     f"{match[4]}",
                     param=name,
                 ) from None

@@ -68,7 +68,7 @@ class ModelParallelRunner:
             workers: list[_Worker] = []
             try:
                 if opened.rank.world > 1:
-                    raise UnsupportedError(f"{opened.path}: expected a whole bundle, found that of a rank; use a Model")
+                    raise UnsupportedError(f"{opened.path}: expected a whole bundle, got that of a rank; use a Model")
                 num_threads = opened.context.cpu.thread_num or 1
                 cores = len(os.sched_getaffinity(0))
                 for index in range(opened.context.parallel.workers_num or max(1, cores // num_threads)):
@@ -108,13 +108,13 @@ class ModelParallelRunner:
         batch_size, seq_len = token_ids.shape
         if not 0 < batch_size <= opened.config.batch_size:
             raise InvalidArgumentError(
-                f"token_ids: expected 1 to {opened.config.batch_size} sequences (the config's batch_size), found "
+                f"token_ids: expected 1 to {opened.config.batch_size} sequences (the config's batch_size), got "
                 f"{batch_size}",
                 param="token_ids",
             )
         if (reset != 1).any():
             raise InvalidArgumentError(
-                f"reset: expected 1, because calls of a runner share no state, found 0 at "
+                f"reset: expected 1, because calls of a runner share no state, got 0 at "
                 f"[{np.flatnonzero(reset != 1)[0]}]",
                 param="reset",
             )
@@ -125,7 +125,7 @@ class ModelParallelRunner:
         worker = self._free.get()
         if worker is None:
             self._free.put(None)  # wakes the next waiting call
-            raise InvalidArgumentError("runner: expected a built runner, found one that is closed", param="runner")
+            raise InvalidArgumentError("runner: expected a built runner, got one that is closed", param="runner")
         try:
             rows = worker.sequences.forward(token_ids, num_tokens, reset)
         finally:
@@ -153,7 +153,7 @@ class ModelParallelRunner:
         opened = self._opened
         if opened is None:
             state = "closed" if self._pid else "not built; call build_from_file first"
-            raise InvalidArgumentError(f"runner: expected a built runner, found one that is {state}", param="runner")
+            raise InvalidArgumentError(f"runner: expected a built runner, got one that is {state}", param="runner")
         return opened
 
     def __enter__(self) -> Self:

@@ -39,7 +39,7 @@ def program_options(info: native.ModelInfo, config: ModelConfig, batch_size: int
     """
     if config.context_len > info.context_len:
         raise InvalidArgumentError(
-            f"context_len: expected at most {info.context_len}, the model's limit, found {config.context_len}",
+            f"context_len: expected at most {info.context_len}, the model's limit, got {config.context_len}",
             param="context_len",
         )
     context_len = config.context_len or info.context_len
@@ -76,7 +76,7 @@ class Sequences:
         info = model.info
         if info.prefix_token >= 0:
             raise UnsupportedError(
-                f"model_path: expected a network that is one decoder or one encoder, found {info.network}, which has a "
+                f"model_path: expected a network that is one decoder or one encoder, got {info.network}, which has a "
                 "prefix; use penstock.LLM",
                 param="model_path",
             )
@@ -113,7 +113,7 @@ class Sequences:
             row = int(over[0])
             raise InvalidArgumentError(
                 f"num_tokens: expected at most {self.context_len - before[row]} for sequence {row}, which has "
-                f"{before[row]} tokens of a context of {self.context_len}, found {counts[row]}",
+                f"{before[row]} tokens of a context of {self.context_len}, got {counts[row]}",
                 param="num_tokens",
             )
         if self._whole:
@@ -136,7 +136,7 @@ class Sequences:
             )
         for row in np.flatnonzero(counts > self._max_tokens):
             raise InvalidArgumentError(
-                f"num_tokens: expected at most {self._max_tokens} (the config's max_tokens), found {counts[row]} for "
+                f"num_tokens: expected at most {self._max_tokens} (the config's max_tokens), got {counts[row]} for "
                 f"sequence {row}: {why}",
                 param="num_tokens",
             )

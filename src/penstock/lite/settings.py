@@ -118,7 +118,7 @@ def read_values(path: Path) -> dict[str, Any]:
         raise InvalidFileError(f"{path}: {' '.join(str(error).split())}") from None
     for section in parser.sections():
         if section != _SECTION:
-            raise InvalidFileError(f"{path}: expected only the section [{_SECTION}], found [{section:.60}]")
+            raise InvalidFileError(f"{path}: expected only the section [{_SECTION}], got [{section:.60}]")
     texts = dict(parser[_SECTION]) if parser.has_section(_SECTION) else {}
     values = {name: _value(name, text) for name, text in texts.items()}
     try:

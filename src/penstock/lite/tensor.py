@@ -113,12 +113,12 @@ class Tensor:
         """
         if not self._array.flags.writeable:
             raise InvalidArgumentError(
-                f"{self._called()}: expected writable memory, found read-only memory", param=self._name or None
+                f"{self._called()}: expected writable memory, got read-only memory", param=self._name or None
             )
         array = _checked_array(numpy_obj, "numpy_obj")
         if array.shape != self._array.shape:
             raise InvalidArgumentError(
-                f"numpy_obj: shape: expected {self.shape}, found {list(array.shape)}", param="numpy_obj"
+                f"numpy_obj: shape: expected {self.shape}, got {list(array.shape)}", param="numpy_obj"
             )
         self._array[...] = self._exact(array)
 
@@ -130,7 +130,7 @@ class Tensor:
             wrong = np.flatnonzero((converted.astype(array.dtype) != array).reshape(-1))
         if wrong.size:
             raise InvalidArgumentError(
-                f"numpy_obj: expected values of {self.dtype.name} for {self._called()}, found {array.dtype.name} "
+                f"numpy_obj: expected values of {self.dtype.name} for {self._called()}, got {array.dtype.name} "
                 f"{array.reshape(-1)[wrong[0]]} at element {wrong[0]}",
                 param="numpy_obj",
             )
@@ -151,9 +151,7 @@ class Tensor:
             raise wrong_type("data", "an array with __dlpack__", data)
         device = data.__dlpack_device__()
         if int(device[0]) != _CPU:
-            raise UnsupportedError(
-                f"data: expected CPU memory, found DLPack device type {int(device[0])}", param="data"
-            )
+            raise UnsupportedError(f"data: expected CPU memory, got DLPack device type {int(device[0])}", param="data")
         try:
             array = np.from_dlpack(data)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -183,15 +181,15 @@ def _checked_array(array: object, name: str = "tensor") -> npt.NDArray[Any]:
     if not isinstance(array, np.ndarray):
         raise wrong_type(name, "a numpy array", array)
     if array.dtype not in _TYPES or not array.dtype.isnative:
-        raise InvalidArgumentError(f"{name}: dtype: expected numbers or booleans, found {array.dtype}", param=name)
+        raise InvalidArgumentError(f"{name}: dtype: expected numbers or booleans, got {array.dtype}", param=name)
     if not array.flags.c_contiguous:
         raise InvalidArgumentError(
-            f"{name}: expected a C-contiguous array, found strides {list(array.strides)} of shape {list(array.shape)}; "
+            f"{name}: expected a C-contiguous array, got strides {list(array.strides)} of shape {list(array.shape)}; "
             "use numpy.ascontiguousarray",
             param=name,
         )
     if array.ndim > _MAX_DIMS:
-        raise InvalidArgumentError(f"{name}: expected up to {_MAX_DIMS} dimensions, found {array.ndim}", param=name)
+        raise InvalidArgumentError(f"{name}: expected up to {_MAX_DIMS} dimensions, got {array.ndim}", param=name)
     return array
 
 
@@ -201,7 +199,7 @@ def _checked_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any]:
     except TypeError:
         raise refusal("dtype", "one of DataType", dtype) from None
     if found not in _TYPES:
-        raise InvalidArgumentError(f"dtype: expected one of DataType, found {found}", param="dtype")
+        raise InvalidArgumentError(f"dtype: expected one of DataType, got {found}", param="dtype")
     return found
 
 
@@ -214,6 +212,6 @@ def _checked_shape(shape: Sequence[int] | None) -> tuple[int, ...]:
             raise refusal("shape", "integers from 0", size)
     if len(sizes) > _MAX_DIMS or math.prod(sizes) > _MAX_BYTES:
         raise InvalidArgumentError(
-            f"shape: expected up to {_MAX_DIMS} dimensions and 2^40 elements, found {list(sizes)}", param="shape"
+            f"shape: expected up to {_MAX_DIMS} dimensions and 2^40 elements, got {list(sizes)}", param="shape"
         )
     return tuple(int(size) for size in sizes)

@@ -33,7 +33,7 @@ def pack_updates(opened: OpenModel, new_weights: object) -> Updates:
             near = nearest(name, known)
             hint = f"; did you mean {near}?" if near else ""
             raise InvalidArgumentError(
-                f"weights: expected tensors of the model, found {name!r:.200}{hint}", param="weights"
+                f"weights: expected tensors of the model, got {name!r:.200}{hint}", param="weights"
             )
     updates: Updates = []
     for weight in weights:
@@ -43,7 +43,7 @@ def pack_updates(opened: OpenModel, new_weights: object) -> Updates:
         segment = opened.native.segment(weight.segment)
         if segment is None:
             raise InvalidArgumentError(
-                f"weights: expected a segment {weight.segment!r} in the bundle, found none", param="weights"
+                f"weights: expected a segment {weight.segment!r} in the bundle, got none", param="weights"
             )
         packed = np.frombuffer(segment, np.uint8)[weight.offset : weight.offset + weight.num_bytes].copy()
         for part in parts:
@@ -71,15 +71,15 @@ def _by_name(new_weights: object) -> dict[str, npt.NDArray[Any]]:
             raise wrong_type("weights", "Tensors", tensor)
         if not tensor.name:
             raise InvalidArgumentError(
-                "weights: expected Tensors named as in the checkpoint, found one without a name", param="weights"
+                "weights: expected Tensors named as in the checkpoint, got one without a name", param="weights"
             )
         if tensor.name in arrays:
             raise InvalidArgumentError(
-                f"weights: expected each tensor once, found {tensor.name!r:.200} twice", param="weights"
+                f"weights: expected each tensor once, got {tensor.name!r:.200} twice", param="weights"
             )
         if tensor.dtype not in _DTYPES:
             raise InvalidArgumentError(
-                f"{tensor.name}: dtype: expected float32 or float16, found {tensor.dtype.name}", param=tensor.name
+                f"{tensor.name}: dtype: expected float32 or float16, got {tensor.dtype.name}", param=tensor.name
             )
         arrays[tensor.name] = array_of(tensor)
     return arrays
@@ -104,7 +104,7 @@ def _pack_part(
     if weight.rows == 1 and len(shape) == 2 and shape[0] == 1:
         shape = shape[1:]
     if shape != expected:
-        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, found {shape}", param=part.name)
+        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, got {shape}", param=part.name)
     dtype = _DTYPES[array.dtype]
     try:
         check_finite(array, dtype)

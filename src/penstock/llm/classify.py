@@ -128,7 +128,7 @@ def ranking_head(head: PoolingHead | None) -> PoolingHead:
         )
     if len(head.labels) != 1:
         raise UnsupportedError(
-            f"rerank: expected a classifier with one class, found one with {len(head.labels)}", param="model"
+            f"rerank: expected a classifier with one class, got one with {len(head.labels)}", param="model"
         )
     return head
 

@@ -69,11 +69,11 @@ def write_gguf(folder: Path, out: Path, kind: str, progress: Callable[[int, int]
     found = architecture_of(model_type)
     if found is None or model_type not in _FAMILIES:
         raise UnsupportedError(
-            f"model_type: expected one of {', '.join(_FAMILIES)} for a GGUF file, found {model_type}",
+            f"model_type: expected one of {', '.join(_FAMILIES)} for a GGUF file, got {model_type}",
             param="model_type",
         )
     if checkpoint.scheme is not None or checkpoint.own_block_scheme() is not None:
-        raise UnsupportedError(f"{checkpoint.folder}: expected float weights, found quantized ones", param="source")
+        raise UnsupportedError(f"{checkpoint.folder}: expected float weights, got quantized ones", param="source")
     name, architecture = found
     own = find_network(model_type).Config.read(checkpoint.config)
     metadata = {"general.architecture": name, "general.file_type": FILE_TYPES[kind]}
@@ -139,7 +139,7 @@ def _keys(config: Any, architecture: Architecture, model_type: str) -> dict[str,
         keys["attention.sliding_window"] = sizes.windows[0]
     elif any(sizes.windows):
         raise UnsupportedError(
-            f"sliding_window: expected none for a GGUF file of {model_type}, found {max(sizes.windows)}",
+            f"sliding_window: expected none for a GGUF file of {model_type}, got {max(sizes.windows)}",
             param="sliding_window",
         )
     return keys
@@ -150,18 +150,18 @@ def _expert_keys(mixture: Any, architecture: Architecture) -> dict[str, Any]:
     if not all(mixture.sparse):
         dense = mixture.sparse.index(False)
         raise UnsupportedError(
-            f"mlp_only_layers: expected experts in every layer for a GGUF file, found none in layer {dense}",
+            f"mlp_only_layers: expected experts in every layer for a GGUF file, got none in layer {dense}",
             param="mlp_only_layers",
         )
     expected = architecture.constants.get("norm_topk_prob", mixture.routing.renormalise)
     if mixture.routing.renormalise != expected:
         raise UnsupportedError(
-            f"norm_topk_prob: expected {str(expected).lower()} for a GGUF file, found "
+            f"norm_topk_prob: expected {str(expected).lower()} for a GGUF file, got "
             f"{str(mixture.routing.renormalise).lower()}",
             param="norm_topk_prob",
         )
     if clip := getattr(mixture, "clip", 0.0):
-        raise UnsupportedError(f"clip_qkv: expected null for a GGUF file, found {clip:g}", param="clip_qkv")
+        raise UnsupportedError(f"clip_qkv: expected null for a GGUF file, got {clip:g}", param="clip_qkv")
     keys = {"expert_count": mixture.num_experts, "expert_used_count": mixture.routing.k}
     if architecture.expert_size != "intermediate_size":
         keys["expert_feed_forward_length"] = mixture.expert_size
@@ -175,7 +175,7 @@ def _check_rope_layers(rope_layers: tuple[bool, ...]) -> None:
     usual = tuple((layer + 1) % _NO_ROPE_INTERVAL != 0 for layer in range(len(rope_layers)))
     if rope_layers != usual:
         raise UnsupportedError(
-            f"no_rope_layers: expected 0 in every layer of number {_NO_ROPE_INTERVAL} for a GGUF file, found others",
+            f"no_rope_layers: expected 0 in every layer of number {_NO_ROPE_INTERVAL} for a GGUF file, got others",
             param="no_rope_layers",
         )
 
@@ -184,7 +184,7 @@ def _rope_keys(rope: RopeConfig) -> dict[str, Any]:
     if rope.type in ("default", "llama3"):
         return {}
     if rope.type not in ("linear", "yarn"):
-        raise UnsupportedError(f"rope_type: expected default, linear, llama3 or yarn, found {rope.type}")
+        raise UnsupportedError(f"rope_type: expected default, linear, llama3 or yarn, got {rope.type}")
     keys: dict[str, Any] = {"rope.scaling.type": rope.type, "rope.scaling.factor": float(rope.factor)}
     if rope.type == "yarn":
         usual = RopeConfig(rope.theta, factor=rope.factor, attention_factor=0.1 * math.log(rope.factor) + 1.0)
@@ -192,7 +192,7 @@ def _rope_keys(rope: RopeConfig) -> dict[str, Any]:
             found, expected = getattr(rope, field), getattr(usual, field)
             if not math.isclose(found, expected, rel_tol=1e-6):
                 raise UnsupportedError(
-                    f"rope_parameters.{field}: expected {expected} for a GGUF file, found {found}",
+                    f"rope_parameters.{field}: expected {expected} for a GGUF file, got {found}",
                     param="rope_parameters",
                 )
         keys["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
@@ -229,7 +229,7 @@ def _gemma_keys(config: Any, model_type: str) -> dict[str, Any]:
     }
     for key, (value, expected) in values.items():
         if value != expected:
-            raise UnsupportedError(f"{key}: expected {expected} for a GGUF file, found {value}", param=key)
+            raise UnsupportedError(f"{key}: expected {expected} for a GGUF file, got {value}", param=key)
     caps = {key: float(getattr(config, own)) for key, own in _CAPS.items() if getattr(config, own)}
     return {"attention.sliding_window": window, **caps}
 

@@ -34,7 +34,7 @@ def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module
     """
     checkpoint = Checkpoint.open(folder)
     if checkpoint.scheme is not None:
-        raise UnsupportedError(f"{folder}: expected float weights, found a folder quantized as {checkpoint.scheme}")
+        raise UnsupportedError(f"{folder}: expected float weights, got a folder quantized as {checkpoint.scheme}")
     built = construct_on_meta(checkpoint.config, network).network
     checkpoint = as_network(checkpoint, built)
     parts = expert_parts(built)
@@ -74,11 +74,11 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
         raise InvalidFileError(f"{checkpoint.folder}: lacks tensor {show(name)}, which the network reads")
     if tuple(info.shape) != shape:
         raise InvalidFileError(
-            f"{info.file}: tensor {show(name)}: shape: expected {list(shape)}, found {list(info.shape)}"
+            f"{info.file}: tensor {show(name)}: shape: expected {list(shape)}, got {list(info.shape)}"
         )
     if info.dtype != "f32" and info.dtype not in _BITS:
         raise UnsupportedError(
-            f"{info.file}: tensor {show(name)}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}"
+            f"{info.file}: tensor {show(name)}: dtype: expected F32, F16 or BF16, got {info.dtype.upper()}"
         )
     values = torch.from_numpy(np.array(checkpoint.read(name))).reshape(info.shape)
     return values if info.dtype == "f32" else values.view(_BITS[info.dtype])
@@ -94,7 +94,7 @@ def save_network(network: nn.Module, folder: Path | str) -> None:
     side_files = getattr(network, "side_files", None)
     if not isinstance(side_files, dict) or "config.json" not in side_files:
         raise InvalidArgumentError(
-            "network: expected a network from penstock.load_network, found one without config", param="network"
+            "network: expected a network from penstock.load_network, got one without config", param="network"
         )
     sides = dict(side_files)
     if callable(getattr(network, "tensor_sources", None)):  # the folder has the parameters, not what they came from
@@ -104,7 +104,7 @@ def save_network(network: nn.Module, folder: Path | str) -> None:
     for name, parameter in parameters.items():
         if not parameter.dtype.is_floating_point:
             raise InvalidArgumentError(
-                f"network: {show(name)}: expected float values, found {parameter.dtype}; use RoundToNearest.save",
+                f"network: {show(name)}: expected float values, got {parameter.dtype}; use RoundToNearest.save",
                 param="network",
             )
     arrays = {name: as_array(parameter) for name, parameter in parameters.items()}

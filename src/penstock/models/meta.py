@@ -62,7 +62,7 @@ def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNe
             raise InvalidFileError(f"{reader.file}: {error}", param=error.param) from error
     for field in ("context_len", "vocab_size"):
         if not isinstance(getattr(config, field, None), int):
-            raise InvalidArgumentError(f"network {name}: expected a config with an integer {field}, found none")
+            raise InvalidArgumentError(f"network {name}: expected a config with an integer {field}, got none")
     return MetaNetwork(network.eval(), name, config.context_len, config.vocab_size, path, script is not None)
 
 

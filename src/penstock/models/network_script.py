@@ -70,9 +70,7 @@ def split_spec(spec: object) -> tuple[Path, str]:
     path_text, colon, class_name = spec.rpartition(":") if isinstance(spec, str) else ("", "", "")
     path = Path(path_text)
     if not colon or path.suffix != ".py" or not class_name.isidentifier():
-        raise InvalidArgumentError(
-            f"--network: expected path/to/file.py:ClassName, found {spec!r:.80}", param="network"
-        )
+        raise InvalidArgumentError(f"--network: expected path/to/file.py:ClassName, got {spec!r:.80}", param="network")
     if not path.is_file():
         raise FileAccessError(f"--network: {path}: no such file", param="network")
     return path, class_name

@@ -51,7 +51,7 @@ def find_network(model_type: str) -> Definition:
         return _registered[model_type]
     if model_type not in supported_types():
         raise UnsupportedError(
-            f"model_type: found {show(model_type)}, expected one of {', '.join(supported_types())}; "
+            f"model_type: expected one of {', '.join(supported_types())}, got {show(model_type)}; "
             "use --network or penstock.register_network for a network of your own",
             param="model_type",
         )
@@ -95,7 +95,7 @@ def registered_script(model_type: str) -> str | None:
     if path is None or not is_importable:
         raise UnsupportedError(
             f"model_type {model_type}: graph mode captures a registered network from its file: expected a class at the "
-            f"top level of a .py file, with a class Config inside or beside it, found "
+            f"top level of a .py file, with a class Config inside or beside it, got "
             f"{network_class.__module__}.{network_class.__qualname__}. Use eager mode, or move the class to a file."
         )
     return f"{Path(path).resolve()}:{network_class.__qualname__}"
@@ -117,11 +117,11 @@ def load_network_script(spec: str) -> Definition:
     network_class = getattr(module, class_name, None)
     if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):
         raise InvalidArgumentError(
-            f"--network: {path}: expected a torch.nn.Module named {class_name}, found none", param="network"
+            f"--network: {path}: expected a torch.nn.Module named {class_name}, got none", param="network"
         )
     config_class = getattr(network_class, "Config", None) or getattr(module, "Config", None)
     if not callable(getattr(config_class, "read", None)):
         raise InvalidArgumentError(
-            f"--network: {path}: expected a class Config with read(reader), found none", param="network"
+            f"--network: {path}: expected a class Config with read(reader), got none", param="network"
         )
     return Definition(config_class, network_class)

@@ -173,7 +173,7 @@ def load_weights(
             values = read(f"{path}.{name}" if path else name, 0)
             if values.shape != parameter.shape:
                 raise InvalidFileError(
-                    f"tensor {path}.{name}: shape: expected {list(parameter.shape)}, found {list(values.shape)}"
+                    f"tensor {path}.{name}: shape: expected {list(parameter.shape)}, got {list(values.shape)}"
                 )
             setattr(module, name, nn.Parameter(values.float(), requires_grad=False))
 

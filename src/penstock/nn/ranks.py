@@ -162,6 +162,6 @@ def check_same_batch(arrays: Iterable[npt.NDArray[np.int32]]) -> None:
     for rank, other in enumerate(_gather(own)):
         if not torch.equal(other, own):
             raise InvalidArgumentError(
-                f"batch: expected equal batches on all ranks, found another on rank {rank} than on rank "
+                f"batch: expected equal batches on all ranks, got another on rank {rank} than on rank "
                 f"{dist.get_rank()}: the programs of all ranks must make the same calls"
             )

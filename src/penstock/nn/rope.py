@@ -55,7 +55,7 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray[tuple[int], np.dtype[np.
     scalings["proportional"] = _longrope
     if rope.type not in scalings:
         raise UnsupportedError(
-            f"rope_type: expected one of {', '.join(scalings)}, found {rope.type!r}", param="rope_type"
+            f"rope_type: expected one of {', '.join(scalings)}, got {rope.type!r}", param="rope_type"
         )
     return np.array(scalings[rope.type](plain, rope), dtype=np.float32)
 

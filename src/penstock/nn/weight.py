@@ -34,9 +34,7 @@ class MatrixLayer(Module):
     def __init__(self, rows: int, cols: int) -> None:
         super().__init__()
         if rows * cols > MAX_ELEMENTS:
-            raise InvalidArgumentError(
-                f"weight: expected at most 2^44 elements, found [{rows}, {cols}]", param="weight"
-            )
+            raise InvalidArgumentError(f"weight: expected at most 2^44 elements, got [{rows}, {cols}]", param="weight")
         self.rows, self.cols = rows, cols
         self.scheme = "f32"
         self.weight = nn.Parameter(torch.empty(rows, cols), requires_grad=False)

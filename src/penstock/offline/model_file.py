@@ -226,4 +226,4 @@ def _mapping(path: Path, name: str, value: object) -> Mapping[str, Any]:
 
 
 def _wrong(path: Path, name: str, expected: str, value: object) -> InvalidFileError:
-    return InvalidFileError(f"{path}: {name}: expected {expected}, found {value!r:.60}", param=name)
+    return InvalidFileError(f"{path}: {name}: expected {expected}, got {value!r:.60}", param=name)

@@ -121,14 +121,14 @@ def _folder_bundles(folder: Path) -> dict[str, Path]:
     bundles = {name: sorted(folder.glob(f"*{suffix}")) for name, suffix in suffixes.items()}
     for name, paths in bundles.items():
         if len(paths) > 1:
-            raise InvalidFileError(f"{folder}: expected one bundle named *{suffixes[name]}, found {_listed(paths)}")
+            raise InvalidFileError(f"{folder}: expected one bundle named *{suffixes[name]}, got {_listed(paths)}")
     others = sorted(set(folder.glob("*.psm")).difference(*bundles.values()))
     if others:
         raise InvalidFileError(
-            f"{folder}: expected only bundles named *{PREFILL_SUFFIX} and *{INCREMENT_SUFFIX}, found {_listed(others)}"
+            f"{folder}: expected only bundles named *{PREFILL_SUFFIX} and *{INCREMENT_SUFFIX}, got {_listed(others)}"
         )
     if not bundles["prefill_model_path"]:
-        raise InvalidFileError(f"{folder}: expected a bundle named *{PREFILL_SUFFIX}, found none")
+        raise InvalidFileError(f"{folder}: expected a bundle named *{PREFILL_SUFFIX}, got none")
     return {name: paths[0] for name, paths in bundles.items() if paths}
 
 
@@ -141,7 +141,7 @@ def _of_file(file: ModelFile, values: Mapping[str, Any]) -> FileConfig:
         if checkpoint is None:
             raise InvalidFileError(
                 f"{file.path}: load_checkpoint: expected the path of a checkpoint folder or a .psm bundle, or "
-                "infer.prefill_model_path, found neither",
+                "infer.prefill_model_path, got neither",
                 param="load_checkpoint",
             )
         if not checkpoint.exists():

@@ -52,7 +52,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise InvalidFileError(f"{path}: {' '.join(str(error).split())[:300]}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise InvalidFileError(f"{path}: expected a mapping of names to values, found {type(values).__name__}")
+        raise InvalidFileError(f"{path}: expected a mapping of names to values, got {type(values).__name__}")
     return values
 
 
@@ -75,6 +75,4 @@ def _check_expansion(root: Any, path: Path) -> None:
             raise InvalidFileError(f"{path}: line {node.start_mark.line + 1}: an alias contains itself")
         sizes[id(node)] = 1 + sum(sizes[id(child)] for child in children)
         if sizes[id(node)] > _MAX_NODES:
-            raise InvalidFileError(
-                f"{path}: expected at most {_MAX_NODES} values once aliases are replaced, found more"
-            )
+            raise InvalidFileError(f"{path}: expected at most {_MAX_NODES} values once aliases are replaced, got more")

@@ -69,7 +69,7 @@ class _CustomOp(EagerOp):
             return self.reference(*tensors, **attrs)
         if loaded != (self.op.version, self.op.schema):
             raise UnsupportedError(
-                f"[{self.name}] expected version {self.op.version} {self.op.schema} as declared, found version "
+                f"[{self.name}] expected version {self.op.version} {self.op.schema} as declared, got version "
                 f"{loaded[0]} {loaded[1]} in the loaded library"
             )
         return super().run(*tensors, **attrs)
@@ -91,22 +91,22 @@ def custom_op(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 63 or name.startswith("penstock::"):
         raise InvalidArgumentError(
-            f'name: expected "owner::op" of lower-case letters, digits and _, found {name!r:.80}', param="name"
+            f'name: expected "owner::op" of lower-case letters, digits and _, got {name!r:.80}', param="name"
         )
     check_integer(f"{name}: version", version, 1, 2**31 - 1)
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise InvalidArgumentError(
-            f'{name}: schema: expected a line such as "(Tensor x, Weight? bias, *, float limit) -> Tensor", found '
+            f'{name}: schema: expected a line such as "(Tensor x, Weight? bias, *, float limit) -> Tensor", got '
             f"{schema!r:.200}",
             param="schema",
         )
     if not callable(reference):
         raise InvalidArgumentError(
-            f"{name}: reference: expected a function, found {type(reference).__name__}", param="reference"
+            f"{name}: reference: expected a function, got {type(reference).__name__}", param="reference"
         )
     if not (isinstance(tolerance, (int, float)) and math.isfinite(tolerance) and tolerance >= 0):
         raise InvalidArgumentError(
-            f"{name}: tolerance: expected a finite number from 0, found {tolerance!r:.60}", param="tolerance"
+            f"{name}: tolerance: expected a finite number from 0, got {tolerance!r:.60}", param="tolerance"
         )
     op = Op(name, version, schema, float(tolerance))
     declared = _ops.get(name)
@@ -115,7 +115,7 @@ def custom_op(
         _ops[name] = _register(op, reference)
     elif (declared.op.version, declared.op.schema) != (version, schema):
         raise InvalidArgumentError(
-            f"{name}: already declared as version {declared.op.version} {declared.op.schema}, found {version} {schema}",
+            f"{name}: already declared as version {declared.op.version} {declared.op.schema}, got {version} {schema}",
             param="name",
         )
     else:

@@ -126,7 +126,7 @@ class EagerOp:
         for argument, tensor in zip(self.tensors, tensors, strict=True):
             if argument.kind == "tensor" and tensor is not None and tensor.dtype not in _INPUT_DTYPES:
                 raise InvalidArgumentError(
-                    f"[{self.name}] {argument.name}: expected float32 or int32, found {tensor.dtype}",
+                    f"[{self.name}] {argument.name}: expected float32 or int32, got {tensor.dtype}",
                     param=argument.name,
                 )
 
@@ -164,7 +164,7 @@ def _describe_weight(
 ) -> native.CoreTensor:
     if not weight.is_contiguous():
         raise InvalidArgumentError(
-            f"[{op}] weight: expected a contiguous tensor, found strides {weight.stride()}", param="weight"
+            f"[{op}] weight: expected a contiguous tensor, got strides {weight.stride()}", param="weight"
         )
     first = tensors[0]
     if weight.ndim == 1:
@@ -181,7 +181,7 @@ def _describe_weight(
     layout = reference.layout_of_tensor(weight)
     if op in _LINEARS and argument.name == "weight" and weight.ndim == 2 and layout in _ROWS:
         raise InvalidArgumentError(
-            f"[{op}] weight: expected packed tiles, found a logical matrix. Pack the network first.", param="weight"
+            f"[{op}] weight: expected packed tiles, got a logical matrix. Pack the network first.", param="weight"
         )
     return native.CoreTensor(weight.data_ptr(), _DTYPES[weight.dtype], dims, dims[1], layout)
 
@@ -190,7 +190,7 @@ def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) 
     first = tensors[0]
     if first is None or state.dtype not in _KV_LAYOUTS or not state.is_contiguous():
         raise InvalidArgumentError(
-            f"[{op}] state: expected a contiguous float32, bfloat16 or int8 tensor, found {state.dtype}", param="state"
+            f"[{op}] state: expected a contiguous float32, bfloat16 or int8 tensor, got {state.dtype}", param="state"
         )
     if op in ("latent_append", "latent_attention"):
         rope = tensors[1 if op == "latent_append" else 5]
@@ -200,7 +200,7 @@ def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) 
     expected = page_elements(state.dtype, num_kv_heads, head_dim)
     if expected != state.shape[1] or not num_kv_heads:
         raise InvalidArgumentError(
-            f"[{op}] state: expected pages of {expected} elements, found {state.shape[1]}", param="state"
+            f"[{op}] state: expected pages of {expected} elements, got {state.shape[1]}", param="state"
         )
     dims = (state.shape[0], num_kv_heads, head_dim)
     return native.CoreTensor(state.data_ptr(), _DTYPES[state.dtype], dims, state.shape[1], _KV_LAYOUTS[state.dtype])
@@ -210,8 +210,7 @@ def _describe_cells(op: str, state: Tensor, heads: int) -> native.CoreTensor:
     """Describe a recurrent state [num_pages, heads * numbers]."""
     if state.dtype != torch.float32 or not state.is_contiguous() or state.shape[1] % heads:
         raise InvalidArgumentError(
-            f"[{op}] state: expected contiguous float32 pages of {heads} heads, found {state.dtype} "
-            f"{list(state.shape)}",
+            f"[{op}] state: expected contiguous float32 pages of {heads} heads, got {state.dtype} {list(state.shape)}",
             param="state",
         )
     dims = (state.shape[0], heads, state.shape[1] // heads)
@@ -222,7 +221,7 @@ def _describe_latents(op: str, state: Tensor, latent_dim: int, rope_dim: int) ->
     expected = page_elements(state.dtype, 1, latent_dim + rope_dim, latent_dim)
     if expected != state.shape[1]:
         raise InvalidArgumentError(
-            f"[{op}] state: expected pages of {expected} elements, found {state.shape[1]}", param="state"
+            f"[{op}] state: expected pages of {expected} elements, got {state.shape[1]}", param="state"
         )
     dims = (state.shape[0], 1, latent_dim + rope_dim, latent_dim)
     return native.CoreTensor(state.data_ptr(), _DTYPES[state.dtype], dims, state.shape[1], _KV_LAYOUTS[state.dtype])

@@ -47,7 +47,7 @@ def infer_shapes(op: str, shapes: Mapping[str, Sequence[int] | None], attrs: Att
 
 
 def _fail(op: str, argument: str, expected: str, found: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"[{op}] {argument}: expected {expected}, found {found}", param=argument)
+    return InvalidArgumentError(f"[{op}] {argument}: expected {expected}, got {found}", param=argument)
 
 
 def _tensor(op: str, shapes: Shapes, name: str, *ranks: int) -> Shape:

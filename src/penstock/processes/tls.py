@@ -67,7 +67,7 @@ def client_context(ca: bytes | None, protocols: list[str]) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cadata=ca.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise InvalidFileError("expected trusted certificates in PEM, found none or a damaged one") from error
+        raise InvalidFileError("expected trusted certificates in PEM, got none or a damaged one") from error
     return context
 
 

@@ -98,9 +98,7 @@ def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
     tensor = tensor.detach().cpu().contiguous()
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise InvalidArgumentError(
-            f"weight: expected float32, float16 or bfloat16, found {tensor.dtype}", param="weight"
-        )
+        raise InvalidArgumentError(f"weight: expected float32, float16 or bfloat16, got {tensor.dtype}", param="weight")
     return (tensor if dtype == "f32" else tensor.view(torch.uint16)).numpy(), dtype
 
 
@@ -142,9 +140,7 @@ class RoundToNearest:
                     head = any(_is_a(layer, "LMHead") for layer in layers)
                     self._round(context, name, find_scheme(scheme.head) if head else scheme, layers)
         if not self._quantized:
-            raise InvalidArgumentError(
-                "network: expected linear layers with float weights, found none", param="network"
-            )
+            raise InvalidArgumentError("network: expected linear layers with float weights, got none", param="network")
         self._network = network
         return network
 
@@ -183,16 +179,14 @@ class RoundToNearest:
         the files that ``penstock.load_network`` stored in the network.  The folder appears complete or not at all.
         """
         if self._network is None:
-            raise InvalidArgumentError("save: expected a network that apply has quantized, found none", param="save")
+            raise InvalidArgumentError("save: expected a network that apply has quantized, got none", param="save")
         if side_files is None:
             side_files = getattr(self._network, "side_files", {})
         if "config.json" not in side_files:
-            raise InvalidArgumentError("side_files: expected config.json, found none", param="side_files")
+            raise InvalidArgumentError("side_files: expected config.json, got none", param="side_files")
         config = ConfigReader.parse(side_files["config.json"])
         if config.has("quantization_config"):
-            raise InvalidFileError(
-                "config.json: expected the original checkpoint's, found one with quantization_config"
-            )
+            raise InvalidFileError("config.json: expected the original checkpoint's, got one with quantization_config")
         extra = stored_tensors(self._network, without=self._quantized)
         quantized = self._quantized_tensors(self._network)
         entries = [TensorEntry(name, as_array(value)[1].upper(), tuple(value.shape)) for name, value in extra.items()]

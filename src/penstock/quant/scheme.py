@@ -89,7 +89,7 @@ def quantizing_scheme(name: str) -> Scheme:
     if scheme is None or not scheme.quantized:
         names = ", ".join(known.name for known in SCHEMES.values() if known.quantized)
         reason = "" if scheme is None else ", which does not quantize"
-        raise InvalidArgumentError(f"scheme: expected one of {names}, found {name!r:.60}{reason}", param="scheme")
+        raise InvalidArgumentError(f"scheme: expected one of {names}, got {name!r:.60}{reason}", param="scheme")
     return scheme
 
 

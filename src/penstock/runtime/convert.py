@@ -39,7 +39,7 @@ def convert(
         raise FileAccessError(f"{source}: no such file or folder", param="source")
     if is_gguf(source):
         raise UnsupportedError(
-            f"source: expected a checkpoint folder or a bundle, found a GGUF file. `penstock export {source} OUT.psm` "
+            f"source: expected a checkpoint folder or a bundle, got a GGUF file. `penstock export {source} OUT.psm` "
             "makes a bundle of it; run, chat and serve take the file itself.",
             param="source",
         )

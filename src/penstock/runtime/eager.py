@@ -162,12 +162,12 @@ class EagerProgram:
         expected = [num_rows, self.info.vocab_size]
         if not isinstance(output, Tensor):
             raise InvalidFileError(
-                f"{self._forward_name()}: output: expected logits {expected}, found {type(output).__name__}"
+                f"{self._forward_name()}: output: expected logits {expected}, got {type(output).__name__}"
             )
         if list(output.shape) != expected or output.dtype != torch.float32:
             raise InvalidFileError(
                 f"{self._forward_name()}: output: expected float32 logits {expected}, one row per entry of "
-                f"batch.output_rows, found {output.dtype} {list(output.shape)}; select rows with batch.output_rows"
+                f"batch.output_rows, got {output.dtype} {list(output.shape)}; select rows with batch.output_rows"
             )
 
     def _forward_name(self) -> str:
@@ -189,7 +189,7 @@ class EagerProgram:
         num_slots = self.limits.max_requests
         if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= num_slots)).any():
             raise InvalidArgumentError(
-                f"slot: expected -1 or a slot below {num_slots}, found {sampling.slot.tolist()}", param="slot"
+                f"slot: expected -1 or a slot below {num_slots}, got {sampling.slot.tolist()}", param="slot"
             )
         plain = replace(sampling, slot=None)  # this class keeps the slots itself
         logits = np.ascontiguousarray(self._logits)
@@ -231,7 +231,7 @@ class EagerProgram:
         missing = [int(-1 - t) for t in token_ids if t < 0 and int(-1 - t) not in self._slots]
         if missing:
             raise InvalidArgumentError(
-                f"token_ids: expected a slot with a sampled token, found slot {missing[0]}", param="token_ids"
+                f"token_ids: expected a slot with a sampled token, got slot {missing[0]}", param="token_ids"
             )
         return np.array([t if t >= 0 else self._slots[int(-1 - t)] for t in token_ids], np.int32)
 
@@ -244,9 +244,9 @@ class EagerProgram:
         }
         for name, (count, max_count) in counts.items():
             if count > max_count:
-                raise InvalidArgumentError(f"{name}: expected at most {max_count}, found {count}", param=name)
+                raise InvalidArgumentError(f"{name}: expected at most {max_count}, got {count}", param=name)
         if not len(token_ids):
-            raise InvalidArgumentError("token_ids: expected at least 1 token, found none", param="token_ids")
+            raise InvalidArgumentError("token_ids: expected at least 1 token, got none", param="token_ids")
         for name, array, end in (
             ("token_ids", token_ids, info.vocab_size),
             ("positions", batch.positions, info.context_len),
@@ -254,23 +254,23 @@ class EagerProgram:
         ):
             if array.size and not 0 <= int(array.min()) <= int(array.max()) < end:
                 raise InvalidArgumentError(
-                    f"{name}: expected 0 to {end - 1}, found {array.min()} to {array.max()}", param=name
+                    f"{name}: expected 0 to {end - 1}, got {array.min()} to {array.max()}", param=name
                 )
         begins = batch.positions[batch.request_starts[:-1]]
         if info.bidirectional and begins.any():
             raise UnsupportedError(
-                f"positions: expected requests that begin at position 0, found {begins.tolist()}: the network's "
+                f"positions: expected requests that begin at position 0, got {begins.tolist()}: the network's "
                 "attention is not causal, so a request must run whole in one step",
                 param="positions",
             )
         if batch.page_tables.shape[0] != len(info.page_windows):
             raise InvalidArgumentError(
-                f"page_tables: expected {len(info.page_windows)} groups, found {batch.page_tables.shape[0]}",
+                f"page_tables: expected {len(info.page_windows)} groups, got {batch.page_tables.shape[0]}",
                 param="page_tables",
             )
         if batch.page_tables.shape[2] * PAGE_TOKENS <= int(batch.positions.max()):
             raise InvalidArgumentError(
-                f"page_tables: expected pages for position {batch.positions.max()}, found {batch.page_tables.shape[2]}",
+                f"page_tables: expected pages for position {batch.positions.max()}, got {batch.page_tables.shape[2]}",
                 param="page_tables",
             )
 
@@ -329,7 +329,7 @@ class _WeightReader:
             if foreign:
                 layer = network.get_submodule(foreign[0].rpartition(".")[0])
                 raise UnsupportedError(
-                    f"{folder}: {show_tensors(foreign)}: expected a layer of penstock.nn, found "
+                    f"{folder}: {show_tensors(foreign)}: expected a layer of penstock.nn, got "
                     f"{type(layer).__module__}.{type(layer).__qualname__}"
                 )
             raise InvalidFileError(f"{folder}: has {show_tensors(sorted(extra))}, which the network does not read")
@@ -345,7 +345,7 @@ class _WeightReader:
             parts = [(self._checkpoint.read_blocks(part.name), part.row_start) for part in matrix.parts]
             if self._shape_of(matrix.parts) != [rows, cols]:
                 raise InvalidFileError(
-                    f"tensor {show(name)}: shape: expected {[rows, cols]}, found {self._shape_of(matrix.parts)}"
+                    f"tensor {show(name)}: shape: expected {[rows, cols]}, got {self._shape_of(matrix.parts)}"
                 )
             return pack_blocks(parts, layout, rows, cols)
         if len(matrix.parts) > 1:
@@ -353,10 +353,10 @@ class _WeightReader:
         shape = self._checkpoint.logical_shape(name)
         if not self._checkpoint.is_quantized(name):
             if tuple(shape) != (rows, cols):
-                raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(shape)}")
+                raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}")
             return pack_matrix(self._floats(name), layout)
         if shape[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
-            raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(shape)}")
+            raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}")
         return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
 
     def _shape_of(self, parts: Sequence[WeightPart]) -> list[int]:
@@ -369,7 +369,7 @@ class _WeightReader:
         name, expected = part.name, [part.num_rows, cols]
         found = list(self._checkpoint.logical_shape(name))
         if found[0] != expected[0] or (found != expected and not self._checkpoint.is_quantized(name)):
-            raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, found {found}")
+            raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, got {found}")
         if self._checkpoint.is_quantized(name):
             return self._checkpoint.read_quantized(name, cols)
         return self._floats(name)
@@ -377,6 +377,6 @@ class _WeightReader:
     def _floats(self, name: str) -> Tensor:
         dtype = self._checkpoint.tensors[name].dtype
         if dtype not in _FLOAT_BITS:
-            raise UnsupportedError(f"tensor {show(name)}: dtype: expected F32, F16 or BF16, found {dtype.upper()}")
+            raise UnsupportedError(f"tensor {show(name)}: dtype: expected F32, F16 or BF16, got {dtype.upper()}")
         stored = torch.from_numpy(self._checkpoint.read(name).copy())
         return stored if dtype == "f32" else stored.view(torch.int16).view(_FLOAT_BITS[dtype])

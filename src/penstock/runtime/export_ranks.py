@@ -40,7 +40,7 @@ def export_ranks(
     if is_cut:
         check_layout(model, ShardedFolder.open(model), layout)
         if rounded:
-            raise UnsupportedError(f"rounded: expected the whole model, found {model}, which is cut", param="rounded")
+            raise UnsupportedError(f"rounded: expected the whole model, got {model}, which is cut", param="rounded")
     with new_folder(out) as folder, private_folder(out) as temporary:
         whole = model
         if (model.is_dir() or is_gguf(model)) and not is_cut:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -145,7 +146,7 @@ def open_program(
                 raise UnsupportedError("stage_server: expected none in eager mode", param="stage_server")
             if options.verify == "always":
                 raise UnsupportedError(
-                    f"verify: expected a bundle, found the checkpoint folder {path}, which has no checksums",
+                    f"verify: expected a bundle, got the checkpoint folder {path}, which has no checksums",
                     param="verify",
                 )
             return _open_eager(path, scheme, threads, limits, network, options.tensor_parallel_size)
@@ -175,7 +176,7 @@ def check_network(network: object) -> None:
     if isinstance(network, type):
         hint = f"; to use a class, call penstock.register_network(model_type, {network.__name__})"
     raise InvalidArgumentError(
-        f"network: expected a string such as 'file.py:Class', found {network!r:.80}{hint}", param="network"
+        f"network: expected a string such as 'file.py:Class', got {network!r:.80}{hint}", param="network"
     )
 
 
@@ -195,11 +196,11 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
     if not is_bundle(path) and path.suffix in (".bin", ".safetensors", ".pt", ".pth", ".onnx"):
         raise UnsupportedError(
             f"{path}: expected a checkpoint folder (config.json, *.safetensors), a GGUF file or a .psm bundle, "
-            f"found a {path.suffix} file"
+            f"got a {path.suffix} file"
         )
     if mode == "eager":
         raise UnsupportedError(
-            f"{path}: expected a checkpoint folder for eager mode, found a bundle; use mode graph", param="model"
+            f"{path}: expected a checkpoint folder for eager mode, got a bundle; use mode graph", param="model"
         )
     _check_no_network(network, path)
 
@@ -212,12 +213,12 @@ def _refuse_count(folder: Path, first: Graph, parts: Sequence[Path], layout: Ran
     if (difference := cut_for.first_difference(layout)) is not None:
         name, expected, found = difference
         raise InvalidArgumentError(
-            f"{name}: expected {expected}, because {folder} is cut for {cut_for}, found {found}", param=name
+            f"{name}: expected {expected}, because {folder} is cut for {cut_for}, got {found}", param=name
         )
     missing = next((part.name for part in parts if not part.exists()), None)
     if missing is not None:
-        raise InvalidFileError(f"{folder}: expected {missing}, found no such file")
-    raise InvalidFileError(f"{folder}: expected {len(parts)} bundles, for {cut_for}, found more")
+        raise InvalidFileError(f"{folder}: expected {missing}, got no file")
+    raise InvalidFileError(f"{folder}: expected {len(parts)} bundles, for {cut_for}, got more")
 
 
 def _check_no_network(network: str | None, path: Path) -> None:
@@ -248,7 +249,9 @@ def _open_bundle(
         try:
             program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=options.verify)
         except (InvalidArgumentError, UnsupportedError) as error:
-            if "found rank " in str(error):  # the message of a part that is opened without the other ranks
+            if re.search(
+                "(found|got) rank ", str(error)
+            ):  # the message of a part that is opened without the other ranks
                 _check_whole(path)
             raise
     else:
@@ -266,7 +269,7 @@ def _open_bundle(
 
             find_scheme(scheme)
             raise InvalidArgumentError(
-                f"scheme: expected {program.info.scheme!r}, the scheme of the bundle {path}, found {scheme!r}; "
+                f"scheme: expected {program.info.scheme!r}, the scheme of the bundle {path}, got {scheme!r}; "
                 f"for another scheme export the checkpoint folder with --scheme {scheme}",
                 param="scheme",
             )
@@ -295,7 +298,7 @@ def _check_whole(path: Path) -> None:
         graph = decode_metadata(read_metadata(path, model.stamp))[0]
     if WHOLE in graph.properties:
         raise InvalidArgumentError(
-            f"{path}: expected a whole bundle, found that of one rank (of {layout_of(graph)}); open the folder "
+            f"{path}: expected a whole bundle, got that of one rank (of {layout_of(graph)}); open the folder "
             f"{path.parent} with the bundles of all ranks",
             param="model",
         )
@@ -414,7 +417,7 @@ def check_layout(folder: Path, sharded: ShardedFolder, layout: RankLayout) -> No
     if difference is not None:
         name, expected, found = difference
         raise InvalidArgumentError(
-            f"{name}: expected {expected}, because {folder} is cut for {sharded.strategy.layout}, found {found}",
+            f"{name}: expected {expected}, because {folder} is cut for {sharded.strategy.layout}, got {found}",
             param=name,
         )
 
@@ -504,7 +507,7 @@ def _open_eager(
 
     if limits.weights != "mmap":
         raise UnsupportedError(
-            f"weights: expected mmap in eager mode, which keeps weights in PyTorch's memory, found {limits.weights!r}",
+            f"weights: expected mmap in eager mode, which keeps weights in PyTorch's memory, got {limits.weights!r}",
             param="weights",
         )
     checkpoint = Checkpoint.open(folder)

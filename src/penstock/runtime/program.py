@@ -84,7 +84,7 @@ class ProgramLimits:
             check_integer(name, getattr(self, name), low, MAX_REQUESTS if name == "max_requests" else 2**31 - 1)
         if 0 < self.max_rows < self.max_requests:
             raise InvalidArgumentError(
-                f"max_rows: expected 0 or at least max_requests ({self.max_requests}), found {self.max_rows}",
+                f"max_rows: expected 0 or at least max_requests ({self.max_requests}), got {self.max_rows}",
                 param="max_rows",
             )
         check_choice("kv_layout", self.kv_layout, KV_LAYOUTS)

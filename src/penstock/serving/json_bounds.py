@@ -66,7 +66,7 @@ def check_counts(data: bytes, file: str) -> None:
         counts["escapes"] += (len(piece) - len(without_pairs)) // 2 + without_pairs.count(b"\\")
         for name, most in _BOUNDS:
             if counts[name] > most:
-                raise InvalidFileError(f"{file}: expected at most {most} {name}, found more")
+                raise InvalidFileError(f"{file}: expected at most {most} {name}, got more")
 
 
 _BOUNDS: Final = (

@@ -41,7 +41,7 @@ class KeySet:
         keys = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
         keys = [key for key in keys if key and not key.startswith("#")]
         if not keys or len(data) > MAX_FILE_BYTES or len(keys) > MAX_KEYS:
-            raise InvalidFileError(f"{path}: expected 1 to {MAX_KEYS} keys, one per line, found {len(keys)}")
+            raise InvalidFileError(f"{path}: expected 1 to {MAX_KEYS} keys, one per line, got {len(keys)}")
         for number, key in enumerate(keys, 1):
             is_plain = key.isascii() and key.isprintable() and " " not in key
             if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or not is_plain:

@@ -136,7 +136,7 @@ class Manifest:
         """Read and check the file; InvalidFileError names the field."""
         values = parse_object(data, MANIFEST, max_bytes=_MAX_BYTES, max_values=_MAX_VALUES)
         if set(values) != {"sha256", "manifest"}:
-            raise InvalidFileError(f"{MANIFEST}: expected the fields sha256 and manifest, found {show(sorted(values))}")
+            raise InvalidFileError(f"{MANIFEST}: expected the fields sha256 and manifest, got {show(sorted(values))}")
         body = data[data.find(b'"manifest": ') + 12 : -2]
         if hashlib.sha256(body).hexdigest() != values["sha256"]:
             raise InvalidFileError(f"{MANIFEST}: sha256: the file was changed or is incomplete", param="sha256")
@@ -145,7 +145,7 @@ class Manifest:
             raise reader.error("format", show(_FORMAT), reader.values["format"])
         if reader.int("version") != _VERSION:
             raise UnsupportedError(
-                f"{MANIFEST}: version: expected {_VERSION}, found {reader.values['version']}", param="version"
+                f"{MANIFEST}: version: expected {_VERSION}, got {reader.values['version']}", param="version"
             )
         parts = reader.values.get("parts")
         if not isinstance(parts, list) or not 0 < len(parts) <= MAX_RANKS:
@@ -173,7 +173,7 @@ def _file_name(name: str) -> str:
     """Return the name of a file of whole weights, which lies in the folder itself."""
     if not name.endswith(".safetensors") or name.startswith(".") or "/" in name or not name.isprintable():
         raise InvalidFileError(
-            f"{MANIFEST}: headers: expected names of .safetensors files, found {show(name)}", param="headers"
+            f"{MANIFEST}: headers: expected names of .safetensors files, got {show(name)}", param="headers"
         )
     return name
 
@@ -197,19 +197,17 @@ class ShardedFolder:
         """
         if not (path / MANIFEST).exists():
             raise InvalidFileError(
-                f"{path}: expected {MANIFEST}, found none: `penstock shard` did not finish, or did not make this folder"
+                f"{path}: expected {MANIFEST}, got none: `penstock shard` did not finish, or did not make this folder"
             )
         manifest = Manifest.parse(read_small_file(path / MANIFEST, _MAX_BYTES))
         if not (path / STRATEGY).exists():
-            raise InvalidFileError(f"{path}: expected {STRATEGY}, found no such file")
+            raise InvalidFileError(f"{path}: expected {STRATEGY}, got no file")
         strategy = Strategy.read(path / STRATEGY)
         if strategy.checksum != manifest.strategy:
-            raise InvalidFileError(
-                f"{path / STRATEGY}: expected the one that {MANIFEST} was written with, found another"
-            )
+            raise InvalidFileError(f"{path / STRATEGY}: expected the one that {MANIFEST} was written with, got another")
         if len(manifest.parts) != strategy.world:
             raise InvalidFileError(
-                f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}", param="parts"
+                f"{MANIFEST}: parts: expected {strategy.world} ranks, got {len(manifest.parts)}", param="parts"
             )
         config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
         config = with_stored_head(config, lambda: _has_own_head(strategy.parameters, manifest.wholes))
@@ -234,9 +232,7 @@ class ShardedFolder:
         for checksums, names in expected:
             wrong = next(iter(checksums.keys() ^ names), None)
             if wrong is not None:
-                raise InvalidFileError(
-                    f"{MANIFEST}: expected the tensors of {STRATEGY}, found {show(wrong)} in one only"
-                )
+                raise InvalidFileError(f"{MANIFEST}: expected the tensors of {STRATEGY}, got {show(wrong)} in one only")
 
     def check_sides(self) -> None:
         """Check the files beside the ranks against the manifest."""
@@ -244,9 +240,9 @@ class ShardedFolder:
             if name not in _KEPT_FILES and not any(form.fullmatch(name) for form in (MODULE_FILE, TEMPLATE_FILE)):
                 raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint", param="sides")
             if not (self.folder / name).exists():
-                raise InvalidFileError(f"{self.folder}: expected {name}, found no such file")
+                raise InvalidFileError(f"{self.folder}: expected {name}, got no file")
             if hashlib.sha256(read_small_file(self.folder / name)).hexdigest() != checksum:
-                raise InvalidFileError(f"{name}: expected the checksum in {MANIFEST}, found another: it was changed")
+                raise InvalidFileError(f"{name}: expected the checksum in {MANIFEST}, got another: it was changed")
 
         wrong = next((name for name in self.manifest.made if name not in self.manifest.sides), None)
         if wrong is not None:
@@ -257,7 +253,7 @@ class ShardedFolder:
         if rank not in self._files:
             path = self.folder / rank_name(rank) / WEIGHTS
             if not path.exists():
-                raise InvalidFileError(f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, found no such file")
+                raise InvalidFileError(f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, got no file")
             file = TensorFile(path)
             where = f"{rank_name(rank)}/{WEIGHTS}"
             parameters = self.strategy.parameters
@@ -269,7 +265,7 @@ class ShardedFolder:
                 info = file.tensors[name]
                 if (info.dtype, info.shape) != (dtype, shape):
                     raise InvalidFileError(
-                        f"{where}: tensor {show(name)}: expected {dtype} of {list(shape)}, found {info.dtype} of "
+                        f"{where}: tensor {show(name)}: expected {dtype} of {list(shape)}, got {info.dtype} of "
                         f"{list(info.shape)}"
                     )
             self._files[rank] = file
@@ -373,7 +369,7 @@ def _has_own_head(parameters: Mapping[str, Parameter], wholes: Mapping[str, str]
 
 
 def _damaged(where: str, name: str) -> InvalidFileError:
-    return InvalidFileError(f"{where}: tensor {show(name)}: expected the checksum in {MANIFEST}, found another")
+    return InvalidFileError(f"{where}: tensor {show(name)}: expected the checksum in {MANIFEST}, got another")
 
 
 def _file_bytes(header: bytes, file: str) -> int:

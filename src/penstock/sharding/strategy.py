@@ -130,7 +130,7 @@ class Strategy:
     def write(self, path: Path) -> None:
         """Write the file; an existing one is replaced as a whole."""
         if path.is_dir():
-            raise FileAccessError(f"{path}: expected the name of a file, found a folder")
+            raise FileAccessError(f"{path}: expected the name of a file, got a folder")
         temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             temporary.write_bytes(self.to_json())
@@ -143,7 +143,7 @@ class Strategy:
     def read(cls, path: Path) -> Strategy:
         """Read and check a file.  InvalidFileError or UnsupportedError names the field."""
         if path.is_dir():
-            raise FileAccessError(f"{path}: expected a strategy, found a folder")
+            raise FileAccessError(f"{path}: expected a strategy, got a folder")
         return cls.parse(read_small_file(path, _MAX_BYTES), path.name)
 
     @classmethod
@@ -156,7 +156,7 @@ class Strategy:
         version = reader.int("layout_version")
         if version != LAYOUT_VERSION:
             raise UnsupportedError(
-                f"{file}: layout_version: expected {LAYOUT_VERSION}, found {version}", param="layout_version"
+                f"{file}: layout_version: expected {LAYOUT_VERSION}, got {version}", param="layout_version"
             )
         layout = _read_layout(_section(reader, "world"))
         model = _section(reader, "model")
@@ -183,7 +183,7 @@ class Strategy:
             other = self.parameters.get(parameter.name)
             if other is None or other.cut == "same" or (other.dtype, other.shape) != (parameter.dtype, parameter.shape):
                 raise InvalidFileError(
-                    f"{file}: {show(name)}: name: expected a stored parameter of the same type and shape, found "
+                    f"{file}: {show(name)}: name: expected a stored parameter of the same type and shape, got "
                     f"{show(parameter.name)}"
                 )
 
@@ -197,7 +197,7 @@ class Strategy:
         without = {key: value for key, value in config.values.items() if (key, value) != ("tie_word_embeddings", False)}
         if self.config_sha256 not in (checksum, config_checksum(ConfigReader(without, config.file))):
             raise _mismatch(
-                f"model.config_sha256: expected {checksum[:16]}..., that of {where}, found {self.config_sha256[:16]}..."
+                f"model.config_sha256: expected {checksum[:16]}..., that of {where}, got {self.config_sha256[:16]}..."
                 ", so the strategy is for another model"
             )
         for name in sorted(tensors.keys() ^ self.parameters.keys()):
@@ -207,7 +207,7 @@ class Strategy:
             own = self.parameters[name]
             if (own.dtype, own.shape) != (info.dtype, info.shape):
                 raise _mismatch(
-                    f"parameters: {show(name)}: expected {info.dtype} of {list(info.shape)}, that of {where}, found "
+                    f"parameters: {show(name)}: expected {info.dtype} of {list(info.shape)}, that of {where}, got "
                     f"{own.dtype} of {list(own.shape)}"
                 )
 

@@ -98,7 +98,7 @@ def merge_folder(source: Path, out: Path, progress: Progress | None = None) -> S
     """Write the checkpoint folder ``out``, which must not exist, from a sharded folder: the files that were cut."""
     start = time.monotonic()
     if not is_sharded(source):
-        raise InvalidArgumentError(f"{source}: expected a sharded folder, found none of {MANIFEST} and rank_0")
+        raise InvalidArgumentError(f"{source}: expected a sharded folder, got none of {MANIFEST} and rank_0")
     whole = ShardedFolder.open(source)
     total, done, num_bytes = sum(info.num_bytes for info in whole.tensors.values()), 0, 0
     with new_folder(out) as folder:
@@ -155,12 +155,10 @@ def _check_previous(whole: WholeTensors, previous: Strategy | None, source: Path
     if previous is None:
         return
     if not isinstance(whole, ShardedFolder):
-        raise InvalidArgumentError(
-            f"from: expected a sharded folder, found the checkpoint folder {source}", param="from"
-        )
+        raise InvalidArgumentError(f"from: expected a sharded folder, got the checkpoint folder {source}", param="from")
     if previous.checksum != whole.strategy.checksum:
         raise InvalidArgumentError(
-            f"from: expected the strategy that {source} was cut with, {whole.strategy.checksum[:16]}, found "
+            f"from: expected the strategy that {source} was cut with, {whole.strategy.checksum[:16]}, got "
             f"{previous.checksum[:16]}",
             param="from",
         )

@@ -65,7 +65,7 @@ def read_pair_template(data: bytes | memoryview) -> PairTemplate:
         if kind == "RobertaProcessing":
             cls, sep = _special(step, "cls"), _special(step, "sep")
             return PairTemplate(((cls, 0), ("A", 0), (sep, 0), (sep, 0), ("B", 0), (sep, 0)))
-    raise UnsupportedError(f"{_FILE}: expected TemplateProcessing, BertProcessing or RobertaProcessing, found none")
+    raise UnsupportedError(f"{_FILE}: expected TemplateProcessing, BertProcessing or RobertaProcessing, got none")
 
 
 def _steps(processor: object) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def _special(step: dict[str, Any], key: str) -> tuple[int, ...]:
     """Return the token under a key of BertProcessing or RobertaProcessing, [text, id]."""
     value = step.get(key)
     if not isinstance(value, list) or len(value) != 2 or type(value[1]) is not int or value[1] < 0:
-        raise InvalidFileError(f"{_FILE}: {key}: expected a token and its id, found {show(value)}", param=key)
+        raise InvalidFileError(f"{_FILE}: {key}: expected a token and its id, got {show(value)}", param=key)
     return (value[1],)
 
 

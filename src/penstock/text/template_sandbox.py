@@ -447,7 +447,7 @@ def deadline() -> Iterator[None]:
 def compiled_template(template: str) -> CodeType:
     """Return the code of a template, for any environment of ``template_environment``."""
     if len(template) > MAX_TEMPLATE_CHARS:
-        raise SecurityError(f"expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}")
+        raise SecurityError(f"expected at most {MAX_TEMPLATE_CHARS} characters, got {len(template)}")
     return template_environment().compile(template)
 
 

@@ -86,7 +86,7 @@ class Tokenizer:
             return self._template_damage
         if "default" not in self.chat_templates:
             names = ", ".join(map(show, sorted(self.chat_templates)))
-            return f"chat template: expected one named 'default', found {names}"
+            return f"chat template: expected one named 'default', got {names}"
         return template_error(self.chat_templates["default"])
 
     @cached_property

@@ -117,7 +117,7 @@ def test_too_many_values_are_refused_before_parsing(demo, case, monkeypatch):
     status, _, data = demo.ask("POST", "/v1/completions", body)
     error = json.loads(data)["error"]
     assert (status, error["code"]) == (400, "invalid_json")
-    assert error["message"].endswith(f" {name}, found more")
+    assert error["message"].endswith(f" {name}, got more")
 
 
 def test_distinct_keys_are_counted_before_they_are_parsed(demo, monkeypatch):

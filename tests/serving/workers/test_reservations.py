@@ -146,5 +146,5 @@ def test_a_worker_plans_with_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OutOfMemoryError):
         fit_beside(config)
     monkeypatch.setenv("PENSTOCK_MEMORY_SHARE", "some")
-    with pytest.raises(InvalidArgumentError, match="PENSTOCK_MEMORY_SHARE: expected a number of bytes, found 'some'"):
+    with pytest.raises(InvalidArgumentError, match="PENSTOCK_MEMORY_SHARE: expected a number of bytes, got 'some'"):
         fit_beside(config)

@@ -143,7 +143,7 @@ def test_a_folder_of_rank_bundles_is_served(tmp_path: Path) -> None:
             backend = await running.models.load(str(tmp_path / "parts"))
             assert len(await tokens_of(backend, [5], GREEDY)) == 12
         async with service(options=replace(OPTIONS, tensor_parallel_size=3)) as running:
-            with raises(InvalidArgumentError, param="tensor_parallel_size", match="found 3"):
+            with raises(InvalidArgumentError, param="tensor_parallel_size", match="got 3"):
                 await running.models.load(str(tmp_path / "parts"))
 
     asyncio.run(main())

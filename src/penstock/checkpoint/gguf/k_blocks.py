@@ -105,7 +105,7 @@ def _half(values: Floats) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         half = values.astype(np.float16).astype(np.float32)
     if not np.isfinite(half).all():
-        raise InvalidArgumentError("expected values whose scales are float16, found larger ones", param="dtype")
+        raise InvalidArgumentError("expected values whose scales are float16, got larger ones", param="dtype")
     return half
 
 

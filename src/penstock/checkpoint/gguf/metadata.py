@@ -25,7 +25,7 @@ class Metadata:
         """Return the error of a key."""
         found = self.values.get(key)
         text = f"an array of {len(found)}" if isinstance(found, (list, np.ndarray)) else show(found)
-        return InvalidFileError(f"{self.file}: {key}: expected {expected}, found {text}", param=key)
+        return InvalidFileError(f"{self.file}: {key}: expected {expected}, got {text}", param=key)
 
     def integer(self, key: str, default: int | None = None, *, min: int = 0, max: int = (1 << 31) - 1) -> int:
         """Return an integer between ``min`` and ``max``."""

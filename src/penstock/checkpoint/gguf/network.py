@@ -82,7 +82,7 @@ def config_values(
     _check_keys(metadata, name, architecture)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise InvalidFileError(f"{metadata.file}: expected a matrix token_embd.weight, found none")
+        raise InvalidFileError(f"{metadata.file}: expected a matrix token_embd.weight, got none")
     hidden_size = metadata.integer(f"{name}.embedding_length", min=1)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     head_dim = metadata.integer(f"{name}.attention.key_length", hidden_size // num_heads, min=1)
@@ -176,7 +176,7 @@ def _check_keys(metadata: Metadata, name: str, architecture: Architecture) -> No
     count = metadata.integer(f"{name}.expert_count", 0)
     if count and not (architecture.num_experts or architecture.may_have_experts):
         raise UnsupportedError(
-            f"{metadata.file}: {name}.expert_count: expected 0 for architecture {name}, found {count}",
+            f"{metadata.file}: {name}.expert_count: expected 0 for architecture {name}, got {count}",
             param=f"{name}.expert_count",
         )
 
@@ -196,7 +196,7 @@ def _expert_values(
             raise metadata.error(key, f"{widths[part]}, the rows of {tensor.name}")
     if "ffn_gate_exps" not in widths:
         raise UnsupportedError(
-            f"{metadata.file}: expected the experts of a layer in one tensor blk.0.ffn_gate_exps.weight, found none"
+            f"{metadata.file}: expected the experts of a layer in one tensor blk.0.ffn_gate_exps.weight, got none"
         )
     values: dict[str, Any] = {
         architecture.num_experts: metadata.integer(f"{name}.expert_count", min=1),
@@ -274,7 +274,7 @@ class _Naming:
         if pair_heads and tensor.shape[0] % (2 * pair_heads):
             raise InvalidFileError(
                 f"{self._file}: tensor {tensor.name}: expected rows of {pair_heads} heads with an even length, "
-                f"found {tensor.shape[0]}"
+                f"got {tensor.shape[0]}"
             )
         own_name = (TOP_NAMES | architecture.top_names if layer is None else self._layer_names).get(part)
         if own_name is None:
@@ -296,7 +296,7 @@ class _Naming:
         total = sum(self._shares)
         if tensor.shape[0] % total:
             raise InvalidFileError(
-                f"{self._file}: tensor {tensor.name}: expected rows of {total} heads of q, k and v, found "
+                f"{self._file}: tensor {tensor.name}: expected rows of {total} heads of q, k and v, got "
                 f"{tensor.shape[0]}"
             )
         ends = [0, *(end * (tensor.shape[0] // total) for end in accumulate(self._shares))]
@@ -307,7 +307,7 @@ class _Naming:
         """Return the sources of gate and up of the experts, whose rows a tensor has one below another."""
         if len(tensor.shape) != 3 or tensor.shape[1] % 2:
             raise InvalidFileError(
-                f"{self._file}: tensor {tensor.name}: expected matrices with an even number of rows, found the shape "
+                f"{self._file}: tensor {tensor.name}: expected matrices with an even number of rows, got the shape "
                 f"{list(tensor.shape)}"
             )
         half = tensor.shape[1] // 2

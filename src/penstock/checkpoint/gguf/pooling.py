@@ -32,7 +32,7 @@ def pooling_values(metadata: Metadata, name: str) -> dict[str, Any]:
     if kind and kind not in _POOLINGS:
         raise UnsupportedError(
             f"{metadata.file}: {key}: expected 0 (none), 1 (mean), 2 (cls) or 3 (last)"
-            f"{', or 4 (rank)' if name in _RANKERS else ''}, found {kind}",
+            f"{', or 4 (rank)' if name in _RANKERS else ''}, got {kind}",
             param=key,
         )
     return {}
@@ -80,18 +80,18 @@ def _yes_no_head(metadata: Metadata, name: str, files: Sequence[GgufFile]) -> Po
     labels = metadata.texts(labels_key)
     if labels != ["yes", "no"]:
         raise UnsupportedError(
-            f"{metadata.file}: {labels_key}: expected yes, no; found {show(', '.join(labels[:4]))}", param=labels_key
+            f"{metadata.file}: {labels_key}: expected yes, no; got {show(', '.join(labels[:4]))}", param=labels_key
         )
     prompt = YES_NO_PROMPT.replace("{instruction}", YES_NO_INSTRUCTION)
     if metadata.values.get(RERANK_TEMPLATE) != prompt:
         raise UnsupportedError(
-            f"{metadata.file}: {RERANK_TEMPLATE}: expected the prompt of Qwen3-Reranker, found "
+            f"{metadata.file}: {RERANK_TEMPLATE}: expected the prompt of Qwen3-Reranker, got "
             f"{'none' if RERANK_TEMPLATE not in metadata.values else 'another'}",
             param=RERANK_TEMPLATE,
         )
     rows = _linear(metadata, files, "cls.output", "identity").weight
     if len(rows) != 2:
-        raise InvalidFileError(f"{metadata.file}: tensor cls.output.weight: expected 2 rows, found {len(rows)}")
+        raise InvalidFileError(f"{metadata.file}: tensor cls.output.weight: expected 2 rows, got {len(rows)}")
     layer = HeadLayer(rows[:1] - rows[1:])
     return PoolingHead("last", (layer,), labels=(LOGIT_LABEL,), score_function="sigmoid", pair_format="qwen3")
 
@@ -102,4 +102,4 @@ def _linear(metadata: Metadata, files: Sequence[GgufFile], name: str, activation
         if f"{name}.weight" in file.header.tensors:
             parts = [part for part in (f"{name}.weight", f"{name}.bias") if part in file.header.tensors]
             return read_linear(GgufWeights(file, {part: Source(part) for part in parts}), name, activation)
-    raise InvalidFileError(f"{metadata.file}: expected a matrix {name}.weight, found none")
+    raise InvalidFileError(f"{metadata.file}: expected a matrix {name}.weight, got none")

@@ -90,7 +90,7 @@ class _Cursor:
         """Step over ``num_bytes`` and return where they begin."""
         left = len(self.data) - self.at
         if num_bytes > left:
-            raise self.error(f"{what}: expected {num_bytes} bytes, found {left}")
+            raise self.error(f"{what}: expected {num_bytes} bytes, got {left}")
         begin = self.at
         self.at += num_bytes
         return begin
@@ -104,7 +104,7 @@ class _Cursor:
     def string(self, what: str, max_bytes: int) -> str:
         length = self.u64(what)
         if length > max_bytes:
-            raise self.error(f"{what}: expected at most {max_bytes} bytes, found {length}")
+            raise self.error(f"{what}: expected at most {max_bytes} bytes, got {length}")
         begin = self.take(length, what)
         try:
             return str(self.data[begin : begin + length], "utf-8")
@@ -128,7 +128,7 @@ class _Cursor:
         if kind == _ARRAY:
             return self._array(what)
         if kind not in _NUMBERS:
-            raise self.error(f"{what}: expected a value type from 0 to 12, found {kind}")
+            raise self.error(f"{what}: expected a value type from 0 to 12, got {kind}")
         number: int | float | bool = self.numbers(kind, 1, what)[0].item()
         return number
 
@@ -138,12 +138,12 @@ class _Cursor:
             raise UnsupportedError(f"{self.file}: {what}: arrays of arrays are not supported")
         if kind != _STRING:
             if kind not in _NUMBERS:
-                raise self.error(f"{what}: expected an element type from 0 to 12, found {kind}")
+                raise self.error(f"{what}: expected an element type from 0 to 12, got {kind}")
             return self.numbers(kind, count, what)
         left = len(self.data) - self.at
         self.num_strings += count
         if count > left // 8 or self.num_strings > MAX_STRINGS:
-            raise self.error(f"{what}: expected at most {min(left // 8, MAX_STRINGS)} strings, found {count}")
+            raise self.error(f"{what}: expected at most {min(left // 8, MAX_STRINGS)} strings, got {count}")
         return self._strings(count, what)
 
     def _strings(self, count: int, what: str) -> list[str]:
@@ -174,22 +174,22 @@ def read_header(data: memoryview, file: str) -> GgufHeader:
     """
     cursor = _Cursor(data, file)
     if bytes(data[:4]) != MAGIC:
-        raise InvalidFileError(f"{file}: expected a GGUF file, found other first bytes")
+        raise InvalidFileError(f"{file}: expected a GGUF file, got other first bytes")
     cursor.at = 4
     version = cursor.u32("version")
     if version not in VERSIONS:
         order = "a file in big-endian byte order" if version and version & 0xFFFF == 0 else f"version {version}"
-        raise UnsupportedError(f"{file}: expected GGUF version 2 or 3, found {order}")
+        raise UnsupportedError(f"{file}: expected GGUF version 2 or 3, got {order}")
     num_tensors, num_keys = cursor.u64("the number of tensors"), cursor.u64("the number of keys")
     if num_tensors > MAX_TENSORS:
-        raise cursor.error(f"expected at most {MAX_TENSORS} tensors, found {num_tensors}")
+        raise cursor.error(f"expected at most {MAX_TENSORS} tensors, got {num_tensors}")
     if num_keys > MAX_KEYS:
-        raise cursor.error(f"expected at most {MAX_KEYS} keys, found {num_keys}")
+        raise cursor.error(f"expected at most {MAX_KEYS} keys, got {num_keys}")
     metadata: dict[str, Value] = {}
     for _ in range(num_keys):
         key = cursor.string("a key", MAX_KEY_BYTES)
         if key in metadata:
-            raise cursor.error(f"{show(key)}: expected each key once, found it twice")
+            raise cursor.error(f"{show(key)}: expected each key once, got it twice")
         metadata[key] = cursor.value(show(key))
     entries = [_read_entry(cursor) for _ in range(num_tensors)]
     return GgufHeader(version, metadata, _place(entries, _data_start(cursor, metadata), cursor))
@@ -201,7 +201,7 @@ def _read_entry(cursor: _Cursor) -> StoredTensor:
     what = f"tensor {show(name)}"
     rank = cursor.u32(what)
     if not 1 <= rank <= MAX_RANK:
-        raise cursor.error(f"{what}: expected 1 to {MAX_RANK} dimensions, found {rank}")
+        raise cursor.error(f"{what}: expected 1 to {MAX_RANK} dimensions, got {rank}")
     sizes = [cursor.u64(what) for _ in range(rank)]
     number, offset = cursor.u32(what), cursor.u64(what)
     kind = ELEMENT_TYPES.get(number)
@@ -216,16 +216,16 @@ def _read_entry(cursor: _Cursor) -> StoredTensor:
                 f"{kind.instead}` makes one from the original in F16 or BF16"
             )
         )
-        raise UnsupportedError(f"{cursor.file}: {what}: expected one of {names}, found {found}{remedy}", param="dtype")
+        raise UnsupportedError(f"{cursor.file}: {what}: expected one of {names}, got {found}{remedy}", param="dtype")
     if sizes[0] % kind.block_len:
-        raise cursor.error(f"{what}: expected rows of a multiple of {kind.block_len} values, found {sizes[0]}")
+        raise cursor.error(f"{what}: expected rows of a multiple of {kind.block_len} values, got {sizes[0]}")
     num_bytes = kind.block_bytes
     for size in (sizes[0] // kind.block_len, *sizes[1:]):
         if not 0 < size <= MAX_TENSOR_BYTES:
-            raise cursor.error(f"{what}: expected sizes from 1 to {MAX_TENSOR_BYTES}, found {show(sizes)}")
+            raise cursor.error(f"{what}: expected sizes from 1 to {MAX_TENSOR_BYTES}, got {show(sizes)}")
         num_bytes *= size
         if num_bytes > MAX_TENSOR_BYTES:
-            raise cursor.error(f"{what}: expected at most {MAX_TENSOR_BYTES} bytes, found sizes {show(sizes)}")
+            raise cursor.error(f"{what}: expected at most {MAX_TENSOR_BYTES} bytes, got sizes {show(sizes)}")
     return StoredTensor(name, kind, tuple(reversed(sizes)), offset, num_bytes)
 
 
@@ -235,7 +235,7 @@ def _data_start(cursor: _Cursor, metadata: Mapping[str, Value]) -> tuple[int, in
     valid = type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT and alignment & (alignment - 1) == 0
     if not isinstance(alignment, int) or not valid:
         raise cursor.error(
-            f"general.alignment: expected a power of two from 8 to {MAX_ALIGNMENT}, found {show(alignment)}"
+            f"general.alignment: expected a power of two from 8 to {MAX_ALIGNMENT}, got {show(alignment)}"
         )
     return -(-cursor.at // alignment) * alignment, alignment
 
@@ -247,12 +247,12 @@ def _place(entries: list[StoredTensor], data: tuple[int, int], cursor: _Cursor) 
     for entry in entries:
         what = f"tensor {show(entry.name)}"
         if entry.name in tensors:
-            raise cursor.error(f"{what}: expected each tensor once, found it twice")
+            raise cursor.error(f"{what}: expected each tensor once, got it twice")
         if entry.offset % alignment:
-            raise cursor.error(f"{what}: expected an offset that is a multiple of {alignment}, found {entry.offset}")
+            raise cursor.error(f"{what}: expected an offset that is a multiple of {alignment}, got {entry.offset}")
         if start + entry.offset + entry.num_bytes > len(cursor.data):
             raise cursor.error(
-                f"{what}: expected the file to have at least {start + entry.offset + entry.num_bytes} bytes, found "
+                f"{what}: expected the file to have at least {start + entry.offset + entry.num_bytes} bytes, got "
                 f"{len(cursor.data)}: it is truncated"
             )
         tensors[entry.name] = StoredTensor(entry.name, entry.kind, entry.shape, start + entry.offset, entry.num_bytes)

@@ -43,13 +43,13 @@ def rope_scaling(
     if factors or kind not in ("none", "linear", "yarn"):
         raise UnsupportedError(
             f"{metadata.file}: {name}.rope.scaling.type: expected none, linear, yarn or longrope"
-            f"{', and none beside ' + next(iter(factors)) if factors else ''}, found {show(kind)}",
+            f"{', and none beside ' + next(iter(factors)) if factors else ''}, got {show(kind)}",
             param=f"{name}.rope.scaling.type",
         )
     for part in _YARN_ONLY:
         key = f"{name}.rope.scaling.{part}"
         if kind != "none" and metadata.number(key, 1.0) != 1.0:
-            raise UnsupportedError(f"{metadata.file}: {key}: expected 1, found {metadata.number(key):g}", param=key)
+            raise UnsupportedError(f"{metadata.file}: {key}: expected 1, got {metadata.number(key):g}", param=key)
     if kind == "none":
         return None
     factor = _factor(metadata, name)
@@ -86,7 +86,7 @@ def _longrope_scaling(metadata: Metadata, name: str, factors: Mapping[str, NDArr
     missing = next((tensor for tensor in (_LONG, _SHORT) if tensor not in factors), None)
     if missing is not None or ROPE_FACTORS in factors:
         found = f"no {missing}" if missing is not None else f"{ROPE_FACTORS} too"
-        raise InvalidFileError(f"{metadata.file}: expected tensors {_LONG} and {_SHORT} of longrope, found {found}")
+        raise InvalidFileError(f"{metadata.file}: expected tensors {_LONG} and {_SHORT} of longrope, got {found}")
     attention = f"{name}.rope.scaling.attn_factor"
     context_len = metadata.integer(f"{name}.context_length", min=1)
     original = metadata.integer(f"{name}.rope.scaling.original_context_length", context_len, min=1)
@@ -104,12 +104,12 @@ def _check_factors(tensor: str, factors: NDArray[np.float32], values: Mapping[st
     num_pairs = round(values["head_dim"] * values.get("partial_rotary_factor", 1.0)) // 2
     if len(factors) != num_pairs:
         raise InvalidFileError(
-            f"{file}: tensor {tensor}: expected {num_pairs} numbers, one for each pair of dimensions, found "
+            f"{file}: tensor {tensor}: expected {num_pairs} numbers, one for each pair of dimensions, got "
             f"{len(factors)}"
         )
     wrong = factors[~(np.isfinite(factors) & (factors > 0))]
     if len(wrong):
-        raise InvalidFileError(f"{file}: tensor {tensor}: expected finite numbers above 0, found {wrong[0]:g}")
+        raise InvalidFileError(f"{file}: tensor {tensor}: expected finite numbers above 0, got {wrong[0]:g}")
 
 
 def _llama3_scaling(factors: NDArray[np.float32], values: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _llama3_scaling(factors: NDArray[np.float32], values: Mapping[str, Any], fil
     expected = 1 / ((1 - share) / factor + share)
     if not np.allclose(factors, expected, rtol=_FACTOR_TOLERANCE, atol=0):
         raise UnsupportedError(
-            f"{file}: tensor {ROPE_FACTORS}: expected the factors of Llama 3 ({num_pairs} of them), found others"
+            f"{file}: tensor {ROPE_FACTORS}: expected the factors of Llama 3 ({num_pairs} of them), got others"
         )
     return {
         "rope_type": "llama3",

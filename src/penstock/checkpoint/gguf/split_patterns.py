@@ -182,7 +182,7 @@ def find_pre_tokenizer(name: str, file: str) -> PreTokenizer:
     """Return the pre-tokenizer with this name; UnsupportedError lists the names that Penstock knows."""
     if name not in _PRE_TOKENIZERS:
         raise UnsupportedError(
-            f"{file}: tokenizer.ggml.pre: expected one of {', '.join(_PRE_TOKENIZERS)}, found {show(name)}",
+            f"{file}: tokenizer.ggml.pre: expected one of {', '.join(_PRE_TOKENIZERS)}, got {show(name)}",
             param="tokenizer.ggml.pre",
         )
     return _PRE_TOKENIZERS[name]
@@ -198,7 +198,7 @@ def pre_tokenizer_name(tokenizer: Mapping[str, Any], file: str) -> str:
         if same_rules and own == _patterns(pre.components()):
             return name
     raise UnsupportedError(
-        f"{file}: pre_tokenizer: expected that of one of {', '.join(_PRE_TOKENIZERS)}, found another",
+        f"{file}: pre_tokenizer: expected that of one of {', '.join(_PRE_TOKENIZERS)}, got another",
         param="pre_tokenizer",
     )
 

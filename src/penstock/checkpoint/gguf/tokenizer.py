@@ -45,7 +45,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, bytes]:
         tokenizer, adds_bos = _space_marked(metadata, vocab), True
     else:
         raise UnsupportedError(
-            f"{metadata.file}: tokenizer.ggml.model: expected gpt2, llama, bert, t5 or gemma4, found {show(model)}",
+            f"{metadata.file}: tokenizer.ggml.model: expected gpt2, llama, bert, t5 or gemma4, got {show(model)}",
             param="tokenizer.ggml.model",
         )
     adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", adds_bos)
@@ -117,7 +117,7 @@ def _merges(metadata: Metadata, vocab: Vocab) -> list[list[str]]:
         left, right = merge[:at], merge[at + 1 :]
         if at < 0 or left not in vocab.ids or right not in vocab.ids or left + right not in vocab.ids:
             raise InvalidFileError(
-                f"{metadata.file}: tokenizer.ggml.merges: expected two tokens that make a third, found {show(merge)}"
+                f"{metadata.file}: tokenizer.ggml.merges: expected two tokens that make a third, got {show(merge)}"
             )
         merges.append([left, right])
     return merges

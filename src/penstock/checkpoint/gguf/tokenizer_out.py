@@ -33,7 +33,7 @@ def tokenizer_metadata(files: Mapping[str, bytes], vocab_size: int) -> dict[str,
     model = data.get("model") or {}
     if model.get("type") != "BPE":
         raise UnsupportedError(
-            f"tokenizer.json: model: expected BPE for a GGUF file, found {show(model.get('type'))}", param="model"
+            f"tokenizer.json: model: expected BPE for a GGUF file, got {show(model.get('type'))}", param="model"
         )
     texts, types = _tokens(data, model, vocab_size)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or []]
@@ -95,7 +95,7 @@ def _sentencepiece(
         has_prefix = pre.get("prepend_scheme", "always") != "never"
     elif pre:
         raise UnsupportedError(
-            f"tokenizer.json: pre_tokenizer: expected none or Metaspace for a GGUF file, found {show(pre.get('type'))}",
+            f"tokenizer.json: pre_tokenizer: expected none or Metaspace for a GGUF file, got {show(pre.get('type'))}",
             param="pre_tokenizer",
         )
     return {

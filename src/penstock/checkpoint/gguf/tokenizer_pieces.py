@@ -76,7 +76,7 @@ def unigram(metadata: Metadata, vocab: Vocab) -> dict[str, Any]:
         found = [token for token, kind in enumerate(vocab.types) if kind == TokenType.UNKNOWN]
         if not found:
             raise InvalidFileError(
-                f"{metadata.file}: tokenizer.ggml.unknown_token_id: expected a token, found {show(None)}"
+                f"{metadata.file}: tokenizer.ggml.unknown_token_id: expected a token, got {show(None)}"
             )
         unknown = found[0]
     metaspace = {

@@ -61,7 +61,7 @@ class Vocab:
         length, token = max(zip(map(len, self.texts), range(len(self.texts)), strict=False), default=(0, 0))
         if length > MAX_TOKEN_CHARS:
             raise InvalidFileError(
-                f"{metadata.file}: tokenizer.ggml.tokens: expected up to {MAX_TOKEN_CHARS} characters, found token "
+                f"{metadata.file}: tokenizer.ggml.tokens: expected up to {MAX_TOKEN_CHARS} characters, got token "
                 f"{token} of {length}"
             )
         self.roles = {}

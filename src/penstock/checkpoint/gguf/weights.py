@@ -61,7 +61,7 @@ class GgufFile:
         try:
             num_bytes = os.fstat(descriptor).st_size
             if num_bytes < 4:
-                raise InvalidFileError(f"{path.name}: expected a GGUF file, found {num_bytes} bytes")
+                raise InvalidFileError(f"{path.name}: expected a GGUF file, got {num_bytes} bytes")
             self._map = mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ)
         except OSError as error:
             raise FileAccessError(f"{path.name}: {error.strerror}") from None
@@ -112,7 +112,7 @@ class GgufWeights:
             if parts[1].shape != first.shape or len(shape) != 2:
                 raise InvalidFileError(
                     f"{self.path.name}: tensor {source.alternate}: expected the shape of {source.name}, "
-                    f"{list(first.shape)}, found {list(parts[1].shape)}"
+                    f"{list(first.shape)}, got {list(parts[1].shape)}"
                 )
             shape = (shape[0], 2 * shape[1]) if source.index is None else (2 * shape[0], shape[1])
         if source.is_flat:

@@ -112,16 +112,16 @@ class Decoder:
             while (code := self._take(1)[0]) != _STOP:
                 step = _STEPS.get(code)
                 if step is None:
-                    raise InvalidFileError(f"expected tensors by name, found the pickle instruction {bytes([code])!r}")
+                    raise InvalidFileError(f"expected tensors by name, got the pickle instruction {bytes([code])!r}")
                 step(self)
             return self._stack.pop()
         except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError, struct.error):
-            raise InvalidFileError("expected tensors by name, found a damaged pickle") from None
+            raise InvalidFileError("expected tensors by name, got a damaged pickle") from None
 
     def _take(self, count: int) -> memoryview:
         start, end = self.position, self.position + count
         if count < 0 or end > self._end:
-            raise InvalidFileError("expected tensors by name, found a damaged pickle, or one that is too large")
+            raise InvalidFileError("expected tensors by name, got a damaged pickle, or one that is too large")
         self.position = end
         return self._data[start:end]
 
@@ -175,7 +175,7 @@ class Decoder:
         if text in (*_CALLS, *_CLASSES, *_UNTYPED) or short in _STORAGES or short in _TYPES:
             self._push(_Name(text))
             return
-        raise InvalidFileError(f"expected tensors by name, found {printable(text[:80])}; code in a pickle is never run")
+        raise InvalidFileError(f"expected tensors by name, got {printable(text[:80])}; code in a pickle is never run")
 
     def _name_of_stack(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
@@ -239,9 +239,9 @@ def _entries(pairs: Iterable[Any], present: dict[Any, Any]) -> dict[Any, Any]:
     entries: dict[Any, Any] = {}
     for key, value in pairs:
         if not isinstance(key, str) and not is_integer(key, 0, _MAX_KEY):
-            raise InvalidFileError(f"expected names of tensors, found {type(key).__name__}")
+            raise InvalidFileError(f"expected names of tensors, got {type(key).__name__}")
         if key in entries or key in present:
-            raise InvalidFileError(f"expected each name once, found {show(key)} again")
+            raise InvalidFileError(f"expected each name once, got {show(key)} again")
         entries[key] = value
     return entries
 
@@ -274,7 +274,7 @@ def _called(name: str, arguments: tuple[Any, ...]) -> Any:
     if name in _CALLS:
         return Opaque("a sparse tensor" if "sparse" in name else name)
     raise InvalidFileError(
-        f"expected tensors by name, found a call of {printable(name[:80])}; code in a pickle is never run"
+        f"expected tensors by name, got a call of {printable(name[:80])}; code in a pickle is never run"
     )
 
 

@@ -45,44 +45,44 @@ class PickledFile:
             with zipfile.ZipFile(_Reader(self._data)) as archive:
                 infos = archive.infolist()
         except (zipfile.BadZipFile, struct.error, ValueError, EOFError, NotImplementedError):
-            raise InvalidFileError("expected a ZIP archive of torch.save, found a damaged one") from None
+            raise InvalidFileError("expected a ZIP archive of torch.save, got a damaged one") from None
         if len(infos) > _MAX_RECORDS:
-            raise InvalidFileError(f"expected at most {_MAX_RECORDS} records, found {len(infos)}")
+            raise InvalidFileError(f"expected at most {_MAX_RECORDS} records, got {len(infos)}")
         records: dict[str, _Record] = {}
         for info in infos:
             name = info.filename.partition("/")[2]
             if name in records:
-                raise InvalidFileError(f"expected each record of the archive once, found {show(name)} again")
+                raise InvalidFileError(f"expected each record of the archive once, got {show(name)} again")
             if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
                 raise InvalidFileError(
-                    f"record {show(name)}: expected one that is stored as it is, found a compressed one. Write the "
+                    f"record {show(name)}: expected one that is stored as it is, got a compressed one. Write the "
                     "file again with torch.save."
                 )
             records[name] = self._record_of(name, info)
         _check_apart(infos, records.values())
         if "constants.pkl" in records:
-            raise InvalidFileError("expected tensors by name, found a program of TorchScript")
+            raise InvalidFileError("expected tensors by name, got a program of TorchScript")
         if "data.pkl" not in records:
-            raise InvalidFileError("expected a ZIP archive of torch.save, found one without data.pkl")
+            raise InvalidFileError("expected a ZIP archive of torch.save, got one without data.pkl")
         order = records.get("byteorder")
         if order is not None and bytes(self._bytes_of(order)[:8]) != b"little":
-            raise InvalidFileError("byteorder: expected 'little', found another order")
+            raise InvalidFileError("byteorder: expected 'little', got another order")
         self._records = {
             name.removeprefix("data/"): record for name, record in records.items() if name.startswith("data/")
         }
         pickle = self._bytes_of(records["data.pkl"])
         if len(pickle) > MAX_PICKLE_BYTES:
-            raise InvalidFileError(f"data.pkl: expected at most {MAX_PICKLE_BYTES} bytes, found {len(pickle)}")
+            raise InvalidFileError(f"data.pkl: expected at most {MAX_PICKLE_BYTES} bytes, got {len(pickle)}")
         return Decoder(pickle).decode()
 
     def _record_of(self, name: str, info: zipfile.ZipInfo) -> _Record:
         offset, size = info.header_offset, _LOCAL_HEADER.size
         if not 0 <= offset <= len(self._data) - size:
-            raise InvalidFileError(f"record {show(name)}: expected its bytes in the file, found none")
+            raise InvalidFileError(f"record {show(name)}: expected its bytes in the file, got none")
         signature, name_len, extra_len = _LOCAL_HEADER.unpack(self._data[offset : offset + size])
         start = offset + size + name_len + extra_len
         if signature != b"PK\x03\x04" or start + info.file_size > len(self._data):
-            raise InvalidFileError(f"record {show(name)}: expected its bytes in the file, found a damaged archive")
+            raise InvalidFileError(f"record {show(name)}: expected its bytes in the file, got a damaged archive")
         return _Record(start, info.file_size)
 
     def _bytes_of(self, record: _Record) -> memoryview:
@@ -92,12 +92,12 @@ class PickledFile:
         """Read magic number, version, system, value, keys of the storages, and each one's length and bytes."""
         decoder = Decoder(self._data)
         if decoder.decode() != _MAGIC or decoder.decode() != _PROTOCOL:
-            raise InvalidFileError("expected a checkpoint of torch.save, found another file")
+            raise InvalidFileError("expected a checkpoint of torch.save, got another file")
         system, value, keys = decoder.decode(), decoder.decode(), decoder.decode()
         if not isinstance(system, dict) or not isinstance(keys, list) or len(keys) > _MAX_RECORDS:
-            raise InvalidFileError("expected a checkpoint of torch.save, found a damaged one")
+            raise InvalidFileError("expected a checkpoint of torch.save, got a damaged one")
         if system.get("little_endian") is not True:
-            raise InvalidFileError("little_endian: expected true, found another order of bytes")
+            raise InvalidFileError("little_endian: expected true, got another order of bytes")
         if not isinstance(value, dict) or not all(map(is_convertible, value.values())):
             return value
         storages = {item.storage.key: item.storage for item in value.values()}
@@ -110,7 +110,7 @@ class PickledFile:
             (count,) = struct.unpack("<q", self._data[position : position + 8])
             position += 8
             if not 0 <= count * size <= len(self._data) - position:
-                raise InvalidFileError(f"storage {show(key)}: expected its bytes in the file, found fewer")
+                raise InvalidFileError(f"storage {show(key)}: expected its bytes in the file, got fewer")
             self._records[key] = _Record(position, count * size)
             position += count * size
         return value
@@ -124,20 +124,20 @@ class PickledFile:
         storage, size = tensor.storage, ELEMENT_TYPES[tensor.element_type][1]
         record = self._records.get(storage.key)
         if record is None:
-            raise InvalidFileError(f"storage {show(storage.key)}: expected its bytes in the file, found none")
+            raise InvalidFileError(f"storage {show(storage.key)}: expected its bytes in the file, got none")
         num_bytes = storage.num_elements * _element_bytes(storage)
         if num_bytes > record.num_bytes:
             raise InvalidFileError(
-                f"storage {show(storage.key)}: expected at most the {record.num_bytes} bytes of its record, found "
+                f"storage {show(storage.key)}: expected at most the {record.num_bytes} bytes of its record, got "
                 f"{storage.num_elements} elements in {num_bytes} bytes"
             )
         if self._types.setdefault(storage.key, storage.element_type) != storage.element_type:
-            raise InvalidFileError(f"storage {show(storage.key)}: expected one type of elements, found two")
+            raise InvalidFileError(f"storage {show(storage.key)}: expected one type of elements, got two")
         last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.strides, strict=True))
         end = 0 if 0 in tensor.shape else tensor.offset + last + 1
         if end * size > num_bytes:
             raise InvalidFileError(
-                f"expected a tensor within the {num_bytes} bytes of its storage, found one of {end * size}"
+                f"expected a tensor within the {num_bytes} bytes of its storage, got one of {end * size}"
             )
         return record.start, num_bytes
 
@@ -149,7 +149,7 @@ def _check_apart(infos: list[zipfile.ZipInfo], records: Iterable[_Record]) -> No
     for (_, end), (start, _) in pairwise(spans):
         if end > start:
             raise InvalidFileError(
-                f"expected records that do not overlap, found one that ends at byte {end}, after the start of the next "
+                f"expected records that do not overlap, got one that ends at byte {end}, after the start of the next "
                 f"at byte {start}"
             )
 

@@ -207,7 +207,7 @@ def _torch_name(name: str, key: str, known: Sequence[str] | Mapping[str, object]
     short = name.rsplit(".", 1)[-1].lower()
     if not name.startswith("torch.nn.modules.") or short not in known:
         raise UnsupportedError(
-            f"{file}: {key}: expected a class of torch.nn.modules, one of {', '.join(known)}; found {show(name)}",
+            f"{file}: {key}: expected a class of torch.nn.modules, one of {', '.join(known)}; got {show(name)}",
             param=key,
         )
     return short
@@ -235,7 +235,7 @@ def _read_modules(folder: Path, config: ConfigReader, stored: Tensors) -> Poolin
         else:
             raise module.error("type", "Transformer, Pooling, Dense or Normalize", kind)
     if not pooling:
-        raise InvalidFileError("modules.json: expected a module of type Pooling, found none")
+        raise InvalidFileError("modules.json: expected a module of type Pooling, got none")
     transformer, (prompts, default_prompt) = _transformer_file(folder), _read_prompts(folder)
     return PoolingHead(
         pooling,
@@ -331,7 +331,7 @@ def _read_dense(folder: Path, module: ConfigReader, place: str) -> HeadLayer:
     )
     path = folder / place / "model.safetensors"
     if not path.exists():
-        raise InvalidFileError(f"{place}: expected model.safetensors, found no such file")
+        raise InvalidFileError(f"{place}: expected model.safetensors, got no file")
     layer = read_linear(TensorFile(path), "linear", activation)
     expected = (config.int("out_features"), config.int("in_features"))
     if layer.weight.shape != expected or (layer.bias is not None) is not config.bool("bias", True):

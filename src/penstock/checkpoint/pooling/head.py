@@ -153,7 +153,7 @@ class PoolingHead:
         for layer in self.layers:
             if layer.weight.shape[1] != len(pooled):
                 raise InvalidFileError(
-                    f"{POOLING_FILE}: expected a layer of {len(pooled)} columns, found {layer.weight.shape[1]}"
+                    f"{POOLING_FILE}: expected a layer of {len(pooled)} columns, got {layer.weight.shape[1]}"
                 )
             pooled = layer.apply(pooled)
         return pooled
@@ -223,7 +223,7 @@ def read_pooling_head(files: Mapping[str, bytes | memoryview]) -> PoolingHead | 
     length = _PREFIX.unpack_from(data)[1]
     end = _PREFIX.size + length
     if length > MAX_HEADER_BYTES or end > len(data):
-        raise InvalidFileError(f"{POOLING_FILE}: expected a header of at most {MAX_HEADER_BYTES} bytes, found {length}")
+        raise InvalidFileError(f"{POOLING_FILE}: expected a header of at most {MAX_HEADER_BYTES} bytes, got {length}")
     reader = ConfigReader.parse(data[_PREFIX.size : end], POOLING_FILE)
     layers = reader.values.get("layers", [])
     if not isinstance(layers, list) or len(layers) > MAX_LAYERS:
@@ -267,7 +267,7 @@ class _Arrays:
     def take(self, *shape: int) -> _Floats:
         num_bytes = 4 * math.prod(shape)
         if self._offset + num_bytes > len(self._data):
-            raise InvalidFileError(f"{POOLING_FILE}: expected {list(shape)} float32 numbers, found the end of the file")
+            raise InvalidFileError(f"{POOLING_FILE}: expected {list(shape)} float32 numbers, got the end of the file")
         values = np.frombuffer(self._data, "<f4", math.prod(shape), self._offset).reshape(shape)
         self._offset += num_bytes
         return values.astype(np.float64)

@@ -35,7 +35,7 @@ def check_architecture(config: ConfigReader) -> None:
     if len(names) != 1 or names[0] not in _ARCHITECTURES:
         expected = f"one of {', '.join(_ARCHITECTURES)} for a reranker by logits"
         raise UnsupportedError(
-            f"{config.file}: architectures: expected {expected}, found {show(', '.join(names))}", param="architectures"
+            f"{config.file}: architectures: expected {expected}, got {show(', '.join(names))}", param="architectures"
         )
 
 
@@ -59,7 +59,7 @@ def declared_tokens(folder: Path, config: ConfigReader) -> tuple[int, int]:
         if type(token) is int and token >= 0:
             return token
         raise InvalidFileError(
-            f"{_TOKENS}: expected tokens of the vocabulary of tokenizer.json, found {show(name)}", param=_TOKENS
+            f"{_TOKENS}: expected tokens of the vocabulary of tokenizer.json, got {show(name)}", param=_TOKENS
         )
 
     return token_of(names[1]), token_of(names[0])

@@ -33,7 +33,7 @@ def read_linear(stored: Tensors, name: str, activation: str) -> HeadLayer:
     weight = _read(stored, f"{name}.weight", 2)
     bias = _read(stored, f"{name}.bias", 1) if f"{name}.bias" in stored.tensors else None
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise InvalidFileError(f"tensor {name}.bias: shape: expected {[weight.shape[0]]}, found {list(bias.shape)}")
+        raise InvalidFileError(f"tensor {name}.bias: shape: expected {[weight.shape[0]]}, got {list(bias.shape)}")
     return HeadLayer(weight, bias, activation)
 
 
@@ -50,7 +50,7 @@ def read_rows(stored: Tensors, name: str, rows: Mapping[str, int]) -> list[NDArr
     info, weight = _check(stored, name, 2), stored.read(name)
     for key, row in rows.items():
         if not 0 <= row < len(weight):
-            raise InvalidFileError(f"{key}: expected a token from 0 to {len(weight) - 1}, found {row}", param=key)
+            raise InvalidFileError(f"{key}: expected a token from 0 to {len(weight) - 1}, got {row}", param=key)
     return [_widen(weight[row : row + 1], info.dtype) for row in rows.values()]
 
 
@@ -70,7 +70,7 @@ def _check(stored: Tensors, name: str, rank: int) -> TensorInfo:
         raise InvalidFileError(f"the folder lacks tensor {show(name)}, which its head reads")
     if len(info.shape) != rank or info.dtype not in ("f32", "f16", "bf16"):
         raise InvalidFileError(
-            f"{info.file}: tensor {show(name)}: expected floats in {rank} dimensions, found {info.dtype} "
+            f"{info.file}: tensor {show(name)}: expected floats in {rank} dimensions, got {info.dtype} "
             f"{list(info.shape)}"
         )
     return info

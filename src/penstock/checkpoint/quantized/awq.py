@@ -36,7 +36,7 @@ def awq_matrices(section: ConfigReader, stored: StoredTensors) -> dict[str, Quan
         ("zero_point", True, section.bool("zero_point", True)),
     ):
         if found != expected:
-            raise UnsupportedError(f"{section.file}: {key}: expected {show(expected)}, found {show(found)}", param=key)
+            raise UnsupportedError(f"{section.file}: {key}: expected {show(expected)}, got {show(found)}", param=key)
     return {f"{base}.weight": _matrix(group_len, stored, base) for base in stored.bases(".qweight")}
 
 

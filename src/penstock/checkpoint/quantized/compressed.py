@@ -31,7 +31,7 @@ _LOG: Final = logging.getLogger("penstock.checkpoint")
 
 
 def _refusal(section: ConfigReader, key: str, expected: str, found: object) -> UnsupportedError:
-    return UnsupportedError(f"{section.file}: {key}: expected {expected}, found {show(found)}", param=key)
+    return UnsupportedError(f"{section.file}: {key}: expected {expected}, got {show(found)}", param=key)
 
 
 def compressed_matrices(section: ConfigReader, stored: StoredTensors) -> dict[str, QuantizedMatrix]:

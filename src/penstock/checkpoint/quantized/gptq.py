@@ -39,7 +39,7 @@ class _Format:
 
 
 def _refusal(section: ConfigReader, key: str, expected: str, found: object) -> UnsupportedError:
-    return UnsupportedError(f"{section.file}: {key}: expected {expected}, found {show(found)}", param=key)
+    return UnsupportedError(f"{section.file}: {key}: expected {expected}, got {show(found)}", param=key)
 
 
 def _read_format(section: ConfigReader) -> _Format:

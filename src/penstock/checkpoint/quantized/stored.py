@@ -53,7 +53,7 @@ class StoredTensors:
         """
         file = self._home.get(name)
         if file is None:
-            raise InvalidFileError(f"expected tensor {show(name)}, which quantized weights need, found none")
+            raise InvalidFileError(f"expected tensor {show(name)}, which quantized weights need, got none")
         info = file.tensors[name]
         if info.dtype not in dtypes:
             raise self.error(name, "dtype", " or ".join(dtypes).upper(), info.dtype.upper())
@@ -67,7 +67,7 @@ class StoredTensors:
         """Return the error to raise when a field of a tensor is not as ``expected``."""
         file = self._home[name].path.name
         return InvalidFileError(
-            f"{file}: tensor {show(name)}: {field}: expected {expected}, found {show(found)}", param=field
+            f"{file}: tensor {show(name)}: {field}: expected {expected}, got {show(found)}", param=field
         )
 
     def read(self, name: str) -> NDArray[Any]:

@@ -93,7 +93,7 @@ def open_quantized(section: ConfigReader, files: Sequence[TensorFile]) -> list[Q
     stored = StoredTensors(files)
     matrices = _READERS[section.str("quant_method")](section, stored)
     if not matrices:
-        raise InvalidFileError(f"{section.file}: expected quantized tensors in the files, found none")
+        raise InvalidFileError(f"{section.file}: expected quantized tensors in the files, got none")
     return [QuantizedWeights(file, matrices, stored) for file in files]
 
 

@@ -23,7 +23,7 @@ def merges_by_score(scores: Mapping[str, float], ids: Mapping[str, int], field: 
     """
     num_chars = sum(map(len, scores))
     if num_chars > MAX_CHARS:
-        raise InvalidFileError(f"{field}: expected at most {MAX_CHARS} characters, found {num_chars}")
+        raise InvalidFileError(f"{field}: expected at most {MAX_CHARS} characters, got {num_chars}")
     heads = _prefix_lens(scores)
     tails = _prefix_lens(text[::-1] for text in scores)
     merges = []
@@ -35,7 +35,7 @@ def merges_by_score(scores: Mapping[str, float], ids: Mapping[str, int], field: 
                 left, right = text[:at], text[at:]
                 merges.append((-score, ids[text], ids[left], ids[right], left, right))
         if len(merges) > MAX_MERGES:
-            raise InvalidFileError(f"{field}: expected pieces with at most {MAX_MERGES} merges, found more")
+            raise InvalidFileError(f"{field}: expected pieces with at most {MAX_MERGES} merges, got more")
     merges.sort(key=lambda merge: merge[:4])
     return [[left, right] for *_, left, right in merges]
 

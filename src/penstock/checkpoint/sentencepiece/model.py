@@ -67,7 +67,7 @@ def read_sentencepiece(data: bytes, file: str = "tokenizer.model") -> SentencePi
 
 def _read_model(data: bytes) -> SentencePieceModel:
     if len(data) > MAX_TOKENIZER_BYTES:
-        raise _DamageError(f"expected at most {MAX_TOKENIZER_BYTES} bytes, found {len(data)}")
+        raise _DamageError(f"expected at most {MAX_TOKENIZER_BYTES} bytes, got {len(data)}")
     texts: list[str] = []
     scores: list[float] = []
     kinds: list[int] = []
@@ -79,13 +79,13 @@ def _read_model(data: bytes) -> SentencePieceModel:
             scores.append(score)
             kinds.append(kind)
             if len(texts) > MAX_VOCAB:
-                raise _DamageError(f"pieces: expected at most {MAX_VOCAB}, found more")
+                raise _DamageError(f"pieces: expected at most {MAX_VOCAB}, got more")
         elif number == 2:
             trainer += _message(value, "trainer_spec")  # parts of a message that is there twice are merged
         elif number == 3:
             normalizer += _message(value, "normalizer_spec")
     if not texts:
-        raise _DamageError("pieces: expected at least one, found none")
+        raise _DamageError("pieces: expected at least one, got none")
     if len(set(texts)) != len(texts):
         raise _DamageError("pieces: two have the same text")
     training, normalizing = dict(_fields(trainer)), dict(_fields(normalizer))
@@ -110,15 +110,15 @@ def _read_piece(data: bytes, token: int) -> tuple[str, float, int]:
     except UnicodeDecodeError:
         raise _DamageError(f"pieces: expected UTF-8 in token {token}") from None
     if not 0 < len(text) <= MAX_PIECE_CHARS:
-        raise _DamageError(f"pieces: expected 1 to {MAX_PIECE_CHARS} characters, found token {token} of {len(text)}")
+        raise _DamageError(f"pieces: expected 1 to {MAX_PIECE_CHARS} characters, got token {token} of {len(text)}")
     stored = fields.get(2, b"\0\0\0\0")
     if not isinstance(stored, bytes) or len(stored) != 4:
-        raise _DamageError(f"score: expected 32 bits in token {token}, found {show(stored)}")
+        raise _DamageError(f"score: expected 32 bits in token {token}, got {show(stored)}")
     score = float(_FLOAT.unpack(stored)[0])
     kind = _integer(fields, 3, NORMAL, "type")
     if not math.isfinite(score) or not NORMAL <= kind <= BYTE:
         raise _DamageError(
-            f"pieces: expected a finite score and a type from 1 to 6 in token {token}, found {score}, {kind}"
+            f"pieces: expected a finite score and a type from 1 to 6 in token {token}, got {score}, {kind}"
         )
     return text, score, kind
 
@@ -130,14 +130,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
         key, at = _varint(data, at)
         number, kind = key >> 3, key & 7
         if number == 0 or kind not in (_VARINT, _FIXED64, _BYTES, _FIXED32):
-            raise _DamageError(f"expected a field, found key {key}")
+            raise _DamageError(f"expected a field, got key {key}")
         if kind == _VARINT:
             value, at = _varint(data, at)
             yield number, value
             continue
         size, at = _varint(data, at) if kind == _BYTES else (_SIZES[kind], at)
         if size > end - at:
-            raise _DamageError(f"field {number}: expected {size} bytes, found {end - at}")
+            raise _DamageError(f"field {number}: expected {size} bytes, got {end - at}")
         yield number, data[at : at + size]
         at += size
 
@@ -147,23 +147,23 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise _DamageError("expected an integer, found the end of the message")
+            raise _DamageError("expected an integer, got the end of the message")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at
-    raise _DamageError("expected an integer of at most 10 bytes, found a longer one")
+    raise _DamageError("expected an integer of at most 10 bytes, got a longer one")
 
 
 def _message(value: Value, name: str) -> bytes:
     if not isinstance(value, bytes):
-        raise _DamageError(f"{name}: expected bytes, found the integer {value}")
+        raise _DamageError(f"{name}: expected bytes, got the integer {value}")
     return value
 
 
 def _integer(fields: dict[int, Value], number: int, default: int, name: str) -> int:
     value = fields.get(number, default)
     if not isinstance(value, int):
-        raise _DamageError(f"{name}: expected an integer, found {len(value)} bytes")
+        raise _DamageError(f"{name}: expected an integer, got {len(value)} bytes")
     return value

@@ -176,7 +176,7 @@ def _template(config: bytes, ids: dict[str, int], file: str) -> dict[str, Any] |
         if not is_added:
             continue
         if text not in ids:
-            raise InvalidFileError(f"{_CONFIG}: {role}: expected a token of {file}, found {show(text)}", param=role)
+            raise InvalidFileError(f"{_CONFIG}: {role}: expected a token of {file}, got {show(text)}", param=role)
         for pieces, segment in ((first, 0), (second, 1)):
             pieces.insert(at, {"SpecialToken": {"id": text, "type_id": segment}})
         special[text] = {"id": text, "ids": [ids[text]], "tokens": [text]}

@@ -40,7 +40,7 @@ def refuse_other_formats(folder: Path) -> NoReturn:
             tool = "`penstock convert`" if suffix == ".bin" else "transformers' save_pretrained"
             message = f"{foreign}: {kind} weights are not supported; {_SAFE_VERSION}, or convert it with {tool}"
             raise UnsupportedError(message)
-    raise InvalidFileError(f"{folder}: expected {SINGLE} or {INDEX}, found neither")
+    raise InvalidFileError(f"{folder}: expected {SINGLE} or {INDEX}, got neither")
 
 
 def open_shards(folder: Path) -> list[TensorFile]:
@@ -56,7 +56,7 @@ def open_shards(folder: Path) -> list[TensorFile]:
     shards: list[TensorFile] = []
     for shard in sorted(set(weight_map.values())):
         if not (folder / shard).exists():
-            raise InvalidFileError(f"{INDEX}: expected the file {show(shard)} in the folder, found none")
+            raise InvalidFileError(f"{INDEX}: expected the file {show(shard)} in the folder, got none")
         shards.append(TensorFile(folder / shard))
     omitted = sorted({name for file in shards for name in file.tensors} - weight_map.keys())
     if omitted:
@@ -88,7 +88,7 @@ def _names_without_index(folder: Path) -> list[str]:
     if not names:
         refuse_other_formats(folder)
     if missing is not None:
-        raise InvalidFileError(f"{folder}: expected {len(names)} files of weights, found no {missing}")
+        raise InvalidFileError(f"{folder}: expected {len(names)} files of weights, got no {missing}")
     return names
 
 
@@ -97,10 +97,10 @@ def _read_index(folder: Path) -> dict[str, str]:
     reader = ConfigReader.parse(read_small_file(folder / INDEX, 64 << 20), INDEX)
     section = reader.object("weight_map")
     if section is None or not section.values:
-        raise InvalidFileError(f"{INDEX}: weight_map: expected tensor names and files, found none", param="weight_map")
+        raise InvalidFileError(f"{INDEX}: weight_map: expected tensor names and files, got none", param="weight_map")
     if len(section.values) > MAX_TENSORS:
         raise InvalidFileError(
-            f"{INDEX}: weight_map: expected at most {MAX_TENSORS} tensors, found {len(section.values)}",
+            f"{INDEX}: weight_map: expected at most {MAX_TENSORS} tensors, got {len(section.values)}",
             param="weight_map",
         )
     for name, shard in section.values.items():
@@ -108,7 +108,7 @@ def _read_index(folder: Path) -> dict[str, str]:
         if not plain or not shard.isprintable() or any(char in shard for char in "/\\:") or shard.startswith("."):
             raise InvalidFileError(
                 f"{INDEX}: weight_map: {show(name)}: expected the name of a .safetensors file in the folder, "
-                f"found {show(shard)}",
+                f"got {show(shard)}",
                 param="weight_map",
             )
     return dict(section.values)

@@ -54,18 +54,18 @@ def _read_merges(data: bytes) -> list[list[str]]:
     """Return the pairs, one a line; a line that begins with "#version" and an empty one are none."""
     if len(data) > MAX_TOKENIZER_BYTES or data.count(b"\n") > MAX_MERGES:
         raise InvalidFileError(
-            f"{_MERGES}: expected at most {MAX_TOKENIZER_BYTES} bytes and {MAX_MERGES} lines, found more"
+            f"{_MERGES}: expected at most {MAX_TOKENIZER_BYTES} bytes and {MAX_MERGES} lines, got more"
         )
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
-        raise InvalidFileError(f"{_MERGES}: expected UTF-8, found none at byte {error.start}") from None
+        raise InvalidFileError(f"{_MERGES}: expected UTF-8, got none at byte {error.start}") from None
     merges = []
     for number, line in enumerate(lines, 1):
         pair = line.removesuffix("\r").split(" ")
         if line.startswith("#version") or pair == [""]:
             continue
         if len(pair) != 2:
-            raise InvalidFileError(f"{_MERGES}: line {number}: expected two tokens, found {show(line)}")
+            raise InvalidFileError(f"{_MERGES}: line {number}: expected two tokens, got {show(line)}")
         merges.append(pair)
     return merges

@@ -65,7 +65,7 @@ def _tekken_specials(reader: ConfigReader, config: ConfigReader) -> list[str]:
     listed = reader.values.get("special_tokens")
     if listed is None:
         raise UnsupportedError(
-            f"{TEKKEN}: special_tokens: expected a list of tokens, found none, as in files of the first version. Save "
+            f"{TEKKEN}: special_tokens: expected a list of tokens, got none, as in files of the first version. Save "
             "tokenizer.json with transformers' save_pretrained, with the package mistral-common installed.",
             param="special_tokens",
         )
@@ -104,7 +104,7 @@ def vocabulary_of_code(folder: Path) -> str:
 def needs_code(file: str) -> str:
     """Return the text that says why a vocabulary of tiktoken makes no tokenizer, and what to do."""
     return (
-        f"expected tokenizer.json, found {file}. Its pattern and special tokens are in Python code beside it, which "
+        f"expected tokenizer.json, got {file}. Its pattern and special tokens are in Python code beside it, which "
         "Penstock does not run, so the model takes no text. Use a release of the model with tokenizer.json, or pass "
         "token ids."
     )
@@ -126,15 +126,13 @@ def tiktoken_tokenizer(
     """
     ranks: dict[bytes, int] = {}
     if len(data) > MAX_TOKENIZER_BYTES or data.count(b"\n") > MAX_VOCAB:
-        raise InvalidFileError(
-            f"{file}: expected at most {MAX_TOKENIZER_BYTES} bytes and {MAX_VOCAB} lines, found more"
-        )
+        raise InvalidFileError(f"{file}: expected at most {MAX_TOKENIZER_BYTES} bytes and {MAX_VOCAB} lines, got more")
     for number, line in enumerate(data.splitlines(), 1):
         if not line:
             continue
         if _LINE.fullmatch(line) is None:
             found = show(line[:80].decode("latin-1"))
-            raise InvalidFileError(f"{file}: line {number}: expected a token in base64 and its rank, found {found}")
+            raise InvalidFileError(f"{file}: line {number}: expected a token in base64 and its rank, got {found}")
         token, _, rank = line.partition(b" ")
         try:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
@@ -147,7 +145,7 @@ def tiktoken_tokenizer(
     last = max(added, default=-1)
     if last - len(ids) >= MAX_ADDED_TOKENS:
         raise InvalidFileError(
-            f"tokenizer_config.json: added_tokens_decoder: expected ids below {len(ids) + MAX_ADDED_TOKENS}, found "
+            f"tokenizer_config.json: added_tokens_decoder: expected ids below {len(ids) + MAX_ADDED_TOKENS}, got "
             f"{last}",
             param="added_tokens_decoder",
         )
@@ -160,7 +158,7 @@ def _vocab_and_merges(ranks: Mapping[bytes, int], file: str) -> tuple[dict[str, 
     """Return the ranks of tokens by their texts, and the pairs of tokens that make up a token, by its rank."""
     num_bytes = sum(map(len, ranks))
     if num_bytes > _MAX_BYTES:
-        raise InvalidFileError(f"{file}: expected tokens of at most {_MAX_BYTES} bytes together, found {num_bytes}")
+        raise InvalidFileError(f"{file}: expected tokens of at most {_MAX_BYTES} bytes together, got {num_bytes}")
     texts = {token: "".join(map(_CHARS.__getitem__, token)) for token in ranks}
     pairs: list[tuple[int, int, int, bytes, bytes]] = []
     for token, rank in ranks.items():

@@ -74,5 +74,5 @@ def _text(role: str, ids: Mapping[str, int], roles: Mapping[str, str]) -> str:
     """Return the text of a special token that the tokenizer has."""
     text = roles.get(role)
     if text is None or text not in ids:
-        raise InvalidFileError(f"{role}: expected a token of the vocabulary, found {show(text)}", param=role)
+        raise InvalidFileError(f"{role}: expected a token of the vocabulary, got {show(text)}", param=role)
     return text

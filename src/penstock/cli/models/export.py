@@ -100,7 +100,7 @@ def _export_ranks(args: argparse.Namespace, source: Path | None) -> int:
 
     if source is not None:
         name = next(name for name in ("tp", "pp", "cp") if getattr(args, name) is not None)
-        raise InvalidArgumentError(f"--{name}: expected MODEL and OUT, found a configuration file", param=name)
+        raise InvalidArgumentError(f"--{name}: expected MODEL and OUT, got a configuration file", param=name)
     layout = RankLayout(*(1 if size is None else size for size in (args.tp, args.pp, args.cp)))
     options = {"scheme": args.scheme, "network": args.network, "tail": args.tail}
     start = time.monotonic()

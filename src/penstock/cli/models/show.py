@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if not entries:
         if Path(args.model).exists():
             raise InvalidArgumentError(
-                f"{args.model}: expected the name of a downloaded model, found a path; "
+                f"{args.model}: expected the name of a downloaded model, got a path; "
                 f"`penstock inspect {args.model}` shows what it contains"
             )
         raise NotFoundError(

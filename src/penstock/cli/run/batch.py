@@ -210,7 +210,7 @@ def _read_done(path: str, data: bytes) -> tuple[dict[str | int, bool], int]:
 
 
 def _not_a_result(path: str, where: int) -> InvalidFileError:
-    return InvalidFileError(f"{path}: byte {where}: expected a result of an earlier run, found other data")
+    return InvalidFileError(f"{path}: byte {where}: expected a result of an earlier run, got other data")
 
 
 class _Report:

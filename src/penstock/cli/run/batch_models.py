@@ -113,7 +113,7 @@ def file_pairs(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
     for source in sources:
         found = sorted(Path(source).glob("*.jsonl")) if Path(source).is_dir() else [Path(source)]
         if not found:
-            raise InvalidArgumentError(f"{source}: expected a folder with *.jsonl files, found none")
+            raise InvalidArgumentError(f"{source}: expected a folder with *.jsonl files, got none")
         files += found
     names = [file.name for file in files]
     if twice := {name for name in names if names.count(name) > 1}:

@@ -55,7 +55,7 @@ def _copied(url: str, folder: Path) -> str:
         raise FileAccessError(f"{url}: cannot be read: {reason:.500}") from error
     if not names:
         expected = "a folder with *.jsonl files" if path.endswith("/") else "a pattern of *.jsonl files"
-        raise InvalidArgumentError(f"{url}: expected {expected}, found none")
+        raise InvalidArgumentError(f"{url}: expected {expected}, got none")
     return str(folder if is_folder else folder / PurePosixPath(path).name)
 
 

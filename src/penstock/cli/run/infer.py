@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_paths(args: argparse.Namespace) -> None:
     """Refuse a tokenizer that does not exist, and a bundle for the eager backend."""
     if args.tokenizer == "":
-        raise InvalidArgumentError("--tokenizer: expected a tokenizer.json, a folder or a bundle, found an empty path")
+        raise InvalidArgumentError("--tokenizer: expected a tokenizer.json, a folder or a bundle, got an empty path")
     if args.tokenizer is not None and not Path(args.tokenizer).exists():
         raise FileAccessError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}")
     bundle = args.prefill_model_path or args.model

@@ -136,7 +136,7 @@ def check_tokenizer(model: Path) -> None:
         if file := vocabulary_of_code(home):
             raise UnsupportedError(f"{model}: {needs_code(file)}")
         raise UnsupportedError(
-            f"{model}: expected tokenizer.json, which makes token ids of a prompt, found none. Copy the file from the "
+            f"{model}: expected tokenizer.json, which makes token ids of a prompt, got none. Copy the file from the "
             f"original model, or pass token ids in Python: LLM({str(model)!r}).generate([1, 2, 3])."
         )
 

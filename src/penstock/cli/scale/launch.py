@@ -180,7 +180,7 @@ def _token(path: Path) -> bytes:
     except OSError as error:
         raise FileAccessError(f"--rdzv-token-file: {path}: {error.strerror}", param="rdzv_token_file") from None
     if len(token) < 16:
-        message = f"--rdzv-token-file: {path}: expected at least 16 bytes, found {len(token)}"
+        message = f"--rdzv-token-file: {path}: expected at least 16 bytes, got {len(token)}"
         raise InvalidArgumentError(message, param="rdzv_token_file")
     return token
 

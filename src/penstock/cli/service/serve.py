@@ -360,7 +360,7 @@ def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[s
             names = ", ".join(sorted(folders)) or "none"
             raise InvalidArgumentError(f"--network {spec}: expected the name of a folder's model, which are: {names}")
         if name in networks:
-            raise InvalidArgumentError(f"--network: expected one script for {name or 'all folders'}, found two")
+            raise InvalidArgumentError(f"--network: expected one script for {name or 'all folders'}, got two")
         networks[name] = script
     return networks
 
@@ -417,7 +417,7 @@ def _check_kind(source: str, path: Path) -> None:
     if any(entry.suffix.lower() == ".gguf" for entry in path.iterdir()):
         return
     raise InvalidArgumentError(
-        f"{source}: expected a checkpoint folder (config.json) or a folder of servables (NAME/servable.py), found "
+        f"{source}: expected a checkpoint folder (config.json) or a folder of servables (NAME/servable.py), got "
         "neither file"
     )
 

@@ -52,9 +52,7 @@ def check_ray() -> None:
     except PackageNotFoundError:
         found = "none"
     if found.split(".")[:2] != RAY_MINOR.split("."):
-        raise UnavailableError(
-            f"A cluster requires Ray {RAY_MINOR}, found {found}. Run `{install_command('cluster')}`."
-        )
+        raise UnavailableError(f"A cluster requires Ray {RAY_MINOR}, got {found}. Run `{install_command('cluster')}`.")
 
 
 def environment(token_file: Path) -> dict[str, str]:

@@ -28,7 +28,7 @@ def append_tail(graph: Graph, tail: str) -> None:
     op, count = check_tail(tail)
     if count > graph.vocab_size:
         raise InvalidArgumentError(
-            f"tail: expected at most {graph.vocab_size} ids, the vocabulary, found {tail}", param="tail"
+            f"tail: expected at most {graph.vocab_size} ids, the vocabulary, got {tail}", param="tail"
         )
     rows, logits = Dim("R", 1), Operand("value", graph.output)
     ids = Value(f"tail:{op}", DType.I32, (rows,) if op == "argmax" else (rows, Dim(None, 0, count)))

@@ -55,7 +55,7 @@ class Cut:
             if part is None:
                 raise InvalidArgumentError(
                     f"context_parallel_size: expected at most {stop - start}, the columns of a rank's attention heads, "
-                    f"found {count}",
+                    f"got {count}",
                     param="context_parallel_size",
                 )
             ranges += [(start + first, start + last) for first, last in part.ranges]
@@ -107,7 +107,7 @@ def cut_heads(num_heads: int, num_kv_heads: int, world: int) -> tuple[Cut, Cut]:
         if last - first > group:
             raise InvalidArgumentError(
                 f"tensor_parallel_size: expected at most {num_heads} ranks for {num_heads} attention heads and "
-                f"{num_kv_heads} key-value heads, found {world}",
+                f"{num_kv_heads} key-value heads, got {world}",
                 param="tensor_parallel_size",
             )
         for start, stop in _divide(group, last - first):

@@ -78,7 +78,7 @@ def _address(part: Graph, rank: int, layout: RankLayout) -> None:
 def _cut_stage(whole: Graph, stage: int, num_stages: int, owners: Owners | None) -> Graph:
     """Return the graph of a stage, or with ``stage`` -1 that of the coordinator."""
     if any(node.op in EXCHANGES for node in whole.nodes):
-        raise UnsupportedError("pipeline_parallel_size: expected a bundle of the whole network, found one of a rank")
+        raise UnsupportedError("pipeline_parallel_size: expected a bundle of the whole network, got one of a rank")
     if any(node.op == "prefix_lengths" for node in whole.nodes):
         raise UnsupportedError(
             "pipeline_parallel_size: expected 1 for a network with a prefix, whose length every layer reads",
@@ -129,7 +129,7 @@ def _ends(graph: Graph) -> _Ends:
     gathers = [node for node in graph.nodes if node.op == "gather_rows" and node.inputs[1].name == rows]
     gather = gathers[0] if len(gathers) == 1 and _is_sendable(graph, gathers[0].inputs[0].name) else None
     if graph.values[logits].base is not None:
-        raise UnsupportedError("pipeline_parallel_size: expected logits that are rows of their own, found a view")
+        raise UnsupportedError("pipeline_parallel_size: expected logits that are rows of their own, got a view")
     return _Ends(logits, tail, gather)
 
 
@@ -224,7 +224,7 @@ def _choose_cuts(graph: Graph, ends: _Ends, num_stages: int, owners: Owners | No
     by_cost = {cost[cut]: cut for cut, width in widths.items() if width == least and 0 < cost[cut] < cost[-1]}
     if len(by_cost) < num_stages - 1:
         raise InvalidArgumentError(
-            f"pipeline_parallel_size: expected at most {len(by_cost) + 1} stages for the layers of this network, found "
+            f"pipeline_parallel_size: expected at most {len(by_cost) + 1} stages for the layers of this network, got "
             f"{num_stages}",
             param="pipeline_parallel_size",
         )

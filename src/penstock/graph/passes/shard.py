@@ -55,7 +55,7 @@ def shard(graph: Graph, rank: int, world: int, *, contexts: int = 1) -> tuple[Gr
     name = "context_parallel_size" if context else "tensor_parallel_size"
     check_integer(name, world, 1, MAX_RANKS)
     if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
-        raise UnsupportedError(f"{name}: expected a bundle of the whole network, found one of a rank")
+        raise UnsupportedError(f"{name}: expected a bundle of the whole network, got one of a rank")
     if any(node.op == "relative_attention" for node in graph.nodes):
         raise UnsupportedError(
             f"{name}: expected 1 for a network with a prefix or biases by distance, which are not cut", param=name
@@ -212,7 +212,7 @@ class _Sharder:
         if self.contexts > 1 and len({heads.size(i) for i in range(num_cuts)}) > 1:
             raise UnsupportedError(
                 f"tensor_parallel_size: expected ranks with equally many of {num_heads} attention heads and "
-                f"{state.num_kv_heads} key-value heads with context_parallel_size {self.contexts}, found {num_cuts}",
+                f"{state.num_kv_heads} key-value heads with context_parallel_size {self.contexts}, got {num_cuts}",
                 param="tensor_parallel_size",
             )
         heads, kv_heads = heads.times(state.head_dim), kv_heads.times(state.head_dim)

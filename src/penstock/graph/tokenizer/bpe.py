@@ -27,7 +27,7 @@ def compile_bpe(model: Json, texts: Mapping[int, str], decoder: Json | None, tab
     """
     for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(name):
-            raise NotCompiledError(f"model.{name}: expected none, found {show(model[name])}")
+            raise NotCompiledError(f"model.{name}: expected none, got {show(model[name])}")
     vocab = model["vocab"]
     num_tokens = count_tokens(texts)
     unknown = model["unk_token"]

@@ -166,7 +166,7 @@ def _written(library: Any, token: Any) -> str:
     normalized = token.normalized and library.normalizer is not None
     text = str(library.normalizer.normalize_str(token.content)) if normalized else str(token.content)
     if len(text.encode()) > MAX_ADDED_BYTES:
-        raise NotCompiledError(f"added_tokens: expected up to {MAX_ADDED_BYTES} bytes, found {show(text)}")
+        raise NotCompiledError(f"added_tokens: expected up to {MAX_ADDED_BYTES} bytes, got {show(text)}")
     return text
 
 
@@ -180,12 +180,12 @@ def _compile_added(library: Any, added: Mapping[int, Any], tables: TokenizerTabl
         )
         text = _written(library, token)
         if not 0 < len(text.encode()) <= MAX_ADDED_BYTES:
-            raise NotCompiledError(f"added_tokens: expected up to {MAX_ADDED_BYTES} bytes, found {show(text)}")
+            raise NotCompiledError(f"added_tokens: expected up to {MAX_ADDED_BYTES} bytes, got {show(text)}")
         table = tables.added_normalized if token.normalized else tables.added
         table.append(AddedEntry(i, flags, text.encode()))
     for table in (tables.added, tables.added_normalized):
         if len({entry.text for entry in table}) != len(table):
-            raise NotCompiledError("added_tokens: expected different texts, found two equal ones")
+            raise NotCompiledError("added_tokens: expected different texts, got two equal ones")
 
 
 def _compile_post_processor(value: Json | None, tables: TokenizerTables) -> None:

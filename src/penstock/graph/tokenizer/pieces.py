@@ -37,7 +37,7 @@ def compile_word_piece(model: Json, texts: Mapping[int, str], library: Any, tabl
         raise NotCompiledError(f"model.unk_token: {show(unknown)} is not in the vocabulary")
     if limit > _MAX_WORD_CHARACTERS:
         raise NotCompiledError(
-            f"model.max_input_chars_per_word: expected up to {_MAX_WORD_CHARACTERS}, found {show(limit)}"
+            f"model.max_input_chars_per_word: expected up to {_MAX_WORD_CHARACTERS}, got {show(limit)}"
         )
     tables.kind, tables.unknown = KIND_WORD_PIECE, vocab[unknown]
     tokens = {text.encode(): token for text, token in vocab.items()}
@@ -50,10 +50,10 @@ def compile_unigram(model: Json, texts: Mapping[int, str], library: Any, tables:
     """Compile a Unigram model; ``texts`` are those of all tokens, by their ids."""
     unknown, vocab = model["unk_id"], model["vocab"]
     if unknown is None or not vocab:
-        raise NotCompiledError(f"model.unk_id: expected a token, found {show(unknown)}")
+        raise NotCompiledError(f"model.unk_id: expected a token, got {show(unknown)}")
     for name in ("alpha", "nbest_size"):
         if model.get(name):
-            raise NotCompiledError(f"model.{name}: expected none, found {show(model[name])}")
+            raise NotCompiledError(f"model.{name}: expected none, got {show(model[name])}")
     tables.kind, tables.unknown = KIND_UNIGRAM, unknown
     tokens = {text: token for token, (text, _) in enumerate(vocab)}  # the last of equal ones
     tables.trie = make_trie({text.encode(): token for text, token in tokens.items()})

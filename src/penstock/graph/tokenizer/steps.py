@@ -82,11 +82,11 @@ def find_charsmap(normalizer: Json | None) -> tuple[bytes, bytes]:
     parts = [part for part in flatten(normalizer, "normalizers") if part["type"] == "Precompiled"]
     maps = {part["precompiled_charsmap"] for part in parts}
     if len(maps) > 1:
-        raise NotCompiledError("normalizer Precompiled: expected one map, found two")
+        raise NotCompiledError("normalizer Precompiled: expected one map, got two")
     blob = base64.b64decode(maps.pop()) if maps else bytes(4)
     end = 4 + int.from_bytes(blob[:4], "little")
     if end > len(blob) or end % 4:
-        raise NotCompiledError(f"normalizer Precompiled: expected an array of {end - 4} bytes, found {len(blob) - 4}")
+        raise NotCompiledError(f"normalizer Precompiled: expected an array of {end - 4} bytes, got {len(blob) - 4}")
     return blob[4:end], blob[end:]
 
 

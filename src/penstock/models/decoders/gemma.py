@@ -32,7 +32,7 @@ def read_gemma(
     reader.one_of(activation, ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if not may_look_ahead and reader.bool("use_bidirectional_attention", False):
         raise UnsupportedError(
-            f"{reader.file}: use_bidirectional_attention: expected false, found true",
+            f"{reader.file}: use_bidirectional_attention: expected false, got true",
             param="use_bidirectional_attention",
         )
     values = {key: value for key, value in reader.values.items() if key != "hidden_act"}

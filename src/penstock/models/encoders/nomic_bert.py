@@ -83,7 +83,7 @@ class Config:
             raise reader.error("architectures", "NomicBertModel", names)
         for key, expected in _FIXED.items():
             if reader.has(key) and reader.bool(key) is not expected:
-                raise UnsupportedError(f"{reader.file}: {key}: expected false, found true", param=key)
+                raise UnsupportedError(f"{reader.file}: {key}: expected false, got true", param=key)
         if reader.int("num_experts", 0, min=0):
             raise reader.error("num_experts", "0, because experts are not supported", reader.values["num_experts"])
         is_published = reader.has("n_embd")

@@ -23,7 +23,7 @@ class Config:
         for key, expected in (("use_qk_norm", True), ("use_mixed_mlp_moe", True), ("use_cla", False)):
             if reader.bool(key, expected) is not expected:
                 raise UnsupportedError(
-                    f"{reader.file}: {key}: expected {str(expected).lower()}, found {str(not expected).lower()}",
+                    f"{reader.file}: {key}: expected {str(expected).lower()}, got {str(not expected).lower()}",
                     param=key,
                 )
         decoder = read_decoder(with_stretched_theta(reader), (0,) * num_layers, context_len=2048, norm_eps=1e-5)
@@ -48,7 +48,7 @@ def _same_in_layers(reader: ConfigReader, key: str, default: int, expected: int 
     expected = max(numbers) if expected is None else expected
     if numbers != {expected}:
         raise UnsupportedError(
-            f"{reader.file}: {key}: expected {expected} in every layer, found {reader.values[key]}", param=key
+            f"{reader.file}: {key}: expected {expected} in every layer, got {reader.values[key]}", param=key
         )
     return expected
 

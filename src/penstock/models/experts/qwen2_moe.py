@@ -20,7 +20,7 @@ class Config:
     def read(reader: ConfigReader) -> MixtureConfig:
         """Read and check config.json; errors name the key."""
         if not reader.bool("qkv_bias", True):
-            raise UnsupportedError(f"{reader.file}: qkv_bias: expected true, found false", param="qkv_bias")
+            raise UnsupportedError(f"{reader.file}: qkv_bias: expected true, got false", param="qkv_bias")
         decoder = read_decoder(reader, read_windows(reader), context_len=32768)
         routing = Routing(reader.int("num_experts_per_tok", 4), renormalise=reader.bool("norm_topk_prob", False))
         sparse = read_sparse_layers(reader, read_num_layers(reader))

@@ -59,7 +59,7 @@ def read_delta(reader: ConfigReader) -> DeltaConfig:
     """Read and check config.json; errors name the key."""
     num_layers = read_num_layers(reader)
     if not reader.bool("attn_output_gate", True):
-        raise UnsupportedError(f"{reader.file}: attn_output_gate: expected true, found false", param="attn_output_gate")
+        raise UnsupportedError(f"{reader.file}: attn_output_gate: expected true, got false", param="attn_output_gate")
     # Mixtures in every layer have no width of a dense layer.
     values = {"intermediate_size": reader.int("moe_intermediate_size", 1), **reader.values}
     for key in ("rope_parameters", "rope_scaling"):  # of text the three parts of a position are equal

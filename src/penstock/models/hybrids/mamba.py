@@ -135,7 +135,7 @@ def read_kinds(reader: ConfigReader, key: str, names: Mapping[str, str], num_lay
     for kind in kinds:
         if kind not in names:
             raise UnsupportedError(
-                f"{reader.file}: {key}: expected one of {', '.join(names)}, found {show(kind)}", param=key
+                f"{reader.file}: {key}: expected one of {', '.join(names)}, got {show(kind)}", param=key
             )
     return tuple(names[kind] for kind in kinds)
 
@@ -144,7 +144,7 @@ def expect_value(reader: ConfigReader, key: str, expected: object) -> None:
     """Raise UnsupportedError, which names the key, unless its value is ``expected`` or it is missing."""
     found = reader.values.get(key)
     if found is not None and found != expected:
-        raise UnsupportedError(f"{reader.file}: {key}: expected {show(expected)}, found {show(found)}", param=key)
+        raise UnsupportedError(f"{reader.file}: {key}: expected {show(expected)}, got {show(found)}", param=key)
 
 
 class MambaMixer(Module):

@@ -33,7 +33,7 @@ class Config:
         """Read and check config.json; errors name the key."""
         key = "apply_residual_connection_post_layernorm"
         if reader.bool(key, False):
-            raise UnsupportedError(f"{reader.file}: {key}: expected false, found true", param=key)
+            raise UnsupportedError(f"{reader.file}: {key}: expected false, got true", param=key)
         keys = {
             "hidden_size": "n_embed" if reader.has("n_embed") else "hidden_size",
             "num_hidden_layers": "n_layer" if reader.has("n_layer") else "num_hidden_layers",

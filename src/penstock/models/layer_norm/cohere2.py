@@ -17,7 +17,7 @@ class Config:
     def read(reader: ConfigReader) -> CohereConfig:
         """Read and check config.json; errors name the key."""
         if reader.bool("use_qk_norm", False):
-            raise UnsupportedError(f"{reader.file}: use_qk_norm: expected false, found true", param="use_qk_norm")
+            raise UnsupportedError(f"{reader.file}: use_qk_norm: expected false, got true", param="use_qk_norm")
         windows = read_layer_windows(reader, window=4096, period=4)
         return read_cohere(reader, windows, [window > 0 for window in windows], 10000.0)
 

@@ -43,7 +43,7 @@ class Config:
         """Read and check config.json; errors name the key."""
         if reader.bool("add_cross_attention", False):
             raise UnsupportedError(
-                f"{reader.file}: add_cross_attention: expected false, found true", param="add_cross_attention"
+                f"{reader.file}: add_cross_attention: expected false, got true", param="add_cross_attention"
             )
         gelu_form = read_gelu(reader, "activation_function", "gelu_new")
         sizes = read_sizes(reader, gelu_form=gelu_form, tied=True, context_len=1024, keys=_KEYS)

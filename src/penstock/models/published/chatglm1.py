@@ -75,7 +75,7 @@ class Config:
         for key, expected in _FIXED.items():
             if reader.bool(key, expected) is not expected:
                 raise UnsupportedError(
-                    f"{reader.file}: {key}: expected {show(expected)}, found {show(not expected)}", param=key
+                    f"{reader.file}: {key}: expected {show(expected)}, got {show(not expected)}", param=key
                 )
         for key in ("pre_seq_len", "quantization_bit"):
             if reader.int(key, 0, min=0):

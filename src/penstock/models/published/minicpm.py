@@ -23,7 +23,7 @@ class Config:
             raise reader.error("num_experts", "0, because MiniCPM-MoE is not supported", reader.values["num_experts"])
         if reader.has("sparse_config"):
             raise UnsupportedError(
-                f"{reader.file}: sparse_config: expected null, found an object; sparse attention is not supported",
+                f"{reader.file}: sparse_config: expected null, got an object; sparse attention is not supported",
                 param="sparse_config",
             )
         windows = (0,) * read_num_layers(reader)

@@ -57,7 +57,7 @@ class _Pages:
         if state.dtype not in (torch.float32, torch.bfloat16, torch.int8) or state.shape[1] != expected:
             raise InvalidArgumentError(
                 f"[{op}] state: expected float32, bfloat16 or int8 pages of {expected} elements, "
-                f"found {state.dtype} of {state.shape[1]}",
+                f"got {state.dtype} of {state.shape[1]}",
                 param="state",
             )
         heads = state.view(state.shape[0], num_kv_heads, -1)
@@ -228,7 +228,7 @@ def _attention(
     num_kv_heads = pages.k.shape[1]
     if num_kv_heads == 0 or q.shape[1] % num_kv_heads:
         raise InvalidArgumentError(
-            f"[attention] q: expected a multiple of {num_kv_heads} heads, found {q.shape[1]}", param="q"
+            f"[attention] q: expected a multiple of {num_kv_heads} heads, got {q.shape[1]}", param="q"
         )
     out = torch.empty(q.shape, dtype=torch.float32)
     starts = request_starts.tolist()

@@ -95,5 +95,5 @@ def context_attention(
 def _single_rank(op: str, x: Tensor, world: int) -> Tensor:
     """Return what a rank without others has."""
     if world != 1:
-        raise UnsupportedError(f"[{op}] expected a world of 1 in a reference, found {world}")
+        raise UnsupportedError(f"[{op}] expected a world of 1 in a reference, got {world}")
     return x.float().clone(memory_format=torch.contiguous_format)

@@ -128,7 +128,7 @@ def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Return the rows of x [T, dim] that ``rows`` [R] int32 selects: [R, dim]."""
     if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= x.shape[0]):
         raise InvalidArgumentError(
-            f"[gather_rows] rows: expected 0 to {x.shape[0] - 1}, found {int(rows.min())} to {int(rows.max())}",
+            f"[gather_rows] rows: expected 0 to {x.shape[0] - 1}, got {int(rows.min())} to {int(rows.max())}",
             param="rows",
         )
     return x[rows.long()].float()

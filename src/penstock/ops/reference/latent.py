@@ -32,7 +32,7 @@ class _LatentPages:
         if state.dtype not in (torch.float32, torch.bfloat16, torch.int8) or state.shape[1] != expected:
             raise InvalidArgumentError(
                 f"[{op}] state: expected float32, bfloat16 or int8 pages of {expected} elements, "
-                f"found {state.dtype} of {state.shape[1]}",
+                f"got {state.dtype} of {state.shape[1]}",
                 param="state",
             )
         self.dim, together = dim, 2 if state.dtype == torch.bfloat16 else 1

@@ -63,7 +63,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_features: int,
         rounded = x.double()
     else:
         raise InvalidArgumentError(
-            f"[linear] scheme: expected a scheme of the op table, found {scheme!r}", param="scheme"
+            f"[linear] scheme: expected a scheme of the op table, got {scheme!r}", param="scheme"
         )
     y = rounded @ values.T
     if bias is not None:
@@ -93,7 +93,7 @@ def embedding(ids: Tensor, weight: Tensor, *, dim: int) -> Tensor:
     rows = weight.shape[0] if weight.ndim == 2 and weight.is_floating_point() else weight.shape[0] * 16
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= rows):
         raise InvalidArgumentError(
-            f"[embedding] ids: expected token ids from 0 to {rows - 1}, found {int(ids.min())} to {int(ids.max())}",
+            f"[embedding] ids: expected token ids from 0 to {rows - 1}, got {int(ids.min())} to {int(ids.max())}",
             param="ids",
         )
     return unpack_weight(weight, rows, dim)[ids.long()].float()

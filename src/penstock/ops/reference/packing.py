@@ -56,7 +56,7 @@ def layout_of_tensor(weight: Tensor) -> int:
         layout = _BY_LINES.get((weight.shape[2], weight.shape[3]))
     if layout is None:
         raise InvalidArgumentError(
-            f"[weight] expected a float matrix or packed tiles, found {weight.dtype} with {weight.ndim} dimensions",
+            f"[weight] expected a float matrix or packed tiles, got {weight.dtype} with {weight.ndim} dimensions",
             param="weight",
         )
     return layout
@@ -79,7 +79,7 @@ def shape_packed(packed: Tensor, layout: int, rows: int) -> Tensor:
         return packed.view(tiles, -1, *_lines(layout))
     rows_dtypes = {number: dtype for dtype, number in _ROWS.items()}
     if layout not in rows_dtypes:
-        raise InvalidArgumentError(f"[weight] layout: expected a known ps_layout, found {layout}", param="layout")
+        raise InvalidArgumentError(f"[weight] layout: expected a known ps_layout, got {layout}", param="layout")
     return packed.view(rows_dtypes[layout]).view(rows, -1)
 
 
@@ -103,7 +103,7 @@ def unpack_weight(weight: Tensor, rows: int, cols: int) -> Tensor:
         values = integers * scale.unsqueeze(-1)
     if values.shape[0] < rows or values.shape[1] < cols:
         raise InvalidArgumentError(
-            f"[weight] expected at least {rows} x {cols} values, found {list(values.shape)}", param="weight"
+            f"[weight] expected at least {rows} x {cols} values, got {list(values.shape)}", param="weight"
         )
     return values[:rows, :cols]
 

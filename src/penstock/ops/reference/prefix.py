@@ -57,7 +57,7 @@ def _length_before(state: Tensor, table: Tensor, position: int) -> int:
     cell = state[table[(position - 1) // PAGE_TOKENS]]
     if cell[-1] != position or cell[0] == 0:
         raise InvalidArgumentError(
-            f"[prefix_lengths] positions: expected a request whose prefix ran in one step, found position {position}",
+            f"[prefix_lengths] positions: expected a request whose prefix ran in one step, got position {position}",
             param="positions",
         )
     return int(cell[0])

@@ -144,7 +144,7 @@ def _state_before(op: str, cells: Tensor, table: Tensor, position: int) -> Tenso
     if (found[:, -1] != position).any():
         raise InvalidArgumentError(
             f"[{op}] positions: expected {found[0, -1]:g}, the number of tokens that the state has seen, "
-            f"found {position}",
+            f"got {position}",
             param="positions",
         )
     return found

@@ -330,7 +330,7 @@ def check_rank_bundle(path: Path, graph: Graph, rank: int, layout: RankLayout) -
         )
     name, expected, own = difference
     raise InvalidArgumentError(
-        f"{name}: {path}: expected {expected}, because the bundle {about}, found {own} for rank {rank}", param=name
+        f"{name}: {path}: expected {expected}, because the bundle {about}, got {own} for rank {rank}", param=name
     )
 
 

@@ -52,7 +52,7 @@ class StageBundle:
         own = int(properties.get("rank", "0"))
         if own == 0 or own != (rank or own):
             raise InvalidArgumentError(
-                f"rank: expected {rank or 'the part of a stage'} in {path}, found that of rank {own}", param="rank"
+                f"rank: expected {rank or 'the part of a stage'} in {path}, got that of rank {own}", param="rank"
             )
         return cls(path, properties[WHOLE], True, own, metadata)
 
@@ -61,9 +61,7 @@ class StageBundle:
         for bundle in (self, *self.others):
             if not bundle.is_part or bundle.rank == rank:
                 return bundle
-        raise InvalidArgumentError(
-            f"rank: expected the part of rank {rank} beside {self.path}, found none", param="rank"
-        )
+        raise InvalidArgumentError(f"rank: expected the part of rank {rank} beside {self.path}, got none", param="rank")
 
     def parts(self, layout: RankLayout) -> list[str]:
         """Return the bundle, or those of all ranks of the stage, as ``open_rank`` takes them."""
@@ -90,12 +88,12 @@ def find_bundle(model: Path, rank: int = 0, scheme: str | None = None) -> Iterat
     name_of = rank_name if is_sharded(model) else rank_bundle
     found = [number for number in range(1, MAX_RANKS) if (model / name_of(number)).exists()]
     if not found or (rank and rank not in found):
-        raise FileAccessError(f"{model}: expected {name_of(rank or 1)}, found no such part; see `penstock shard`")
+        raise FileAccessError(f"{model}: expected {name_of(rank or 1)}, got no file; see `penstock shard`")
     if not is_sharded(model):
         _check_no_scheme(scheme, model)
     layout = _layout(model, rank or found[0])
     if layout.pp == 1:
-        raise InvalidArgumentError(f"{model}: expected a folder that is cut for a pipeline, found one for {layout}")
+        raise InvalidArgumentError(f"{model}: expected a folder that is cut for a pipeline, got one for {layout}")
     stages = {layout.place(number)[0] for number in found}
     if not rank and len(stages) > 1:
         numbers = ", ".join(map(str, found))
@@ -103,7 +101,7 @@ def find_bundle(model: Path, rank: int = 0, scheme: str | None = None) -> Iterat
     first_rank = layout.rank_of(layout.place(rank or found[0])[0], 0)
     ranks = range(first_rank, first_rank + layout.stage_ranks)
     if missing := [number for number in ranks if number not in found]:
-        raise FileAccessError(f"{model}: expected {name_of(missing[0])} of the same stage, found no such part")
+        raise FileAccessError(f"{model}: expected {name_of(missing[0])} of the same stage, got no file")
     with ExitStack() as stack:
         paths = [model / rank_bundle(number) for number in ranks]
         if is_sharded(model):
@@ -122,4 +120,4 @@ def _layout(model: Path, rank: int) -> RankLayout:
 
 def _check_no_scheme(scheme: str | None, model: Path) -> None:
     if scheme is not None:
-        raise InvalidArgumentError(f"scheme: expected none for bundles ({model}), found {scheme!r}", param="scheme")
+        raise InvalidArgumentError(f"scheme: expected none for bundles ({model}), got {scheme!r}", param="scheme")

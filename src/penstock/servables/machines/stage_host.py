@@ -52,7 +52,7 @@ def find_versions(folders: Sequence[Path]) -> list[Source]:
                 sources[key] = Source(name, servable.script, text, str(number), servable.version_path(number), root)
     if not sources:
         names = ", ".join(map(str, folders))
-        raise InvalidArgumentError(f"{names}: expected a folder with servables that have versions, found none")
+        raise InvalidArgumentError(f"{names}: expected a folder with servables that have versions, got none")
     return [*sources.values()]
 
 

@@ -63,7 +63,7 @@ def _check_folder(path: Path) -> None:
     except OSError as error:
         raise FileAccessError(f"{path.parent}: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise InvalidArgumentError(f"{path.parent}: expected a folder for the socket, found a file")
+        raise InvalidArgumentError(f"{path.parent}: expected a folder for the socket, got a file")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidArgumentError(
             f"{path.parent}: other users may write to the socket's folder. Use a private folder (mkdir -m 700)."
@@ -77,7 +77,7 @@ def _make_room(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise InvalidArgumentError(f"{path}: expected a free path for the socket, found a file that is not a socket")
+        raise InvalidArgumentError(f"{path}: expected a free path for the socket, got a file that is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
         knock.settimeout(_KNOCK_S)
         code = knock.connect_ex(str(path))

@@ -58,7 +58,7 @@ def read_body(data: bytes, json_bytes: int) -> InferBody:
     The remaining bytes belong to the inputs with ``binary_data_size``, in order.
     """
     if json_bytes > len(data):
-        raise _not_read(f"body: expected {show(json_bytes)} bytes of JSON, found {len(data)} in all")
+        raise _not_read(f"body: expected {show(json_bytes)} bytes of JSON, got {len(data)} in all")
     body = decode_body(data[:json_bytes], bodies.InferRequest)
     parameters = body.parameters or {}
     is_binary: bool = converted(parameters.pop("binary_data_output", False), bool, "binary_data_output")
@@ -82,7 +82,7 @@ def read_body(data: bytes, json_bytes: int) -> InferBody:
             at += num_bytes
         inputs[name] = Tensor(name, tensor.datatype, array)
     if at != len(raw):
-        raise _not_read(f"body: expected {at} bytes after the JSON by binary_data_size, found {len(raw)}")
+        raise _not_read(f"body: expected {at} bytes after the JSON by binary_data_size, got {len(raw)}")
     binary: dict[str, bool] = {}
     for output in body.outputs or ():
         if output.name in binary:

@@ -265,7 +265,7 @@ class ScoreRequest(_ScoreFields, kw_only=True):
         first, second = ([side] if isinstance(side, str) else side for side in (self.text_1, self.text_2))
         refuse_if(
             len(first) not in (1, len(second)),
-            f"text_1: expected one text or {len(second)}, as many as text_2 has; found {len(first)}",
+            f"text_1: expected one text or {len(second)}, as many as text_2 has; got {len(first)}",
             "text_1",
         )
 

@@ -154,7 +154,7 @@ def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None
     if isinstance(choice, NamedTool):
         path, name = "tool_choice.function.name", choice.function.name
         refuse_if(name not in names, f"{path}: expected a name in tools, got {name!r:.100}", path)
-    refuse_if(choice == "required" and not names, "tool_choice: required needs tools, found none", "tool_choice")
+    refuse_if(choice == "required" and not names, "tool_choice: required needs tools, got none", "tool_choice")
 
 
 _OBJECTS: Final = ("properties", "$defs", "definitions")

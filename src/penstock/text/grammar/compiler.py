@@ -222,7 +222,7 @@ def _refusal(source: GrammarSource, message: str) -> PenstockError:
         text = f"{keyword}: {text}" if keyword else text
     kind: Any = UnsupportedError if _UNSUPPORTED.search(text) else InvalidArgumentError
     error: PenstockError = kind(
-        f"{source.field}: expected {_EXPECTED[source.field]}, found{where}: {show(text)[1:-1]}", param=source.field
+        f"{source.field}: expected {_EXPECTED[source.field]}, got{where}: {show(text)[1:-1]}", param=source.field
     )
     return error
 

@@ -52,7 +52,7 @@ def _modern_bert(metadata: Metadata, name: str) -> dict[str, Any]:
     """Return the windows, the activation and the rotary positions of both kinds of layers."""
     key = f"{name}.rope.scaling.type"
     if metadata.text(key, "none") != "none":
-        raise UnsupportedError(f"{metadata.file}: {key}: expected none, found {show(metadata.text(key))}", param=key)
+        raise UnsupportedError(f"{metadata.file}: {key}: expected none, got {show(metadata.text(key))}", param=key)
     return {
         "norm_eps": metadata.number(f"{name}.attention.layer_norm_epsilon"),
         "local_attention": metadata.integer(f"{name}.{_WINDOW}", min=1),
@@ -139,7 +139,7 @@ def encoder_values(metadata: Metadata, name: str, tensors: Mapping[str, StoredTe
             raise UnsupportedError(f"{metadata.file}: {ascii(key)[1:-1]} is not supported", param=key)
     if metadata.flag(f"{name}.attention.causal", False):
         raise UnsupportedError(
-            f"{metadata.file}: {name}.attention.causal: expected false, found true", param=f"{name}.attention.causal"
+            f"{metadata.file}: {name}.attention.causal: expected false, got true", param=f"{name}.attention.causal"
         )
     rows = {}
     for table in ("token_embd", "position_embd"):
@@ -147,7 +147,7 @@ def encoder_values(metadata: Metadata, name: str, tensors: Mapping[str, StoredTe
             continue
         tensor = tensors.get(f"{table}.weight")
         if tensor is None or len(tensor.shape) != 2:
-            raise InvalidFileError(f"{metadata.file}: expected a matrix {table}.weight, found none")
+            raise InvalidFileError(f"{metadata.file}: expected a matrix {table}.weight, got none")
         rows[table] = tensor.shape[0]
     context_len = (
         rows["position_embd"] if "position_embd" in rows else metadata.integer(f"{name}.context_length", min=1)

@@ -120,7 +120,7 @@ def _latent_parts(metadata: Metadata, name: str) -> PartSources:
             return None
         if len(tensor.shape) != 2 or tensor.shape[0] != heads * key_length:
             raise InvalidFileError(
-                f"{metadata.file}: tensor {tensor.name}: expected {heads * key_length} rows, found the shape "
+                f"{metadata.file}: tensor {tensor.name}: expected {heads * key_length} rows, got the shape "
                 f"{list(tensor.shape)}"
             )
         return {f"self_attn.{own}.weight": Source(tensor.name, rows=rows) for own, rows in queries.items()}

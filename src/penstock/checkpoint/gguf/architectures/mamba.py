@@ -200,6 +200,6 @@ def _sources(sizes: MambaSizes, tensor: StoredTensor, part: str, file: str) -> d
         return None
     if part == "ssm_in.weight" and (len(tensor.shape) != 2 or tensor.shape[0] != ends[-1]):
         raise InvalidFileError(
-            f"{file}: tensor {tensor.name}: expected {ends[-1]} rows, found the shape {list(tensor.shape)}"
+            f"{file}: tensor {tensor.name}: expected {ends[-1]} rows, got the shape {list(tensor.shape)}"
         )
     return {name: replace(source, name=tensor.name) for name, source in table.items()}

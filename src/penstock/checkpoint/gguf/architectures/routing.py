@@ -26,7 +26,7 @@ def check_gating(metadata: Metadata, name: str, gating: int) -> None:
     key = f"{name}.expert_gating_func"
     if metadata.integer(key, 0) not in (0, gating):
         raise UnsupportedError(
-            f"{metadata.file}: {key}: expected {gating}, found {metadata.integer(key)}", param="expert_gating_func"
+            f"{metadata.file}: {key}: expected {gating}, got {metadata.integer(key)}", param="expert_gating_func"
         )
 
 

@@ -43,7 +43,7 @@ def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
     name = metadata.text("general.architecture")
     if name not in _ARCHITECTURES:
         raise UnsupportedError(
-            f"{metadata.file}: general.architecture: expected one of {', '.join(_ARCHITECTURES)}, found {show(name)}",
+            f"{metadata.file}: general.architecture: expected one of {', '.join(_ARCHITECTURES)}, got {show(name)}",
             param="general.architecture",
         )
     if name in _OTHERS and metadata.integer(f"{name}.{_OTHERS[name][0]}", 0):

@@ -134,10 +134,10 @@ def olmo_3(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> d
     """Return the windows; UnsupportedError for rotary positions that differ between layers."""
     key, base = f"{name}.rope.scaling.type", f"{name}.rope.freq_base_swa"
     if key in metadata.values and metadata.text(key) != "none":
-        raise UnsupportedError(f"{metadata.file}: {key}: expected none, found {show(metadata.text(key))}", param=key)
+        raise UnsupportedError(f"{metadata.file}: {key}: expected none, got {show(metadata.text(key))}", param=key)
     if base in metadata.values and metadata.number(base) != values["rope_theta"]:
         raise UnsupportedError(
-            f"{metadata.file}: {base}: expected {values['rope_theta']:g}, found {metadata.number(base):g}", param=base
+            f"{metadata.file}: {base}: expected {values['rope_theta']:g}, got {metadata.number(base):g}", param=base
         )
     return window_or_none(metadata, name, values, tensors)
 
@@ -170,5 +170,5 @@ def eurobert(metadata: Metadata, name: str, values: Values, tensors: Tensors) ->
     """Check that attention is to both sides; the table of tokens takes the place of an output head."""
     key = f"{name}.attention.causal"
     if metadata.flag(key, True):
-        raise UnsupportedError(f"{metadata.file}: {key}: expected false, found true", param=key)
+        raise UnsupportedError(f"{metadata.file}: {key}: expected false, got true", param=key)
     return {"tie_word_embeddings": True}
