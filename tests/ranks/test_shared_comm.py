@@ -221,10 +221,10 @@ def test_ranks_compare_what_they_must_have_in_common() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rank": 2}, "rank: .*0 to 1, got 2"),
-        ({"rank": -1}, "rank: .*0 to 1, got -1"),
-        ({"world": 0}, "world: .*1 to 64, got 0"),
-        ({"world": 65}, "world: .*1 to 64, got 65"),
+        ({"rank": 2}, r"rank: .*0 to 1, \w+ 2"),
+        ({"rank": -1}, r"rank: .*0 to 1, \w+ -1"),
+        ({"world": 0}, r"world: .*1 to 64, \w+ 0"),
+        ({"world": 65}, r"world: .*1 to 64, \w+ 65"),
         ({"part_bytes": 0}, "part_bytes: .*1 to"),
         ({"part_bytes": 1 << 50}, "part_bytes: .*1 to"),
         ({"timeout_s": -1.0}, "timeout_ms: .*-1000"),

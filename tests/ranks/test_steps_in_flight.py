@@ -99,12 +99,12 @@ def test_more_steps_than_stages_are_refused(whole: Path, parts_of: PartsOf) -> N
         calls[1].launch()
         with pytest.raises(InvalidArgumentError, match="at most 2 steps in flight"):
             calls[2].launch()
-        with pytest.raises(InvalidArgumentError, match="expected no step in flight, got 2"):
+        with pytest.raises(InvalidArgumentError, match=r"expected no step in flight, \w+ 2"):
             ranks.program.run(step)
         calls[0].collect()
         calls[1].collect()
         ranks.program.run(step)
-        with pytest.raises(UnsupportedError, match=r"token_ids\[0\]: expected a token, got a slot"):
+        with pytest.raises(UnsupportedError, match=r"token_ids\[0\]: expected a token, \w+ a slot"):
             ranks.program.step_call(batch([(3, [-1], (0,))])).launch()
 
 
@@ -138,7 +138,7 @@ def test_a_stage_without_links_is_refused(whole: Path, parts_of: PartsOf) -> Non
         with (
             Context(1, comm=memory.comm(rank, 3)) as context,
             Model.open(part) as model,
-            pytest.raises(UnsupportedError, match=f"^pipeline_parallel_size: .* links, got rank {rank} of .* 3 ranks"),
+            pytest.raises(UnsupportedError, match=rf"^pipeline_parallel_size: .* links, \w+ rank {rank} of .* 3 ranks"),
         ):
             CoreProgram(model, context, OPTIONS)
 

@@ -20,7 +20,7 @@ from penstock.lite.settings import ModelConfig
 __all__ = ["agree", "agreement", "check_rank", "join_group", "rank_of", "share_of_cores", "threads_of_rank"]
 
 _DIFFERENCE: Final = re.compile(
-    r"text: expected equal values on all ranks, got (.+) on rank (\d+) and (.+) on rank (\d+)$"
+    r"text: expected equal values on all ranks, (?:found|got) (.+) on rank (\d+) and (.+) on rank (\d+)$"
 )
 
 
