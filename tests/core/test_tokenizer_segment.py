@@ -90,7 +90,7 @@ def unigram(normalizer: Any = None, unk_id: int | None = 0, **components: Any) -
         (changed(model={"unk_token": "absent"}), "model.unk_token"),
         ({}, "the model has none"),
         ({"tokenizer.json": WORD_LEVEL}, "model 'WordLevel'"),
-        (word_piece(max_input_chars_per_word=5000), "model.max_input_chars_per_word: .* 4096, found 5000"),
+        (word_piece(max_input_chars_per_word=5000), "model.max_input_chars_per_word: .* 4096, got 5000"),
         (word_piece(unk_token="absent"), "model.unk_token"),  # noqa: S106
         (unigram(unk_id=None), "model.unk_id: expected a token, got null"),
         (unigram({"type": "Replace", "pattern": {"Regex": "x+"}, "content": "y"}), "normalizer Replace"),
