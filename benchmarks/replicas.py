@@ -1,4 +1,4 @@
-"""Makes the tables and pictures of what replicas and policies do to the traces of ``traces.py``, in the simulator.
+"""Makes the tables and pictures of what replicas and policies do to the traces of ``simulated_traces.py``.
 
     python -m benchmarks.replicas [short ample large] [--policies prefix,least-loaded,round-robin] [--svg FOLDER]
 
@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.traces import TRACES, requests
+from benchmarks.simulated_traces import TRACES, requests
 from penstock.bench.latency_chart import draw_policies
 from penstock.cli.progress import format_seconds
 from penstock.cluster.replica import ReplicaLimits

@@ -102,7 +102,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--requests", type=int, default=traces.NUM_REQUESTS, metavar="N")
     parser.add_argument(
-        "--trace", default="mixed", help="mixed (default), shared, or a file in the format of traces.py"
+        "--trace", default="mixed", help="mixed (default), shared, or a file in the format of peers/traces.py"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

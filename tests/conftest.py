@@ -44,18 +44,10 @@ LONG_S = 1800.0
 """Builds under sanitizers and whole tables take minutes; ``timeout`` in pyproject.toml is for all other tests."""
 
 
-PROCESS_FOLDERS = ("cli", "launch", "ranks", "servables", "serving")
-"""Tests here watch processes by the clock, so a busy machine may fail one.  Such a test runs once more; the summary
-lists it (R)."""
-
-
 @pytest.hookimpl(trylast=True)  # after the deselection of others
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = in_order(items, lambda item: item.path)
-    for item in items if config.pluginmanager.hasplugin("rerunfailures") else ():
-        if item.path.relative_to(Path(__file__).parent).parts[0] in PROCESS_FOLDERS:
-            item.add_marker(pytest.mark.flaky(reruns=1))
     if config.getoption("timeout") is not None:  # the command line says how long tests may take: ``make soak``
         return
     for item in items:

@@ -23,6 +23,7 @@ from serving_client import Answer
 from benchmarks import prefill_apart, prefill_apart_costs
 from penstock.engine.params import SamplingParams
 from penstock.llm.engine_thread import StepEvent
+from tests.support.waiting import until
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -54,9 +55,7 @@ def test_a_paced_engine_sends_a_token_each_step() -> None:
     engine = paced_worker.PacedEngine(100.0, llm, events.extend)
     engine.submit(1, [5, 6], SamplingParams(max_tokens=3))
     engine.submit(2, [5], SamplingParams(max_tokens=1000))
-    end = time.monotonic() + 10
-    while sum(event.key == 1 for event in events) < 3 and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: sum(event.key == 1 for event in events) == 3, "the last token")
     engine.abort(2)
     num_events = len(events)
     time.sleep(0.05)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import environment, start, until
+from tests.support.command import environment, start
 from tests.support.hub_server import TOKEN, demo_files
 from tests.support.marks import mostly_long
 from tests.support.terminal import Terminal
+from tests.support.waiting import until
 
 NAME = "demo/tiny"
 TAKEN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -128,7 +129,7 @@ def test_an_interrupted_pull_says_how_to_go_on(hub, tmp_path):
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
     with start("pull", NAME, env=environment(**settings)) as process:
         try:
-            until(lambda: is_partly_there(tmp_path), process)
+            until(lambda: is_partly_there(tmp_path), process=process)
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate()
         finally:

@@ -20,8 +20,9 @@ from penstock import LLM, ProgramLimits, SamplingParams
 from penstock.checkpoint.tokenizer_files.names import VOCABULARY_FILES
 from penstock.cli.run.run import check_tokenizer
 from penstock.errors import UnsupportedError
-from tests.support.command import DEMO, FOLDER, environment, start, until
+from tests.support.command import DEMO, FOLDER, environment, start
 from tests.support.slow_network import write_script
+from tests.support.waiting import until
 
 PROMPT = "def add(a, b):\n    return"
 
@@ -236,7 +237,7 @@ def in_its_answer() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     process = start("run", DEMO, PROMPT, "--max-tokens", 1000, "--ignore-eos", stdout=writer)
     os.close(writer)
     before = num_waiting(reader)
-    until(lambda: num_waiting(reader) > before, process)
+    until(lambda: num_waiting(reader) > before, process=process)
     try:
         yield process, reader
     finally:
@@ -311,7 +312,7 @@ def test_without_the_cache_nothing_is_kept(penstock_command, tmp_path, own_cache
 def test_interrupted_packing_leaves_no_files(tmp_path):
     network, started = write_script(tmp_path, 600)
     process = start("run", FOLDER, PROMPT, "--network", network)
-    until(started.exists, process)
+    until(started.exists, process=process)
     assert list(tmp_path.glob("cache/.*"))
     process.send_signal(signal.SIGINT)
     stderr = process.communicate(timeout=600)[1]

@@ -31,11 +31,12 @@ from penstock.cluster.autoscale import ScalePolicy
 from penstock.env import writes_json_log
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.serving.settings import GatewayLimits
-from tests.support.command import DEMO, until
+from tests.support.command import DEMO
 from tests.support.errors import raises
 from tests.support.grpc_client import Stream, tensor
 from tests.support.serve_command import ask, connection, serving
 from tests.support.terminal import Terminal
+from tests.support.waiting import until
 
 
 def is_ready(url: str) -> bool:
@@ -65,7 +66,8 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
         assert [one["id"] for one in ask(url, "/v1/models")["data"]] == ["code", "demo"]
         answer = ask(url, "/v1/completions", {"model": "code", "prompt": "import", "max_tokens": 4, "temperature": 0})
         assert answer["usage"]["completion_tokens"] > 0
-        until(lambda: is_ready(url), process)  # a worker of which nothing was heard for seconds is not counted on
+        # a worker of which nothing was heard for seconds is not counted on
+        until(lambda: is_ready(url), process=process, pause_s=0.02)
         found = psutil.Process(process.pid).children()
         assert len(found) == 2, "one worker per model, and nothing else"
         body = {"model": "demo", "prompt": "a", "max_tokens": 900, "temperature": 1, "ignore_eos": True, "n": 8}

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from penstock.core import spans
 from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
 from tests.support.builds import build
 from tests.support.core_steps import batch, i32
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
@@ -37,21 +37,13 @@ def run(program: CoreProgram) -> tuple[bytes, list[int]]:
     return program.logits().tobytes(), sorted(set(spans.last_spans(program)["thread"].tolist()))
 
 
-def until(done: Callable[[], bool]) -> bool:
-    """Whether it was done, after some tries: other processes may hold the cores for a while."""
-    end = time.monotonic() + 60
-    while not done():
-        if time.monotonic() > end:
-            return False
-    return True
-
-
 def test_a_step_has_no_more_threads_than_cores() -> None:
     most = len(CORES) + 3
     with Model.open(DEMO) as model, Context(most) as context:
         with program_of(model, context) as program:
             results = [run(program) for _ in range(20)]
-            assert until(lambda: run(program)[1] == list(range(len(CORES))))  # and as many as there are, if they come
+            # as many as there are, once no other process has one
+            until(lambda: run(program)[1] == list(range(len(CORES))))
         with program_of(model, context, ALL_THREADS) as program:
             expected, all_threads = run(program)
     assert all(set(threads) <= set(range(len(CORES))) for _, threads in results)
@@ -88,7 +80,7 @@ def test_steps_go_on_without_a_thread_that_does_not_come() -> None:
         with starved(lambda: Context(2)) as context, program_of(model, context) as program:
             results = [run(program) for _ in range(40)]
             os.sched_setaffinity(0, set(CORES))
-            assert until(lambda: run(program)[1] == [0])
+            until(lambda: run(program)[1] == [0])
     assert {logits for logits, _ in results} == {expected}
     assert sum(threads == [0] for _, threads in results) >= 20
 

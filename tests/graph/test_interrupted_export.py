@@ -8,8 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,19 +17,11 @@ from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
 from penstock.runtime.build import Progress, build_in_child
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.slow_network import write_script
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("cold_exports")
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """By looks, not by the clock: a machine that stands still meanwhile ends nothing."""
-    for _ in range(int(50 * seconds)):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not come true")
 
 
 @pytest.mark.long
@@ -81,13 +71,13 @@ def test_the_child_ends_with_its_parent_and_leaves_no_file(tmp_path: Path, numbe
     network, started = write_script(tmp_path, 600)  # longer than is waited for its end
     script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=network)
     parent = subprocess.Popen([sys.executable, "-c", script], env=ENVIRONMENT)
-    wait_for(started.exists)
+    until(started.exists)
     children = psutil.Process(parent.pid).children(recursive=True)
     assert children
     parent.send_signal(number)
     assert parent.wait(600) == (130 if number == signal.SIGINT else -number)
-    wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
-    wait_for(lambda: not list(tmp_path.glob(".*")))
+    until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
+    until(lambda: not list(tmp_path.glob(".*")))
     assert not (tmp_path / "out.psm").exists()
 
 
@@ -96,7 +86,7 @@ def test_a_killed_child_is_an_error_that_says_so(tmp_path: Path) -> None:
     network, started = write_script(tmp_path, 600)
     script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=network)
     parent = subprocess.Popen([sys.executable, "-c", script], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    wait_for(started.exists)
+    until(started.exists)
     for child in psutil.Process(parent.pid).children():
         child.kill()
     _, errors = parent.communicate(timeout=600)

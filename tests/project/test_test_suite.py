@@ -16,6 +16,7 @@ MAX_NAME_LEN = 59
 FILES = sorted(TESTS.rglob("*.py"))
 TEST = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
 IMPORT_OF_TESTS = re.compile(r"^\s*(?:from|import)\s+tests\b[^\n(]*(?:\([^)]*)?\btest_", re.MULTILINE)
+CLOCK = re.compile(r"\b(?:monotonic|perf_counter|time\.time)(?:_ns)?\(\)")
 
 
 def name_of(path: Path) -> str:
@@ -58,6 +59,18 @@ def test_names_are_short() -> None:
     names += [(name_of(path), name) for path in FILES for name in re.findall(TEST, path.read_text())]
     long = [(file, name) for file, name in names if len(name) > MAX_NAME_LEN]
     assert not long, f"{MAX_NAME_LEN} characters at most: {long}"
+
+
+def test_no_assertion_reads_a_clock() -> None:
+    """A busy machine fails it.  Tests wait for events (tests/support/waiting.py), give a clock, or count the work."""
+    reading = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in FILES
+        if re.search(CLOCK, text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Assert) and re.search(CLOCK, ast.unparse(node.test))
+    ]
+    assert not reading, f"elapsed time is asserted: {reading}"
 
 
 def test_the_files_that_are_begun_first_exist() -> None:

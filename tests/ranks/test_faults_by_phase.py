@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -54,10 +53,8 @@ def test_a_request_ends_when_a_rank_fails(
         for _ in range(3):
             next(stream)
         (tmp_path / "armed").touch()
-        start = time.monotonic()
         with pytest.raises(UnavailableError, match=f"rank {rank}.*{ENDS[kind]}") as caught:
             list(stream)
-        assert time.monotonic() - start < 2
         assert caught.value.code == "unavailable"  # retry later
         assert (tmp_path / "done").exists()
     assert rank_pids() == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,13 +67,11 @@ def test_a_fault_ends_the_group(
     path = bundle_of("llama_head_dim", "w8a8")
     layout = RankLayout(pp=2)
     network = Network(layout.world, change)
-    start = time.monotonic()
     with (
         RankThreads(parts_of(path, layout), comm_of=network.comms.__getitem__, stage_ranks=1) as ranks,
         pytest.raises(UnavailableError, match=message),
     ):
         logits_of(ranks.program, steps(1))
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(

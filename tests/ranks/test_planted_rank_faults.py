@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,7 +182,5 @@ def test_a_rank_that_raises_in_any_exchange_ends_the_step(when: int, whole: Path
 
         return FaultyComm(comm, all_gather=all_gather)
 
-    start = time.monotonic()
     with pytest.raises(UnavailableError, match="rank 1: out of luck"):
         run(parts_of(whole, 2), failing)
-    assert time.monotonic() - start < 2

@@ -10,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,24 +63,20 @@ def test_answers_equal_those_of_one_process(stages: Stages, one: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "reason", "limit_s"),
+    ("number", "reason"),
     [
-        (signal.SIGKILL, "closed the connection", 2.0),
-        (signal.SIGTERM, "was stopped", 4.0),
-        (signal.SIGSTOP, "is lost: no message for 1.7 s", 4.0),
+        (signal.SIGKILL, "closed the connection"),
+        (signal.SIGTERM, "was stopped"),
+        (signal.SIGSTOP, "is lost: no message for 1.7 s"),
     ],
 )
-def test_a_stage_that_is_lost_ends_the_group(
-    number: int, reason: str, limit_s: float, stages: Stages, one: LLM
-) -> None:
+def test_a_stage_that_is_lost_ends_the_group(number: int, reason: str, stages: Stages, one: LLM) -> None:
     with stages.open_llm() as llm:
         stream = llm.stream(PROMPTS[0], LONG)
         next(stream)
         stages.processes[0].send_signal(number)
-        start = time.monotonic()
         with pytest.raises(UnavailableError, match=f"rank [12].* {reason}"):
             llm.generate([PROMPTS[0]] * 400, LONG)  # for longer than the limit
-        assert time.monotonic() - start < limit_s
         with pytest.raises(UnavailableError):
             llm.generate(PROMPTS[1], GREEDY)
     if number == signal.SIGSTOP:

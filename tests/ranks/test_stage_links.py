@@ -87,10 +87,8 @@ def test_a_cut_link_ends_the_request(phase: str, links: Links, expected: list, t
         for _ in range(3):
             next(stream)
         (tmp_path / "armed").touch()
-        start = time.monotonic()
         with pytest.raises(UnavailableError, match=rf"rank {rank} at .* is lost: no message for 1.7 s") as caught:
             list(stream)
-        assert time.monotonic() - start < 2
         assert caught.value.code == "unavailable"  # retry later
         assert (tmp_path / "done").exists()
     lost = links.stages.processes[rank - 1]

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ class Pipeline:
         return dict(json.loads(line))
 
     def ask(self, tp: int = 1) -> dict[str, Any]:
-        """What the pipeline answers, with the seconds that it took."""
+        """What the pipeline answers."""
         self.begin("answer", tp)
         return self.read()
 
@@ -85,22 +84,18 @@ def expected() -> dict[str, object]:
         return answers(llm)
 
 
-def without_time(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name != "seconds"}
-
-
 def test_answers_between_hosts_are_the_same(pipeline: Pipeline, expected: dict[str, object]) -> None:
     before = pipeline.hosts.sent_bytes()
     for tp in (1, 2):
-        assert without_time(pipeline.ask(tp)) == expected
+        assert pipeline.ask(tp) == expected
     assert pipeline.hosts.sent_bytes() - before > 1 << 15  # it went over the link
 
 
 @pytest.mark.parametrize("hosts", [(DELAY_S, 2_000_000)], indirect=True)
 def test_answers_over_a_slow_network_are_the_same(pipeline: Pipeline, expected: dict[str, object]) -> None:
-    found = pipeline.ask()
-    assert without_time(found) == expected
-    assert found["seconds"] > 40 * 2 * DELAY_S  # of 2 times 20 tokens, each there and back
+    before = pipeline.hosts.sent_bytes()
+    assert pipeline.ask() == expected
+    assert pipeline.hosts.sent_bytes() - before > 1 << 14  # it went over the link
 
 
 def test_a_cut_link_ends_the_request(pipeline: Pipeline, expected: dict[str, object]) -> None:
@@ -119,16 +114,14 @@ def check_cut(
     pipeline.begin("stream")
     for _ in range(3):
         assert pipeline.read()["token_ids"]
-    start = time.monotonic()
     cut()
     while "error" not in (found := pipeline.read()):
         pass
     assert re.search(rf"rank [12] at {ADDRESSES[1]}:\d+ is lost: no message for 1\.7 s", found["error"])
     assert found["code"] == "unavailable"  # retry later
-    assert found["at"] - start < 2
     lost = pipeline.stages[1].stderr
     assert lost is not None
     while "no message for 1.7 s" not in (line := lost.readline()):  # the other half ends too
         assert line, "the stage ended"
     heal()
-    assert without_time(pipeline.ask()) == expected  # both stages join the next group by themselves
+    assert pipeline.ask() == expected  # both stages join the next group by themselves

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +29,7 @@ from penstock.runtime.verify import remember_when_written
 from tests.support.checkpoint_folders import write_folder
 from tests.support.errors import raises
 from tests.support.tiny_graph import tiny_graph, write_bundle
+from tests.support.waiting import until
 
 
 class Builder:
@@ -356,7 +356,7 @@ cache.Cache({str(tmp_path / "cache")!r}).find_or_build({str(folder)!r})
     worker = subprocess.Popen(
         [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    wait_for(log.exists)
+    until(log.exists)
     stages: list[str] = []
 
     def progress(progress: Progress) -> None:
@@ -368,15 +368,6 @@ cache.Cache({str(tmp_path / "cache")!r}).find_or_build({str(folder)!r})
     assert stages == ["wait", "first"]
     assert path.exists()
     assert len(builder.calls) == 1
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """By looks, not by the clock: a machine that stands still meanwhile ends nothing."""
-    for _ in range(int(50 * seconds)):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not come true")
 
 
 def test_a_failed_build_leaves_the_cache_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

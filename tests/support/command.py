@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,16 +33,6 @@ def start(*args: object, **options: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "penstock", *map(str, args)]
     defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()}
     return subprocess.Popen(command, cwd=ROOT, **(defaults | options))
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait for what a process does, by looks: a machine that stands still meanwhile ends nothing."""
-    for _ in range(6000):
-        if condition():
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    raise AssertionError("it did not come true")
 
 
 @pytest.fixture(scope="session", autouse=True)

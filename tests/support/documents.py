@@ -9,13 +9,13 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from tests.support.command import ROOT, environment
+from tests.support.waiting import until
 
 SECONDS = 600.0
 _BLOCK = re.compile(
@@ -177,12 +177,10 @@ class Runner:
                 ["bash", "-euo", "pipefail", "-c", script], cwd=self.folder, env=self.environment,
                 stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        end = time.monotonic() + SECONDS
         scheme = "https" if "--tls-certificate" in last else "http"
-        while not _answers(f"{scheme}://127.0.0.1:{self.ports['8000']}/v2/health/ready"):
-            assert self.service.poll() is None, f"{code}\n{log.read_text()}"
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.1)
+        url = f"{scheme}://127.0.0.1:{self.ports['8000']}/v2/health/ready"
+        until(lambda: _answers(url) or self.service.poll() is not None, log.read_text, pause_s=0.1)
+        assert self.service.poll() is None, f"{code}\n{log.read_text()}"
 
     def _stop_service(self) -> None:
         if self.service is not None:

@@ -7,8 +7,7 @@ import http.client
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,25 +19,13 @@ from penstock.serving.http.listener import Listener
 from penstock.serving.settings import GatewaySettings
 from penstock.serving.traces import Traces
 from penstock.tensors import Methods
+from tests.support.waiting import until as until  # with the services
 
 SECONDS = 600.0  # of waiting for what must come: more than a machine may stand still
-_LOOKS = 12_000
 
 KEY = "a-key-of-twenty-chars"
 ROOMY = {"context_len": 100_000, "num_pages": 3200}
 ENDLESS = {"prompt": "the cat", "max_tokens": 90_000, "ignore_eos": True, "temperature": 0}
-
-
-def until(condition: Callable[[], Any], what: str = "it") -> None:
-    """Wait for a condition, a minute or so; nothing else in these tests waits for time to pass.
-
-    Counted in looks, not by the clock: a machine that stands still meanwhile ends nothing.
-    """
-    for _ in range(_LOOKS):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"{what} did not come true")
 
 
 class Service:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import time
 from pathlib import Path
 
 from penstock.engine.params import SamplingParams
@@ -46,7 +45,7 @@ def stream_until_lost(llm: LLM) -> None:
             for delta in llm.stream(PROMPTS[0], LONG):
                 say(token_ids=delta.token_ids)
     except UnavailableError as error:
-        say(error=str(error), code=error.code, at=time.monotonic())
+        say(error=str(error), code=error.code)
 
 
 def main() -> None:
@@ -57,8 +56,7 @@ def main() -> None:
         sizes = {"tensor_parallel_size": int(tp), "pipeline_parallel_size": 2}
         with LLM(DEMO, threads=1, limits=LIMITS, stage_server=server, **sizes) as llm:
             if command == "answer":
-                start = time.monotonic()
-                say(**answers(llm), seconds=time.monotonic() - start)
+                say(**answers(llm))
             else:
                 stream_until_lost(llm)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +23,7 @@ from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
 from penstock.serving.workers.worker_config import ModelOptions
+from tests.support.waiting import eventually as until
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)
@@ -93,15 +93,6 @@ _GRPC_FILES = 8
 
 def num_files() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-async def until(condition, seconds: float = 120.0) -> None:
-    """Wait for a condition.  It counts checks, not time, so that a stalled machine does not fail the test."""
-    for _ in range(int(seconds * 100)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition did not become true")
 
 
 async def tokens_of(backend: RemoteBackend, prompt: list[int], params: SamplingParams, options=None) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ from msgspec import inspect
 from penstock.serving.grpc.oip_service import oip_methods
 from penstock.serving.http.app import operations
 from tests.support.command import DEMO, start
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 60.0
@@ -97,14 +97,14 @@ def test_one_port_is_open(grpc):
         assert len(ports) == (2 if grpc else 1)
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         assert len(family) > 1
-        end = time.monotonic() + SECONDS
-        listening = []
-        while not listening and time.monotonic() < end:
+
+        def listening() -> list[int]:
             found = [one for member in family for one in member.net_connections("inet")]
-            listening = [
-                one.laddr.port for one in found if one.status == psutil.CONN_LISTEN or one.type.name != "SOCK_STREAM"
-            ]
-        assert sorted(listening) == sorted(ports)
+            found = [one for one in found if one.status == psutil.CONN_LISTEN or one.type.name != "SOCK_STREAM"]
+            return [one.laddr.port for one in found]
+
+        until(listening, "a listening socket")
+        assert sorted(listening()) == sorted(ports)
     finally:
         process.terminate()
         process.communicate(timeout=SECONDS)

@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import time
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -159,10 +158,8 @@ def test_a_hung_engine_is_noticed_while_its_process_answers(versions) -> None:
         async with service(supervision=IMPATIENT, command=faulty("tokens")) as running:
             backend = await running.models.load(str(versions[0]))
             victim = pids(backend)[0]
-            before = time.monotonic()
             with pytest.raises(InternalError, match="refused"):  # it hangs the second one, too
                 await tokens_of(backend, [STUCK, 5], GREEDY)
-            assert time.monotonic() - before > IMPATIENT.hang_s
             assert not psutil.pid_exists(victim)
             await until(lambda: backend.deaths()["hang"] >= 2)
             assert len(await tokens_of_when_ready(backend, [5])) == 12

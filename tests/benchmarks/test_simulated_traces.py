@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.traces import TRACES, requests
+from benchmarks.simulated_traces import TRACES, requests
 from penstock.cluster.replica import ReplicaLimits
 from penstock.cluster.simulate import Report, Simulation, simulate
 from penstock.cluster.trace import parse_trace
