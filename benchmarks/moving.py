@@ -26,10 +26,10 @@ from penstock import ProgramLimits, SamplingParams
 from penstock.cluster.placement.certificate import OwnCertificate
 from penstock.cluster.placement.local import LocalPlacement
 from penstock.serving.workers import failover
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.moving import copy_pages as copying
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.worker_config import ModelOptions
 
 REST_TOKENS = 48

@@ -24,9 +24,9 @@ from penstock.cluster.placement.certificate import OwnCertificate
 from penstock.cluster.placement.local import LocalPlacement
 from penstock.llm.backend import Backend
 from penstock.llm.local_backend import LocalBackend
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.worker_config import ModelOptions
 
 ONE = SamplingParams(max_tokens=1, temperature=0)

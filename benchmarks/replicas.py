@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks.simulated_traces import TRACES, requests
-from penstock.bench.latency_chart import draw_policies
+from penstock.bench.charts.latency_chart import draw_policies
 from penstock.cli.progress import format_seconds
 from penstock.cluster.replica import ReplicaLimits
 from penstock.cluster.routing import POLICIES

@@ -18,7 +18,7 @@ import numpy as np
 
 import penstock
 from penstock import RoundToNearest, RoundToNearestConfig, lite, load_network
-from penstock.bench.svg import Box, Canvas, Scale, fitted, number
+from penstock.bench.charts.svg import Box, Canvas, Scale, fitted, number
 from penstock.text.tokenizer import Tokenizer
 
 KINDS = {

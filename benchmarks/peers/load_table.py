@@ -14,7 +14,7 @@ from jobs import Results
 from systems import PENSTOCK, PRECISIONS, SYSTEMS, System
 from table import failure_lines, head_lines, lines_of, print_report, shapes_in
 
-from penstock.bench.latency_chart import Line, draw_charts
+from penstock.bench.charts.latency_chart import Line, draw_charts
 
 AT_ONCE = "mixed"
 OFFLINE = (AT_ONCE, "shared", "shared:uncached")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generate.markdown import page, table
-from penstock.bench.svg import Box, Canvas, Scale, number
+from penstock.bench.charts.svg import Box, Canvas, Scale, number
 
 RECORD = Path(__file__).parents[1] / "history" / "performance.md"
 SECTION = "Beside other engines (Zen 4, "

@@ -13,6 +13,7 @@ from penstock.llm.local_backend import LocalModels
 from penstock.serving.http.admin import admin_operations
 from penstock.serving.http.app import operations
 from penstock.serving.http.openapi import describe
+from penstock.serving.metrics import Metrics
 from penstock.serving.model_changes import Changes
 from penstock.serving.operations import Operation
 
@@ -103,7 +104,8 @@ def operation(one: Operation, found: dict[str, Any]) -> str:
 
 def rest() -> tuple[str, str]:
     """Return the page about HTTP, and the OpenAPI description as JSON."""
-    admin = [one for one in admin_operations(Changes(LocalModels([]))) if one.path.startswith("/admin")]
+    models = LocalModels([])
+    admin = [one for one in admin_operations(Changes(models), models, Metrics(models)) if one.path.startswith("/admin")]
     table_of = [*operations(), *admin]
     found = describe(table_of)
     parts = [

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from penstock.bench.latency_chart import Line, draw_charts
-from penstock.bench.profile import PhaseReport, ProfileReport, Row
-from penstock.bench.roofline import draw_roofline
-from penstock.bench.svg import Box, Scale, fitted, number, spread, text_box
-from penstock.bench.timeline import draw_timeline
+from penstock.bench.charts.latency_chart import Line, draw_charts
+from penstock.bench.charts.roofline import draw_roofline
+from penstock.bench.charts.svg import Box, Scale, fitted, number, spread, text_box
+from penstock.bench.charts.timeline import draw_timeline
+from penstock.bench.phase_report import PhaseReport, ProfileReport, Row
 from penstock.core.spans import SPAN
 
 SVG = "{http://www.w3.org/2000/svg}"

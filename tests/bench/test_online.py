@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from penstock.bench.latency_chart import draw_latency
+from penstock.bench.charts.latency_chart import draw_latency
 from penstock.bench.online import OnlineBench, RateReport, Trace, _Run, bench_online
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.bench import verdict
 from penstock.bench.measure import Report
-from penstock.bench.profile import PhaseReport, Row
+from penstock.bench.phase_report import PhaseReport, Row
 
 
 def report(share: float, bound: str, scheme: str) -> Report:

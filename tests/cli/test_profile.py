@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import transformers
 
+from penstock.bench.charts.trace import chrome_trace
 from penstock.bench.measure import Bench, bench
-from penstock.bench.profile import Profile, Row, profile
-from penstock.bench.trace import chrome_trace
+from penstock.bench.phase_report import Row
+from penstock.bench.profile import Profile, profile
 from penstock.core.native import Model
 from penstock.core.spans import SPAN
 from penstock.errors import UnsupportedError

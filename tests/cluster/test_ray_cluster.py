@@ -19,7 +19,7 @@ from penstock.cluster.placement.certificate import OwnCertificate
 from penstock.cluster.placement.ray_placement import RayPlacement
 from penstock.engine.params import SamplingParams
 from penstock.errors import UnavailableError
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from tests.support.command import environment
 from tests.support.ray_cluster import ADDRESS, RayCluster, skip_reason
 from tests.support.serve_command import ask, serving

@@ -18,7 +18,7 @@ from penstock.cli.main import make_parser
 from penstock.llm.local_backend import LocalModels
 from penstock.serving.http.app import operations
 from penstock.serving.metrics import Metrics
-from penstock.serving.workers.remote_worker_client import LEAVE_S
+from penstock.serving.workers.machines.remote_worker_client import LEAVE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FIELDS = {

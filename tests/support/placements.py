@@ -12,7 +12,7 @@ from penstock.cluster.placement.certificate import OwnCertificate
 from penstock.cluster.placement.local import COMMAND, LocalPlacement, LocalProcess
 from penstock.cluster.placement.placement import Resources
 from penstock.cluster.placement.ray_placement import RayPlacement
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from tests.support.link_proxy import LinkProxy
 from tests.support.ray_cluster import ADDRESS, RayCluster, skip_reason
 

@@ -11,15 +11,16 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.measure import MachineLimits
-from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
+from penstock.bench.node_costs import StepSize
 from penstock.bench.open_model import OpenModel, check_size, open_model
+from penstock.bench.phase_report import PhaseReport, ProfiledProgram, ProfileReport, compare_with_limits, rows_by_kind
 from penstock.bench.span_totals import Pass, add_up_spans
 from penstock.bench.step_batch import Step, make_step
 from penstock.core import native, spans
@@ -29,7 +30,7 @@ from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 from penstock.validation import refusal
 
-__all__ = ["PHASES", "PhaseReport", "Profile", "ProfileReport", "Row", "profile"]
+__all__ = ["PHASES", "Profile", "profile"]
 
 PHASES = ("prefill", "decode")
 STEP_TOKENS = 512
@@ -66,74 +67,6 @@ class Profile(OpenModel):
             raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, got {self.steps:,}", param="steps")
         if not self.phases or any(phase not in PHASES for phase in self.phases):
             raise refusal("phases", f"some of {', '.join(PHASES)}", self.phases)
-
-
-@dataclass
-class Row:
-    """One kind of op, or one node.
-
-    ``seconds`` and ``wait_seconds`` (waiting for other threads before the op) are means over the threads, so that the
-    rows of a phase add up.  ``busy_seconds`` is the time of the busiest thread; rates and ``share_of_limit`` use it.
-    ``limit`` is the bound: "memory", or the arithmetic "int8", "bf16" or "f32".  A share above 1 means that data came
-    from CPU caches.
-    """
-
-    name: str
-    op: str
-    calls: int = 0
-    seconds: float = 0.0
-    wait_seconds: float = 0.0
-    busy_seconds: float = 0.0
-    num_bytes: float = 0.0
-    num_ops: float = 0.0
-    peak: str = "f32"
-    limit: str = ""
-    share_of_limit: float = 0.0
-
-
-@dataclass
-class PhaseReport:
-    """The profile of a phase; a pass is one prompt or one decode step.  Times in seconds.
-
-    ``step_threads`` threads executed ``alike`` of the ``passes``; the others had more or fewer, because a step does not
-    wait for a late thread.  ``wall_s`` is the mean of the middle half, by time, of those alike.  ``plain_s`` is the
-    median of as many passes without profiling.  ``read_bytes_per_s`` and ``ops_per_s`` (by type) are the limits of
-    ``step_threads`` threads, measured with the phase.  ``kinds`` and ``between`` add up to ``wall_s``.  ``fused``
-    counts the ops that another op computes when it stores its output.  ``spans`` are those of the steps of the median
-    pass.
-    """
-
-    phase: str
-    num_tokens: int
-    num_requests: int
-    context: int
-    num_steps: int
-    step_threads: int
-    passes: int
-    alike: int
-    wall_s: float
-    plain_s: float
-    read_bytes_per_s: float
-    ops_per_s: dict[str, float]
-    kinds: list[Row]
-    nodes: list[Row]
-    between: dict[str, float]
-    fused: dict[str, int]
-    spans: list[NDArray[np.void]] = field(repr=False, default_factory=list)
-
-
-@dataclass
-class ProfileReport:
-    """The profile of a model, by phase; ``populate_s``: seconds to copy the weights, 0 if they are mapped."""
-
-    network: str
-    scheme: str
-    cpu_level: str
-    num_threads: int
-    kv_cache: str
-    weights: str
-    populate_s: float
-    phases: list[PhaseReport]
 
 
 def profile(settings: Profile, progress: Callable[[Any], None] | None = None) -> ProfileReport:
@@ -203,8 +136,13 @@ class _Profiler:
         self.num_prompt, self.num_context = _sizes(settings, program.info.context_len)
         self.random = np.random.default_rng(0)
         plan = program.info.plan
-        self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
-        self.wanted_only = [node.wanted_only for node in spans.node_infos(program.model)]
+        self.profiled = ProfiledProgram(
+            graph,
+            program.limits.kv_layout,
+            program.info.cpu_level,
+            plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0,
+            [node.wanted_only for node in spans.node_infos(program.model)],
+        )
         self.peaks = MachineLimits(program.context)
         self.fewer: dict[int, dict[str, float]] = {}  # the highest peaks of all phases, by number of threads
 
@@ -213,7 +151,7 @@ class _Profiler:
         phases = [self._phase(phase) for phase in PHASES if phase in self.settings.phases]
         for phase in phases:  # the peaks of all phases are known now
             for row in [*phase.kinds, *phase.nodes]:
-                _compare(row, phase)
+                compare_with_limits(row, phase)
         return ProfileReport(
             info.network, info.scheme, info.cpu_level, info.num_threads, self.program.limits.kv_layout,
             self.settings.weights, populate_s, phases,
@@ -236,7 +174,7 @@ class _Profiler:
         middle_passes = sorted((run for run in passes if run.threads == threads), key=lambda run: run.wall)
         quarter = len(middle_passes) // 4
         middle_passes = middle_passes[quarter : len(middle_passes) - quarter]
-        nodes, between = self._rows(steps, middle_passes)
+        nodes, between = self.profiled.rows([step.size for step in steps], middle_passes)
         first, middle = steps[-1].size, middle_passes[len(middle_passes) // 2]
         return PhaseReport(
             phase=phase,
@@ -251,7 +189,7 @@ class _Profiler:
             plain_s=statistics.median(plain) * 1e-9,
             read_bytes_per_s=bandwidth,
             ops_per_s=ops_per_s,
-            kinds=_kinds(self.graph, nodes),
+            kinds=rows_by_kind(self.graph, nodes),
             nodes=nodes,
             between=between,
             fused=dict(Counter(row.op for row in nodes if not row.calls)),
@@ -306,63 +244,8 @@ class _Profiler:
             results.append((wall, spans.last_spans(self.program.core_program)))
         return results
 
-    def _rows(self, steps: list[Step], middle_passes: list[Pass]) -> tuple[list[Row], dict[str, float]]:
-        """Return the rows of the nodes and the seconds between them, as means over the passes."""
-
-        def mean(name: str) -> Any:
-            return sum(getattr(run, name) for run in middle_passes) / len(middle_passes) * 1e-9
-
-        executed = {int(node) for run in middle_passes[0].spans for node in np.unique(run["node"])}
-        costs = [Cost() for _ in self.graph.nodes]
-        for step in steps:
-            for cost, more in zip(
-                costs, node_costs(self.graph, step.size, self.kv_token_bytes, self.wanted_only), strict=True
-            ):
-                cost.add(more)
-        rows: list[Row] = []
-        for node, cost, work, wait, busy in zip(
-            self.graph.nodes, costs, mean("work"), mean("wait"), mean("busy"), strict=True
-        ):
-            row = Row(node.name, node.op, seconds=float(work), wait_seconds=float(wait), busy_seconds=float(busy))
-            if len(rows) in executed:  # otherwise another node computes it when storing
-                row.calls, row.num_bytes, row.num_ops, row.peak = (
-                    len(steps),
-                    cost.num_bytes,
-                    cost.num_ops,
-                    peak_of(node, self.program.limits.kv_layout, self.program.info.cpu_level),
-                )
-            rows.append(row)
-        between = {
-            "waiting for other threads": float(mean("wait").sum()) + mean("ending"),
-            "starting the threads": mean("starting"),
-            "between ops": mean("gaps"),
-            "calling the core": mean("calling"),
-        }
-        return rows, between
-
 
 def _probe(peaks: MachineLimits) -> float:
     """Measure the arithmetic peaks and the read bandwidth; return the latter."""
     peaks.probe_compute(0.05)
     return peaks.probe_bandwidth()
-
-
-def _compare(row: Row, phase: PhaseReport) -> None:
-    memory, arithmetic = row.num_bytes / phase.read_bytes_per_s, row.num_ops / phase.ops_per_s[row.peak]
-    row.limit = "memory" if memory >= arithmetic else row.peak
-    row.share_of_limit = max(memory, arithmetic) / row.busy_seconds if row.busy_seconds > 0 else 0.0
-
-
-def _kinds(graph: Graph, nodes: list[Row]) -> list[Row]:
-    """Return the sums of the nodes by kind, the slowest first."""
-    keys = kind_keys(graph.nodes)
-    labels = kind_labels(keys)
-    rows: dict[str, Row] = {}
-    for key, node in zip(keys, nodes, strict=True):
-        if not node.calls:
-            continue
-        row = rows.setdefault(key, Row(labels[key], node.op, peak=node.peak))
-        row.calls += node.calls
-        for name in ("seconds", "wait_seconds", "busy_seconds", "num_bytes", "num_ops"):
-            setattr(row, name, getattr(row, name) + getattr(node, name))
-    return sorted(rows.values(), key=lambda row: -row.seconds)

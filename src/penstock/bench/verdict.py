@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.bench.measure import ABOVE_LIMIT, Report
-from penstock.bench.profile import PhaseReport
+from penstock.bench.phase_report import PhaseReport
 from penstock.ops.table import BLOCK_SCHEMES
 
 __all__ = ["cache_bytes", "describe_bench", "describe_phase", "in_caches"]

@@ -32,7 +32,7 @@ def read_listener(args: argparse.Namespace, prefix: str, needed: Sequence[str]) 
     ``needed``: the options that the port requires.  Raises InvalidArgumentError for one that is missing, and for one
     that needs the port.
     """
-    from penstock.serving.workers.remote_worker_client import read_token
+    from penstock.serving.workers.machines.remote_worker_client import read_token
 
     if getattr(args, f"{prefix}_port", None) is None:
         for name in (*needed, f"{prefix}_host"):

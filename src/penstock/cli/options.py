@@ -258,7 +258,7 @@ def joining_of(args: argparse.Namespace) -> tuple[tuple[str, int], str, bytes | 
 
     Raises InvalidArgumentError, and what the files raise.
     """
-    from penstock.serving.workers.remote_worker_client import read_bytes, read_token
+    from penstock.serving.workers.machines.remote_worker_client import read_bytes, read_token
 
     address = host_and_port("primary", args.primary)
     return address, read_token(args.token_file), None if args.ca_file is None else read_bytes(args.ca_file)

@@ -51,6 +51,16 @@ class AdminClient:
         fields = {"worker": worker, "replace": replace}
         return self._send("POST", f"/admin/models/{path_segment(name)}/drain", fields)
 
+    def profile(
+        self, name: str, *, steps: int = 200, seconds: float = 60.0, limits: bool = False, worker: str = ""
+    ) -> Answer:
+        """Record steps of a model while it answers requests, and return the report.
+
+        ``limits``: measure the machine's limits as well.  ``worker``: "" is the one with most open requests.
+        """
+        fields = {"steps": steps, "seconds": seconds, "limits": limits, "worker": worker}
+        return self._send("POST", f"/admin/models/{path_segment(name)}/profile", fields)
+
     def _send(self, method: str, route: str, fields: Mapping[str, Any] | None = None) -> Answer:
         from penstock.client.http_transport import HttpTransport
 

@@ -23,8 +23,8 @@ from penstock.llm.result import Embedding, Score
 from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "Answer", "Backend", "Delta", "ModelCard", "Models", "WorkerState", "isolated_tokenizer", "known_card",
-    "tokenizer_of",
+    "Answer", "Backend", "Delta", "ModelCard", "Models", "ProfileSettings", "WorkerState", "isolated_tokenizer",
+    "known_card", "tokenizer_of",
 ]  # fmt: skip
 
 
@@ -115,6 +115,18 @@ class WorkerState:
     num_open: int
     figures: EngineStats | None = None
     node: str = ""
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """How many steps of a running model to record, for how many seconds at most.
+
+    ``limits``: measure the peaks and the bandwidth of the machine as well.  No step runs meanwhile, for half a second.
+    """
+
+    steps: int
+    seconds: float
+    limits: bool = False
 
 
 class Backend(Protocol):
@@ -268,4 +280,11 @@ class Models(Protocol):
         With ``replaces`` a new worker starts first; if it fails to start, the old one stays.  Raises NotFoundError for
         an unknown model or worker, InvalidArgumentError for the only worker without ``replaces`` and for one of another
         machine with it, and the errors of ``load``.
+        """
+
+    async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> bytes:
+        """Record steps of a model while it answers; return the report of ``penstock.bench.live_profile`` as JSON.
+
+        ``worker``: the one to record; "": the one with most open requests.  Raises NotFoundError for an unknown model
+        or worker, UnsupportedError if its steps cannot be recorded, UnavailableError if it is being profiled already.
         """

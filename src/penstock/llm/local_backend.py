@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.options import check_options
-from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
 from penstock.llm.answer import EventAnswer
-from penstock.llm.backend import ModelCard
+from penstock.llm.backend import ModelCard, ProfileSettings
 from penstock.llm.engine_thread import EngineThread, StepEvent
 from penstock.llm.result import Embedding, Score
 
@@ -274,6 +274,11 @@ class LocalModels:
         self.get(name)
         message = f"worker: expected a worker of {name}, which runs without workers, got {worker!r:.140}"
         raise NotFoundError(message, param="worker", code="worker_not_found")
+
+    async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> bytes:
+        """Raise UnsupportedError: a profile is taken in a worker."""
+        self.get(name)
+        raise UnsupportedError(f"profile: expected a model with workers, which {name} does not have")
 
     async def close(self) -> None:
         """Close all models."""

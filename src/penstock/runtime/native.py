@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core import native
 from penstock.core.layouts import KV_NUMBERS
@@ -29,7 +29,7 @@ from penstock.runtime.program import (
 from penstock.runtime.verify import open_verified
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeProgram", "fit_limits", "plan_limits"]
 
+_Result = TypeVar("_Result")
 MIN_CONTEXT = 2048
 """A context length that the caller left open may shrink to fit the memory, down to this many tokens."""
 _HUGE_PAGE_BYTES = 2 << 20
@@ -184,6 +185,13 @@ def _does_not_fit(plan: native.Plan, limits: ProgramLimits, available: int) -> s
     )
 
 
+class Recorder(Protocol):
+    """Observes the steps of a program."""
+
+    def record(self, batch: native.StepBatch, call: Callable[[], _Result]) -> _Result:
+        """Call ``call``, which computes the step, and return its result."""
+
+
 class NativeProgram:
     """A bundle with its memory, run by the native core: one native call per step, without the interpreter lock.
 
@@ -239,6 +247,8 @@ class NativeProgram:
         """Seconds spent on copying the weights; 0 when they are mapped."""
         self.verify_s = 0.0
         """Seconds spent on verifying the checksums; 0 when they were not verified."""
+        self.recorder: Recorder | None = None
+        """Observes each step that ``run`` and ``step`` compute; set it in the thread of the steps."""
         self._closed = False
         pages = self.info.group_pages
         self._largest_groups = [group for group, count in enumerate(pages) if count == max(pages)]
@@ -300,7 +310,10 @@ class NativeProgram:
     def run(self, batch: native.StepBatch) -> None:
         """Compute one step."""
         self._prefault_pages(batch)
-        self.core_program.run(batch)
+        if self.recorder is None:
+            self.core_program.run(batch)
+        else:
+            self.recorder.record(batch, lambda: self.core_program.run(batch))
 
     def logits(self) -> NDArray[np.float32]:
         """Return the last step's logits, [R, vocab]: a view."""
@@ -320,7 +333,7 @@ class NativeProgram:
         if call is None or call.batch is not batch or call.sampling is not sampling:
             self._prefault_pages(batch)
             call = self._call = self.core_program.step_call(batch, sampling)
-        return call()
+        return call() if self.recorder is None else self.recorder.record(batch, call)
 
     def launch(self, batch: native.StepBatch, sampling: native.Sampling | None) -> None:
         """Start a step of a pipeline."""

@@ -83,6 +83,8 @@ class ModelMetrics:
             name: deque(maxlen=WINDOW) for name in ("first_token_s", "between_tokens_s", "e2e_s")
         }
         self._latest_between = self._latest["between_tokens_s"]
+        self.followers: list[list[dict[str, float]]] = []
+        """Lists that get the times of each request that ends."""
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.finished: Counter[str] = Counter()
@@ -122,6 +124,18 @@ class ModelMetrics:
             note["request_prefill_time_seconds"].add(timings["prefill_s"])
             note["request_decode_time_seconds"].add(decode_s)
             note["request_inference_time_seconds"].add(timings["prefill_s"] + decode_s)
+            for follower in self.followers:
+                follower.append(
+                    {
+                        "prompt_tokens": num_prompt,
+                        "output_tokens": num_output,
+                        "total_s": seconds,
+                        "queue_s": timings["queued_s"],
+                        "prefill_s": timings["prefill_s"],
+                        "decode_s": decode_s,
+                        "service_s": max(0.0, seconds - timings["total_s"]),
+                    }
+                )
             if timings["per_token_s"]:
                 note["request_time_per_output_token_seconds"].add(timings["per_token_s"])
         self.prompt_tokens += num_prompt

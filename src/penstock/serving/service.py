@@ -147,7 +147,7 @@ def _within(settings: ServiceSettings, limit: int) -> ServiceSettings:
 
         others += admin.MAX_CONNECTIONS
     if settings.worker_listener is not None:
-        from penstock.serving.workers import remote_worker_server
+        from penstock.serving.workers.machines import remote_worker_server
 
         others += remote_worker_server.MAX_CONNECTIONS
     num_listeners = 1 if gateway.grpc_port is None else 2

@@ -10,7 +10,7 @@ from penstock.cluster.autoscale import ScalePolicy
 from penstock.cluster.placement.placement import Placement
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.settings import GatewaySettings
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.worker_config import ModelOptions
 
 __all__ = ["ServiceSettings"]

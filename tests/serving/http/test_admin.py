@@ -54,7 +54,7 @@ def test_models_change_while_the_public_port_answers(tmp_path: Path) -> None:
         status, told = call(path, "GET", "/openapi.json")
         assert set(told["paths"]) == {
             "/admin/models", "/admin/models/load", "/admin/models/{model}/update", "/admin/models/{model}/unload",
-            "/admin/models/{model}/drain", "/openapi.json",
+            "/admin/models/{model}/drain", "/admin/models/{model}/profile", "/openapi.json",
         }  # fmt: skip
         for method, route in (("GET", "/admin/models"), ("POST", "/admin/models/demo/unload")):
             connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)

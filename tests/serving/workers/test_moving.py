@@ -14,8 +14,8 @@ import pytest
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.llm.llm import LLM
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 from tests.support.joining_worker import TOKEN, joining_worker
 from tests.support.worker_processes import CALM, DEMO, OPTIONS, faulty, pids, service, until
 

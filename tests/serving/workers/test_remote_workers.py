@@ -22,10 +22,10 @@ from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import handshake, remote_worker_server
+from penstock.serving.workers.machines.remote_worker_client import join_primary, read_token
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.remote_worker_client import join_primary, read_token
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.worker_config import WorkerConfig
 from penstock.serving.workers.worker_connection import WorkerConnection
 from tests.support.joining_worker import TOKEN, joining_worker

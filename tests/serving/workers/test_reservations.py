@@ -14,8 +14,8 @@ from penstock.cluster.placement.ray_driver import _memory_share
 from penstock.errors import InvalidArgumentError, OutOfMemoryError
 from penstock.runtime.native import HEADROOM_BYTES
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.memory_check import fit_beside, least_bytes
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
 from tests.support.joining_worker import TOKEN
 from tests.support.placements import TlsPlacement

@@ -22,8 +22,8 @@ from penstock.servables.machines.stage_host import find_versions
 from penstock.servables.process.pool import Pool
 from penstock.serving.stages.join_service import StageHostConfig, join_service
 from penstock.serving.stages.stage_port import refuse_machine
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.primary import Primary
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 from tests.support.command import environment
 from tests.support.joining_worker import TOKEN
 from tests.support.link_proxy import LinkProxy

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine.params import SamplingParams
 from penstock.errors import UnavailableError
-from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from tests.support.joining_worker import TOKEN, joining_worker
 from tests.support.link_proxy import LinkProxy
 from tests.support.placements import ProxiedPlacement

@@ -110,7 +110,7 @@ def run_online(args: argparse.Namespace) -> int:
     with ProgressLine(ticks=False) as progress:
         report = bench_online(settings, progress)
     if options["svg"] is not None:
-        from penstock.bench.latency_chart import draw_latency
+        from penstock.bench.charts.latency_chart import draw_latency
 
         write_file("svg", options["svg"], draw_latency(report, f"{args.model} under load"))
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))

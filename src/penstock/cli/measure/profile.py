@@ -8,20 +8,30 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_model, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError, ServiceError
 
 if TYPE_CHECKING:
-    from penstock.bench.profile import PhaseReport, Profile, ProfileReport, Row
+    from penstock.bench.phase_report import PhaseReport, ProfileReport, Row
+    from penstock.bench.profile import Profile
 
 __all__ = ["add_parser", "run"]
 
 _WIDE = 106
 """The terminal width, in columns, from which a table also has the columns "waits", "MB" and "MOP"."""
+
+
+_SERVICE_STEPS: Final = 200
+_SERVICE_OPTIONS: Final = {"seconds": 60.0, "worker": "", "limits": False}
+_LOCAL_OPTIONS: Final[dict[str, Any]] = {
+    "phase": "both", "prompt_tokens": None, "context": None, "batch": None, "scheme": None, "threads": 0,
+    "kv_cache": "auto", "weights": "mmap", "verify": "once", "network": None, "ops": [],
+}  # fmt: skip
+"""Options of a model that runs here, with their defaults."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "profile",
         "Show where the time of prefill and decode goes, op by op, and compare it with the limits of this machine.",
         "penstock profile demo/demo.psm\n"
-        "penstock profile demo/demo.psm --phase decode --batch 8 --context 512 --per-node --trace trace.json",
+        "penstock profile demo/demo.psm --phase decode --batch 8 --context 512 --per-node --trace trace.json\n"
+        "penstock profile demo --service admin.sock --steps 200 --timeline steps.svg",
     )
     add_model(parser, parser, "local model")
     parser.add_argument(
@@ -51,7 +62,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--batch", type=int, metavar="N", help="decode: requests per step (default: 1)")
     parser.add_argument(
-        "--steps", type=int, default=0, metavar="N", help="number of passes; 0 (default): as many as fit in one second"
+        "--steps",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of passes; 0 (default): as many as fit in one second, or 200 steps of a service",
     )
     add_options(parser, "--scheme", "--threads", "--kv-cache", "--weights", "--verify", "--network")
     parser.add_argument("--per-node", action="store_true", help="show every node of the graph (default: kinds of op)")
@@ -66,39 +81,123 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--timeline", metavar="FILE.svg", help="write a chart of what each thread does in a step (default: none)"
     )
     add_options(parser, "--ops")
+    service = parser.add_argument_group("a running service")
+    service.add_argument(
+        "--service",
+        metavar="PATH",
+        help="record steps of a running service while it answers: the socket of its --admin-socket; MODEL is then the "
+        "model's name there (default: run the model here)",
+    )
+    service.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="limit on the time to record (default: 60)"
+    )
+    service.add_argument(
+        "--worker", default="", metavar="NAME", help="the worker to record (default: the one with most open requests)"
+    )
+    service.add_argument(
+        "--limits",
+        action="store_true",
+        help="measure the machine's limits in the worker, which answers nothing for half a second (default: with "
+        "--plot only)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Profile, write the requested files, and print the tables."""
-    from penstock.bench.profile import profile
-
-    settings = _settings(args)
     for name, path in (("plot", args.plot), ("timeline", args.timeline)):
         if path is not None and Path(path).suffix != ".svg":
             raise InvalidArgumentError(f"--{name}: {path}: expected a name that ends in .svg", param=name)
     for name, path in (("trace", args.trace), ("plot", args.plot), ("timeline", args.timeline)):  # before the work
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise FileAccessError(f"--{name} {path}: no such folder")
-    with ProgressLine() as progress:
-        report = profile(settings, progress)
+    requests: list[dict[str, float]] = []
+    if args.service is None:
+        report = _profile_here(args)
+    else:
+        report, requests = _profile_service(args)
     if args.trace is not None:
-        from penstock.bench.trace import chrome_trace
+        from penstock.bench.charts.trace import chrome_trace
 
         Path(args.trace).write_text(json.dumps(chrome_trace(report)), encoding="utf-8")
     if args.plot is not None:
-        from penstock.bench.roofline import draw_roofline
+        from penstock.bench.charts.roofline import draw_roofline
 
         Path(args.plot).write_text(draw_roofline(report, Path(args.model).name), encoding="utf-8")
     if args.timeline is not None:
-        from penstock.bench.timeline import draw_timeline
+        from penstock.bench.charts.timeline import draw_timeline
 
         Path(args.timeline).write_text(draw_timeline(report, Path(args.model).name), encoding="utf-8")
-    print(json.dumps(_object(report, args.per_node)) if args.json else _text(args, report))
+    if args.json:
+        found = _object(report, args.per_node)
+        print(json.dumps(found if args.service is None else {**found, "requests": requests}))
+    else:
+        print("\n".join([_text(args, report), *(_requests(requests) if args.service is not None else [])]))
     for path in (args.trace, args.plot, args.timeline):
         if path is not None:
             print(f"written to {path}", file=sys.stderr)
     return 0
+
+
+def _profile_here(args: argparse.Namespace) -> ProfileReport:
+    from penstock.bench.profile import profile
+
+    for name, default in _SERVICE_OPTIONS.items():
+        if getattr(args, name) != default:
+            raise InvalidArgumentError(f"--{name} requires --service", param=name)
+    settings = _settings(args)
+    with ProgressLine() as progress:
+        return profile(settings, progress)
+
+
+def _profile_service(args: argparse.Namespace) -> tuple[ProfileReport, list[dict[str, float]]]:
+    from penstock.bench.live_profile import report_from
+    from penstock.client.admin import AdminClient
+
+    path = args.service.removeprefix("unix:")
+    if "://" in path:
+        raise InvalidArgumentError(
+            "--service: expected the path of an admin socket (penstock serve --admin-socket PATH), which only the "
+            f"service's owner can open, got {args.service!r:.200}",
+            param="service",
+        )
+    for name, default in _LOCAL_OPTIONS.items():
+        if getattr(args, name) != default:
+            raise InvalidArgumentError(
+                f"--{name.replace('_', '-')} has no effect on a running service. Leave it out.", param=name
+            )
+    answer = AdminClient(Path(path)).profile(
+        args.model,
+        steps=args.steps or _SERVICE_STEPS,
+        seconds=args.seconds,
+        limits=args.limits or args.plot is not None,
+        worker=args.worker,
+    )
+    report = report_from(answer)
+    if not report.phases:
+        raise ServiceError(
+            f"{args.model}: no step was recorded in {args.seconds:g} s: no request ran. Send requests meanwhile.", 0
+        )
+    return report, answer["requests"]
+
+
+def _requests(requests: list[dict[str, float]]) -> list[str]:
+    """Return a table of where the time of requests went: its parts at the median and at the 90th percentile."""
+    if not requests:
+        return ["", "no request ended meanwhile"]
+    parts = (
+        ("total", "total_s"),
+        ("queue", "queue_s"),
+        ("prefill", "prefill_s"),
+        ("decode", "decode_s"),
+        ("service and network", "service_s"),
+    )
+    lines = ["", f"{_count(len(requests), 'request')} ended meanwhile", f"{'':26} {'p50 ms':>10} {'p90 ms':>10}"]
+    for label, name in parts:
+        values = sorted(request[name] * 1e3 for request in requests)
+        middle, high = (values[min(len(values) - 1, len(values) * share // 100)] for share in (50, 90))
+        lines.append(f"{label:26} {middle:>10,.3f} {high:>10,.3f}")
+    return lines
 
 
 def _settings(args: argparse.Namespace) -> Profile:
@@ -159,7 +258,8 @@ def _text(args: argparse.Namespace, report: ProfileReport) -> str:
             "",
             "More than 100 % of an arithmetic peak means that other work used the cores while the peak was measured.",
         ]
-    lines += ["", *(describe_phase(phase, report.scheme) for phase in report.phases)]
+    if all(phase.ops_per_s for phase in report.phases):
+        lines += ["", *(describe_phase(phase, report.scheme) for phase in report.phases)]
     return "\n".join(lines)
 
 
@@ -169,6 +269,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _head(phase: PhaseReport, num_threads: int) -> list[str]:
+    if phase.seen:
+        return _head_of_service(phase)
     if phase.phase == "prefill":
         what = f"a prompt of {_count(phase.num_tokens, 'token')} in {_count(phase.num_steps, 'step')}"
     else:
@@ -184,6 +286,21 @@ def _head(phase: PhaseReport, num_threads: int) -> list[str]:
         f"limits of {_count(phase.step_threads, 'thread')}: memory {phase.read_bytes_per_s / 1e9:.1f} GB/s, "
         f"arithmetic in GOP/s {peaks}",
     ]
+
+
+def _head_of_service(phase: PhaseReport) -> list[str]:
+    """Describe steps of a running service, with means over those that were recorded."""
+    requests, tokens = _count(phase.num_requests, "request"), _count(phase.num_tokens, "token")
+    plain = f" ({phase.plain_s * 1e3:,.3f} ms without recording)" if phase.plain_s else ""
+    lines = [
+        f"{phase.phase}: {phase.passes:,} of {_count(phase.seen, 'step')} recorded; on average {requests}, {tokens}, "
+        f"after a context of {phase.context:,}",
+        f"{phase.wall_s * 1e3:,.3f} ms{plain}; {_count(phase.step_threads, 'thread')} in {phase.alike:,} of them",
+    ]
+    if phase.ops_per_s:
+        peaks = ", ".join(f"{name} {value / 1e9:,.0f}" for name, value in phase.ops_per_s.items())
+        lines.append(f"limits: memory {phase.read_bytes_per_s / 1e9:.1f} GB/s, arithmetic in GOP/s {peaks}")
+    return lines
 
 
 def _table(phase: PhaseReport, per_node: bool, width: int) -> list[str]:
@@ -228,5 +345,5 @@ def _cells(row: Row, wall_s: float, wide: bool) -> list[str]:
         *(amounts if wide else []),
         moved,
         computed,
-        f"{'>100%' if row.share_of_limit > 1.0 else f'{row.share_of_limit:.0%}'} {row.limit}",
+        f"{'>100%' if row.share_of_limit > 1.0 else f'{row.share_of_limit:.0%}'} {row.limit}" if row.limit else "",
     ]

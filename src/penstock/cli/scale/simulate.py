@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     reports = [simulate(requests(), settings, _Progress()) for settings in runs]
     _tell_time(reports, time.perf_counter() - start)
     if args.svg is not None and reports[0].requests:
-        from penstock.bench.latency_chart import draw_policies
+        from penstock.bench.charts.latency_chart import draw_policies
 
         write_file("svg", args.svg, draw_policies(reports, f"{_name(args.trace)} on simulated replicas"))
     if args.json:

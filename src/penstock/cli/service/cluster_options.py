@@ -14,7 +14,7 @@ from penstock.file_kinds import is_gguf
 
 if TYPE_CHECKING:
     from penstock.cluster.placement.placement import Placement
-    from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+    from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 
 __all__ = ["add_cluster_options", "check_cluster_options", "cluster_placement"]
 
@@ -72,8 +72,8 @@ def cluster_placement(
     from penstock.cluster.placement.certificate import OwnCertificate
     from penstock.cluster.placement.ray_placement import RayPlacement
     from penstock.cluster.placement.ray_setup import check_ray, local_address, split_address
-    from penstock.serving.workers.remote_worker_client import read_token
-    from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+    from penstock.serving.workers.machines.remote_worker_client import read_token
+    from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 
     check_integer("worker_port", worker_port, 0, 65_535)
     host, port = split_address(args.cluster, "cluster")

@@ -97,7 +97,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the node until a signal ends it; UnavailableError if it does not start, and if a head has ended."""
     from penstock.cluster.placement.ray_setup import check_ray
-    from penstock.serving.workers.remote_worker_client import read_token
+    from penstock.serving.workers.machines.remote_worker_client import read_token
 
     read_token(args.token_file)
     _check_options(args)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.cluster.autoscale import ScalePolicy
     from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.settings import GatewaySettings
-    from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+    from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
     from penstock.serving.workers.worker_config import ModelOptions
 
 MAX_THREADS: Final = 1024
@@ -366,7 +366,7 @@ def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[s
 
 
 def _worker_listener(args: argparse.Namespace) -> RemoteWorkerSettings | None:
-    from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+    from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 
     listener = read_listener(args, "worker", ("worker_token_file", "tls_certificate", "tls_key"))
     if listener is None:

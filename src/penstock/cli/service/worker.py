@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from penstock.runtime.ranks.stage_server import reserved_port
-    from penstock.serving.workers.remote_worker_client import join_primary
+    from penstock.serving.workers.machines.remote_worker_client import join_primary
     from penstock.serving.workers.worker_config import WorkerConfig
 
     _, token, ca = joining_of(args)

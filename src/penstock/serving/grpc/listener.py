@@ -16,7 +16,7 @@ from penstock.serving.grpc.health import HealthMethods
 from penstock.serving.grpc.oip_service import oip_methods
 from penstock.serving.grpc.reflection import reflection_methods
 from penstock.serving.grpc.tls import GrpcTls
-from penstock.serving.workers.remote_worker_client import read_bytes
+from penstock.serving.workers.machines.remote_worker_client import read_bytes
 
 if TYPE_CHECKING:
     from penstock.serving.admission import Admission

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromWorker(_message.Message):
-    __slots__ = ("join", "ready", "failed", "refused", "step", "heartbeat", "planned", "leave", "pages_offered", "pages_granted", "page_data", "page_stored", "pages_ended")
+    __slots__ = ("join", "ready", "failed", "refused", "step", "heartbeat", "planned", "leave", "pages_offered", "pages_granted", "page_data", "page_stored", "pages_ended", "profiled")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class FromWorker(_message.Message):
     PAGE_DATA_FIELD_NUMBER: _ClassVar[int]
     PAGE_STORED_FIELD_NUMBER: _ClassVar[int]
     PAGES_ENDED_FIELD_NUMBER: _ClassVar[int]
+    PROFILED_FIELD_NUMBER: _ClassVar[int]
     join: Join
     ready: Ready
     failed: Error
@@ -34,10 +35,11 @@ class FromWorker(_message.Message):
     page_data: PageData
     page_stored: PageStored
     pages_ended: PagesEnded
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., pages_offered: _Optional[_Union[PagesOffered, _Mapping]] = ..., pages_granted: _Optional[_Union[PagesGranted, _Mapping]] = ..., page_data: _Optional[_Union[PageData, _Mapping]] = ..., page_stored: _Optional[_Union[PageStored, _Mapping]] = ..., pages_ended: _Optional[_Union[PagesEnded, _Mapping]] = ...) -> None: ...
+    profiled: Profiled
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., pages_offered: _Optional[_Union[PagesOffered, _Mapping]] = ..., pages_granted: _Optional[_Union[PagesGranted, _Mapping]] = ..., page_data: _Optional[_Union[PageData, _Mapping]] = ..., page_stored: _Optional[_Union[PageStored, _Mapping]] = ..., pages_ended: _Optional[_Union[PagesEnded, _Mapping]] = ..., profiled: _Optional[_Union[Profiled, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("submit", "score", "embed", "abort", "stop", "welcome", "ask_pages", "offer_pages", "grant_pages", "read_page", "page_data", "end_pages")
+    __slots__ = ("submit", "score", "embed", "abort", "stop", "welcome", "ask_pages", "offer_pages", "grant_pages", "read_page", "page_data", "end_pages", "profile")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +52,7 @@ class ToWorker(_message.Message):
     READ_PAGE_FIELD_NUMBER: _ClassVar[int]
     PAGE_DATA_FIELD_NUMBER: _ClassVar[int]
     END_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     score: Score
     embed: Embed
@@ -62,7 +65,8 @@ class ToWorker(_message.Message):
     read_page: ReadPage
     page_data: PageData
     end_pages: EndPages
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ask_pages: _Optional[_Union[AskPages, _Mapping]] = ..., offer_pages: _Optional[_Union[OfferPages, _Mapping]] = ..., grant_pages: _Optional[_Union[GrantPages, _Mapping]] = ..., read_page: _Optional[_Union[ReadPage, _Mapping]] = ..., page_data: _Optional[_Union[PageData, _Mapping]] = ..., end_pages: _Optional[_Union[EndPages, _Mapping]] = ...) -> None: ...
+    profile: Profile
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ask_pages: _Optional[_Union[AskPages, _Mapping]] = ..., offer_pages: _Optional[_Union[OfferPages, _Mapping]] = ..., grant_pages: _Optional[_Union[GrantPages, _Mapping]] = ..., read_page: _Optional[_Union[ReadPage, _Mapping]] = ..., page_data: _Optional[_Union[PageData, _Mapping]] = ..., end_pages: _Optional[_Union[EndPages, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("protocol", "token", "model", "pid")
@@ -587,3 +591,25 @@ class PagesEnded(_message.Message):
     num_parts: int
     checksum: bytes
     def __init__(self, transfer: _Optional[int] = ..., num_parts: _Optional[int] = ..., checksum: _Optional[bytes] = ...) -> None: ...
+
+class Profile(_message.Message):
+    __slots__ = ("steps", "seconds", "limits", "number")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    seconds: float
+    limits: bool
+    number: int
+    def __init__(self, steps: _Optional[int] = ..., seconds: _Optional[float] = ..., limits: bool = ..., number: _Optional[int] = ...) -> None: ...
+
+class Profiled(_message.Message):
+    __slots__ = ("report", "error", "number")
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    report: bytes
+    error: Error
+    number: int
+    def __init__(self, report: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...

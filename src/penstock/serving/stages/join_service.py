@@ -17,7 +17,7 @@ from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
 from penstock.serving.stages.stage_port import PROTOCOL
 from penstock.serving.workers import handshake
-from penstock.serving.workers.remote_worker_client import serve_once, stay_joined
+from penstock.serving.workers.machines.remote_worker_client import serve_once, stay_joined
 from penstock.serving.workers.worker import CONNECT_S
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.stages.stage_port import refuse_machine
 from penstock.serving.workers import handshake
+from penstock.serving.workers.machines.remote_worker_server import Expected, RemoteWorkerServer, RemoteWorkerSettings
 from penstock.serving.workers.memory_check import least_bytes, unwritten_bytes
 from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to, merge_steps
 from penstock.serving.workers.private_folder import PrivateFolder
-from penstock.serving.workers.remote_worker_server import Expected, RemoteWorkerServer, RemoteWorkerSettings
 from penstock.serving.workers.worker_connection import LostWorkerError, WorkerConnection
 from penstock.serving.workers.worker_process import EndedEarlyError, WorkerProcess
 from penstock.text.tokenizer import Tokenizer

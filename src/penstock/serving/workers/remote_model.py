@@ -19,7 +19,7 @@ from penstock.engine.pooling import check_embedding
 from penstock.engine.prompts import check_token_ids
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.llm.answer import EventAnswer
-from penstock.llm.backend import ModelCard, WorkerState
+from penstock.llm.backend import ModelCard, ProfileSettings, WorkerState
 from penstock.llm.local_backend import embedding_of, in_order, score_of
 from penstock.llm.result import Embedding, Score
 from penstock.logs import tell
@@ -188,20 +188,32 @@ class RemoteBackend:
         await connection.empty(self._launcher.supervision.drain_s)
         connection.stop()
 
+    async def profile(self, settings: ProfileSettings, worker: str = "") -> bytes:
+        """Record steps of a worker; see ``Models.profile``."""
+        if not self._connections:
+            raise self._loaded.unavailable(self.name)
+        busiest = max(self._connections, key=lambda one: one.num_open)
+        connection = self._ready_worker(worker) if worker else busiest
+        message = pb.Profile(steps=settings.steps, seconds=settings.seconds, limits=settings.limits)
+        return await connection.profile(message)
+
+    def _ready_worker(self, name: str) -> WorkerConnection:
+        connection = next((one for one in self._connections if one.name == name), None)
+        if connection is None:
+            names = ", ".join(one.name for one in self._connections) or "none is ready"
+            message = f"worker: expected a ready worker of {self.name} ({names}), got {name!r:.140}"
+            raise NotFoundError(message, param="worker", code="worker_not_found")
+        return connection
+
     async def drain_worker(self, name: str, *, replaces: bool = False) -> None:
         """Let other workers go on with the open requests of one worker, and end it; see ``Models.drain_worker``."""
         async with self._update_lock:
-            connections = self._connections
-            connection = next((one for one in connections if one.name == name), None)
-            if connection is None:
-                names = ", ".join(one.name for one in connections) or "none is ready"
-                message = f"worker: expected a ready worker of {self.name} ({names}), got {name!r:.140}"
-                raise NotFoundError(message, param="worker", code="worker_not_found")
+            connection = self._ready_worker(name)
             is_own = connection not in self._joined
             if replaces and not is_own:
                 message = f"replace: worker {name} joined from another machine. Start the next one there"
                 raise InvalidArgumentError(message, param="replace")
-            if not replaces and len(connections) == 1:
+            if not replaces and len(self._connections) == 1:
                 message = f"worker: {name} is the only ready worker of {self.name}. Replace it, or unload the model"
                 raise InvalidArgumentError(message, param="worker")
             tell("worker_drained", f"{self.name}: draining worker {name}.", model=self.name, worker=name)

@@ -18,7 +18,7 @@ from penstock.serving.workers.worker_group import Launcher
 
 if TYPE_CHECKING:
     from penstock.cluster.autoscale import ScalePolicy
-    from penstock.llm.backend import Models
+    from penstock.llm.backend import Models, ProfileSettings
 
     def _fits(models: RemoteModels) -> Models:
         return models
@@ -127,6 +127,10 @@ class RemoteModels:
         backend = self.get(name)
         await backend.drain_worker(worker, replaces=replaces)
         return backend
+
+    async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> bytes:
+        """Record steps of a model; see ``Models.profile``."""
+        return await self.get(name).profile(settings, worker)
 
     async def stop(self) -> None:
         """End all models at once and lose their open requests."""

@@ -49,6 +49,7 @@ from penstock.serving.workers.messages import (
 )
 from penstock.serving.workers.moving.worker_pages import PAGE_KINDS, WorkerPages
 from penstock.serving.workers.worker_config import WorkerConfig
+from penstock.serving.workers.worker_profile import WorkerProfile
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Worker:
         self._sending = threading.Lock()  # reports of pages are sent in their order
         self._engine_thread: EngineThread | None = None
         self._pages: WorkerPages | None = None
+        self._profile: WorkerProfile | None = None
         self._compiling: dict[int, asyncio.Future[Grammar]] = {}  # of requests that begin with it
 
     def leave(self) -> bool:
@@ -155,6 +157,7 @@ class Worker:
             self._journal.keys.use_secret(self._page_secret)
         self._engine_thread = EngineThread(llm, self._send_events, asyncio.get_running_loop().call_soon)
         self._pages = WorkerPages(self._engine_thread, self._stream.send)
+        self._profile = WorkerProfile(self._engine_thread, self._stream.send)
         gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
         if self._is_remote:
@@ -206,6 +209,8 @@ class Worker:
             self._journal.ask()
         elif kind in PAGE_KINDS and self._pages is not None:
             self._pages.handle(message)
+        elif kind == "profile" and self._profile is not None:
+            self._profile.handle(message.profile)
 
     def _submit(self, thread: EngineThread, submit: pb.Submit) -> None:
         """Begin answers.  A grammar is compiled in another thread first, because that may take long."""

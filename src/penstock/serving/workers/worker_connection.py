@@ -176,6 +176,8 @@ class WorkerConnection:
         """Number of its requests with which other workers went on."""
         self.transfers: dict[int, Callable[[pb.FromWorker | None], None]] = {}
         """The callbacks for messages of page transfers, by transfer number; None says that the worker is lost."""
+        self._profiled: asyncio.Future[bytes] | None = None
+        self._num_profiles = 0
         self._open: dict[int, OpenRequest] = {}
         self._keys = count(1)
         self._unsent: list[pb.ToWorker] = []
@@ -362,8 +364,38 @@ class WorkerConnection:
                 request.on_lost(error)
         for on_message in [*self.transfers.values()]:
             on_message(None)
+        if self._profiled is not None and not self._profiled.done():
+            self._profiled.set_exception(UnavailableError(reason))
         self.on_gone()
         self._changed()
+
+    async def profile(self, settings: pb.Profile) -> bytes:
+        """Let the worker record steps; return its report as JSON.
+
+        Raises UnavailableError if it is being profiled or is lost, and the error of the report.  Cancelling the caller
+        ends the recording.
+        """
+        if self._profiled is not None or self.gone.is_set():
+            raise UnavailableError(f"{self.name} is already being profiled, or was lost. Retry later.", 5.0)
+        self._profiled = asyncio.get_running_loop().create_future()
+        self._num_profiles += 1
+        settings.number = self._num_profiles
+        try:
+            self._send(pb.ToWorker(profile=settings))
+            return await self._profiled
+        except asyncio.CancelledError:
+            self._send(pb.ToWorker(profile=pb.Profile()))
+            raise
+        finally:
+            self._profiled = None
+
+    def _on_profiled(self, message: pb.Profiled) -> None:
+        if self._profiled is None or self._profiled.done() or message.number != self._num_profiles:  # of an earlier one
+            return
+        if message.HasField("error"):
+            self._profiled.set_exception(error_from(message.error))
+        else:
+            self._profiled.set_result(message.report)
 
     def send_page_message(self, message: pb.ToWorker) -> None:
         """Send a message of a transfer of pages; nothing to a worker that is lost."""
@@ -396,6 +428,8 @@ class WorkerConnection:
             on_message = self.transfers.get(getattr(message, kind).transfer)
             if on_message is not None:  # else the transfer was given up
                 on_message(message)
+        elif kind == "profiled":
+            self._on_profiled(message.profiled)
         elif kind == "planned":
             self.plan = message.planned.plan
             self.on_planned()

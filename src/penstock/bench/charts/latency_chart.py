@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.bench.charts.svg import NUM_COLORS, Box, Canvas, Scale, fitted, number, spread, text_box
 from penstock.bench.open_model import describe_threads
-from penstock.bench.svg import NUM_COLORS, Box, Canvas, Scale, fitted, number, spread, text_box
 
 if TYPE_CHECKING:
     from penstock.bench.online import OnlineReport, RateReport

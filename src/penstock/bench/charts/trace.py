@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from penstock.bench.profile import PhaseReport, ProfileReport
+    from penstock.bench.phase_report import PhaseReport, ProfileReport
 
 __all__ = ["chrome_trace"]
 

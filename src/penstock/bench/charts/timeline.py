@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from penstock.bench.svg import CHAR_WIDTH, NUM_COLORS, Box, Canvas, Scale, fitted, number, text_box
+from penstock.bench.charts.svg import CHAR_WIDTH, NUM_COLORS, Box, Canvas, Scale, fitted, number, text_box
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.bench.profile import PhaseReport, ProfileReport
+    from penstock.bench.phase_report import PhaseReport, ProfileReport
 
 __all__ = ["draw_timeline"]
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.bench.open_model import describe_threads
-from penstock.bench.svg import (
+from penstock.bench.charts.svg import (
     CHAR_WIDTH,
     LEADER_LEN,
     Box,
@@ -25,15 +24,16 @@ from penstock.bench.svg import (
     place_label,
     spread,
 )
+from penstock.bench.open_model import describe_threads
 
 if TYPE_CHECKING:
-    from penstock.bench.profile import PhaseReport, ProfileReport, Row
+    from penstock.bench.phase_report import PhaseReport, ProfileReport, Row
 
 __all__ = ["draw_roofline"]
 
 _WIDTH, _HEIGHT = 960, 600
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 136, 92, 64
-_COLORS: Final = {"prefill": "c1", "decode": "c0"}
+_COLORS: Final = {"prefill": "c1", "mixed": "c2", "decode": "c0"}
 _SIZE: Final = 13
 _LINE_HEIGHT: Final = _SIZE * 1.2
 _NAME_AT: Final = (0.22, 0.35, 0.5, 0.12, 0.65, 0.8)
@@ -130,12 +130,11 @@ def _title(canvas: Canvas, report: ProfileReport, model: str) -> None:
     canvas.text(_LEFT, 32, fitted(title, 18, _WIDTH - 24 - _LEFT), size=18, bold=True)
     x = float(_LEFT)
     for phase in report.phases:
-        if phase.phase == "prefill":
-            text = f"prefill: {phase.num_tokens:,} tokens in {phase.plain_s * 1e3:,.1f} ms"
+        seconds = phase.plain_s or phase.wall_s
+        if phase.phase != "decode":
+            text = f"{phase.phase}: {phase.num_tokens:,} tokens in {seconds * 1e3:,.1f} ms"
         else:
-            text = (
-                f"decode: batch {phase.num_requests}, context {phase.context:,}, {phase.plain_s * 1e3:,.2f} ms a step"
-            )
+            text = f"decode: batch {phase.num_requests}, context {phase.context:,}, {seconds * 1e3:,.2f} ms a step"
         canvas.circle(x + 6, 56, 6, _COLORS[phase.phase], opacity=0.75)
         x = canvas.text(x + 18, 60, text).right + 24
     note = "area and percentage: share of the phase's time; above the memory line: data from CPU caches"

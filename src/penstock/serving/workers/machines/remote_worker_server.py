@@ -22,7 +22,7 @@ from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.stages.stage_port import serve_stage_machine
 from penstock.serving.workers import handshake
-from penstock.serving.workers.grpc_refusal import refuse_grpc_call
+from penstock.serving.workers.machines.grpc_refusal import refuse_grpc_call
 from penstock.serving.workers.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:

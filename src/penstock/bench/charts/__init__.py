@@ -1,0 +1,1 @@
+"""Pictures and traces of measurements: rooflines, timelines, latencies over load."""

@@ -1,0 +1,1 @@
+"""Workers of other machines: how they join over TLS, and what their listener refuses."""

@@ -1,0 +1,99 @@
+"""The profile of a running service: recorded steps, the times of requests, and refusals by name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.charts.roofline import draw_roofline
+from penstock.bench.charts.timeline import draw_timeline
+from penstock.bench.charts.trace import chrome_trace
+from penstock.bench.live_profile import report_from
+from penstock.cli.main import main as penstock
+from penstock.engine.params import SamplingParams
+from tests.support.admin_socket import admin
+from tests.support.worker_processes import DEMO, ENDLESS, pids, service
+
+PROFILE = "/admin/models/demo/profile"
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+
+
+async def ids_of(backend) -> list[int]:
+    async with await backend.submit(list(range(5, 45)), GREEDY) as answer:
+        return [token async for delta in answer for token in delta.token_ids]
+
+
+def test_steps_and_requests_are_recorded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with service() as running, admin(running.models, tmp_path / "admin.sock") as (asked, _):
+            backend = await running.models.load(str(DEMO))
+            before = await ids_of(backend)
+            endless = await backend.submit([5, 6], ENDLESS)
+            profiling = asyncio.ensure_future(asked("POST", PROFILE, {"steps": 6, "limits": True}))
+            while not profiling.done():  # several steps of each kind run meanwhile
+                assert await ids_of(backend) == before, "recording changes no token"
+            await endless.aclose()
+            status, found = await profiling
+            assert status == 200, found
+            report = report_from(found)
+            assert sum(phase.passes for phase in report.phases) == 6
+            assert {phase.phase for phase in report.phases} <= {"prefill", "mixed", "decode"}
+            for phase in report.phases:
+                total = sum(row.seconds for row in phase.kinds) + sum(phase.between.values())
+                assert total == pytest.approx(phase.wall_s, rel=1e-6)
+                assert phase.seen >= phase.passes
+                assert all(row.limit for row in phase.kinds if row.num_bytes)
+            assert "svg" in draw_roofline(report, "demo")
+            assert "svg" in draw_timeline(report, "demo")
+            assert any(event["name"] == "step 0" for event in chrome_trace(report)["traceEvents"])
+            await asked("POST", "/admin/models/demo/unload")
+
+    asyncio.run(main())
+
+
+def test_a_profile_is_refused_or_ended_by_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with service() as running, admin(running.models, tmp_path / "admin.sock") as (asked, _):
+            backend = await running.models.load(str(DEMO))
+
+            async def refused(**body: object) -> tuple[int, str, str | None]:
+                status, answer = await asked("POST", PROFILE, body)
+                return status, answer["error"]["code"], answer["error"]["param"]
+
+            assert await refused(steps=0) == (400, "invalid_value", "steps")
+            assert await refused(worker="none") == (404, "worker_not_found", "worker")
+            status, found = await asked("POST", PROFILE, {"seconds": 0.01})
+            assert (status, found["phases"], found["requests"]) == (200, [], [])
+            waiting = asyncio.ensure_future(running.models.profile("demo", _settings(), ""))
+            await asyncio.sleep(0)
+            assert (await refused())[0] == 503
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            waiting = asyncio.ensure_future(running.models.profile("demo", _settings(), ""))
+            await asyncio.sleep(0)
+            (pid,) = pids(backend)
+            os.kill(pid, signal.SIGKILL)
+            (error,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert error.code == "unavailable"
+
+    asyncio.run(main())
+
+
+def _settings():
+    from penstock.llm.backend import ProfileSettings
+
+    return ProfileSettings(100, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [(("--service", "http://localhost:8000"), "service"), (("--service", "a", "--batch", "2"), "batch"),
+     (("--seconds", "3"), "seconds")],
+)  # fmt: skip
+def test_options_that_do_not_go_together_are_refused(options: tuple[str, ...], param: str, capsys) -> None:
+    assert penstock(["profile", "demo", *options]) == 2
+    assert f"--{param}" in capsys.readouterr().err
