@@ -21,7 +21,8 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers import handshake, remote_worker_server
+from penstock.serving.workers import handshake
+from penstock.serving.workers.machines import remote_worker_server
 from penstock.serving.workers.machines.remote_worker_client import join_primary, read_token
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.primary import Primary
