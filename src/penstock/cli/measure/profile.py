@@ -81,6 +81,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--timeline", metavar="FILE.svg", help="write a chart of what each thread does in a step (default: none)"
     )
     add_options(parser, "--ops")
+    _add_service_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_service_options(parser: argparse.ArgumentParser) -> None:
     service = parser.add_argument_group("a running service")
     service.add_argument(
         "--service",
@@ -100,7 +105,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="measure the machine's limits in the worker, which answers nothing for half a second (default: with "
         "--plot only)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
