@@ -141,6 +141,9 @@ def check_hooked(read: GenerateOptions) -> None:
             "stop_strings: expected none with num_beams; a stopping criterion can look at the tokens",
             param="stop_strings",
         )
+    for name in ("thinking_token_budget", "logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None:
+            raise UnsupportedError(f"{name}: expected None with num_beams {read.num_beams}", param=name)
     if params.n > read.num_beams:
         raise InvalidArgumentError(
             f"num_return_sequences: expected at most num_beams ({read.num_beams}), got {params.n}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,6 +18,7 @@ from penstock.auto.hooked import Answer, check_hooked, run_hooked
 from penstock.auto.output import output_kind, output_of, without_padding
 from penstock.engine.decoding.hook import Callables
 from penstock.engine.params import SamplingParams
+from penstock.engine.prompts import own_start
 from penstock.errors import InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.llm.prompts import split_prompts
@@ -53,7 +53,6 @@ class AutoModel:
             raise wrong_type("llm", "an LLM (AutoModel.from_pretrained(PATH) opens a model)", llm)
         self.llm = llm
         self.generation_config = generation_config
-        self._search_lock = threading.Lock()  # two searches must not share the last places of the queue
 
     @classmethod
     def from_config(cls, config: AutoConfig | Path | str, **options: Any) -> AutoModel:
@@ -124,7 +123,7 @@ class AutoModel:
         kind = output_kind(return_tensors, input_ids)
         given, _ = split_prompts(input_ids)
         prompts = given if attention_mask is None else without_padding(given, attention_mask)
-        params = [read.params_of(len(prompt)) for prompt in prompts]
+        params = [read.params_of(self._sequence_len(prompt)) for prompt in prompts]
         if read.needs_hook:
             callables = callables_of(read.logits_processor, read.stopping_criteria, kind == "pt")
             answers = self._hooked(prompts, params, read, callables, streamer)
@@ -133,6 +132,12 @@ class AutoModel:
             answers = [[Answer(one.token_ids) for one in result.choices or (result,)] for result in results]
         ends = self.llm.generation.eos_token_ids
         return output_of(prompts if kind is None else given, answers, read, kind, next(iter(ends), 0))
+
+    def _sequence_len(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens of a prompt ``max_length`` counts: of an encoder-decoder those of the decoder."""
+        engine = self.llm.engine
+        encoded = own_start(prompt, engine.program.info.prefix_token, engine.prompt_masks)
+        return max(1, len(prompt) - encoded) if encoded else len(prompt)
 
     def _hooked(
         self,
@@ -144,7 +149,7 @@ class AutoModel:
     ) -> list[list[Answer]]:
         check_hooked(read)
         if streamer is None:
-            with self._search_lock if read.num_beams > 1 else nullcontext():
+            with self.llm.engine.search_lock if read.num_beams > 1 else nullcontext():
                 return run_hooked(self.llm, prompts, params, read, callables)
         try:
             if len(prompts) != 1 or read.params.n > 1 or read.num_beams > 1:

@@ -29,7 +29,7 @@ from penstock.engine.page_journal import PageJournal
 from penstock.engine.pages import PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling, check_heads
-from penstock.engine.prompts import begin_decoder, check_token_ids, longer_than_a_step, more_rows_than_a_step
+from penstock.engine.prompts import begin_decoder, check_token_ids, longer_than_a_step, more_rows_than_a_step, own_start
 from penstock.engine.request import BegunAnswer, Request, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, lacks_mask, mask_errors, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
@@ -85,10 +85,9 @@ class Engine:
         self.has_language_head, self.prompt_masks = True, dict[int, str]()
         self.observer: Callable[[Sequence[Request]], None] | None = None
         self._num_finished: Counter[str] = Counter()
-        self._ids = count()
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._submit_lock = threading.RLock()
+        self._ids, self._pid = count(), os.getpid()
+        self._lock, self._submit_lock = threading.RLock(), threading.RLock()
+        self.search_lock = threading.Lock()  # two beam searches must not share the last places of the queue
         self._num_submitted = self._num_ended = 0
         self._incoming: deque[Request] = deque()
         self._aborts: deque[Request | int] = deque()  # a number stands for every request with a lower id
@@ -187,6 +186,7 @@ class Engine:
             if not self.has_room and not self._displace(request.options):
                 raise QueueFullError(f"The request queue is full ({self._num_waiting} waiting). Retry later.")
             self._num_submitted += 1
+            request.enter(own_start(request.prompt_ids, self.program.info.prefix_token, self.prompt_masks))
             self._incoming.append(request)
         if self._displaced:
             self._settle()
@@ -432,6 +432,7 @@ class Engine:
     def _accept(self, chunk: Chunk, rows: Sampled, own: range) -> None:
         """Hand a request the rows of its prompt and the row of its next token."""
         request = chunk.request
+        damage: PenstockError | None = None
         try:
             if request.prompt_rows is not None:
                 request.prompt_rows.take(len(request.prompt_ids), self.program, rows, own)
@@ -442,13 +443,11 @@ class Engine:
             else:
                 accept_row(request, rows, own[-1])
                 self.num_output_tokens += 1
-        except Exception as error:
-            self._end(request, "error", to_penstock_error("The step", error))
-            return
-        if request.status is Status.FINISHED:
+        except Exception as error:  # perhaps after the last token, when some of the group have ended
+            damage = to_penstock_error("The step", error)
+        if damage is not None or request.status is Status.FINISHED:
             for ended in request.group or (request,):
-                self.scheduler.remove(ended)
-                self._count_end(ended)
+                self._end(ended, "error", damage)
 
     def _start_over(self, error: Exception) -> None:
         """End every request with the error, and start again with all pages free."""
@@ -592,6 +591,9 @@ class Engine:
             self._ended.append(request)
             for other in request.group:
                 self._end(other, reason, error)
+        elif self.scheduler.remove(request):  # its last token ended it
+            request.error = request.error or error
+            self._count_end(request)
 
     def _count_end(self, request: Request) -> None:
         self._num_ended += 1

@@ -9,7 +9,7 @@ from typing import Final
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.validation import wrong_type
 
-__all__ = ["begin_decoder", "check_token_ids", "longer_than_a_step", "more_rows_than_a_step"]
+__all__ = ["begin_decoder", "check_token_ids", "longer_than_a_step", "more_rows_than_a_step", "own_start"]
 
 _NO_MASKS: Final[Mapping[int, str]] = {}
 
@@ -33,6 +33,17 @@ def begin_decoder(prompt_ids: Sequence[int], token: int, masks: Mapping[int, str
             param="prompt",
         )
     return ids
+
+
+def own_start(prompt_ids: Sequence[int], token: int, masks: Mapping[int, str] = _NO_MASKS) -> int:
+    """Return how many leading tokens of a prompt only an encoder sees; ``token``: as for begin_decoder.
+
+    The prefix of a network with ``masks`` belongs to its only sequence, so it counts as none.
+    """
+    if token < 0 or masks:
+        return 0
+    ids = list(prompt_ids)
+    return ids.index(token, 1) if token in ids[1:] else len(ids)
 
 
 def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, answer_len: int) -> list[int]:

@@ -88,7 +88,8 @@ class Request:
     leading tokens of the answer that another engine sampled.  ``matcher`` has the tokens that the grammar allows next.
     ``group``: the requests that end together, this one included, if there are several.  ``is_parked``: it waits for
     others of its group, and needs no pages meanwhile.
-    ``thoughts`` counts the tokens of the thoughts.
+    ``thoughts`` counts the tokens of the thoughts.  ``num_encoded``: the leading tokens of the prompt that only an
+    encoder sees.
     """
 
     id: int
@@ -121,15 +122,20 @@ class Request:
     group: Sequence[Request] = ()
     is_parked: bool = False
     thoughts: ThoughtsState | None = None
+    num_encoded: int = 0
 
     def __post_init__(self) -> None:
-        """Begin the answer in its grammar, and join the requests that end together with it."""
-        if self.sampling.hook is not None:
-            self.group = self.sampling.hook.join(self)
+        """Begin the answer in its grammar."""
         if self.sampling.grammar is not None:
             self.matcher = self.sampling.grammar.matcher()
         if self.sampling.thoughts is not None:
             self.thoughts = self.sampling.thoughts.begin(self.prompt_ids)
+
+    def enter(self, num_encoded: int) -> None:
+        """Join the requests that end together with it; call this once the queue has room for it."""
+        self.num_encoded = num_encoded
+        if self.sampling.hook is not None:
+            self.group = self.sampling.hook.join(self)
 
     def resume(self, output_ids: list[int]) -> None:
         """Begin after the tokens that another engine sampled.  Raises the errors of a grammar that refuses them."""
@@ -144,6 +150,11 @@ class Request:
     def forced_token(self) -> int | None:
         """The token of the text that ends the thoughts, if it comes next."""
         return None if self.thoughts is None else self.thoughts.forced_token
+
+    @property
+    def own_prompt_ids(self) -> list[int]:
+        """The tokens of the prompt in the sequence that the answer continues: without those of an encoder."""
+        return self.prompt_ids[self.num_encoded :] if self.num_encoded else self.prompt_ids
 
     @property
     def num_tokens(self) -> int:

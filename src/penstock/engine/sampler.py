@@ -160,7 +160,7 @@ def _masks(requests: Sequence[Request], states: Sequence[RowState], vocab_size: 
 
     A token that ends the thoughts is the only one where the rest allows it.
     """
-    allowed = [s.allowed(len(r.prompt_ids), len(r.output_ids)) for r, s in zip(requests, states, strict=True)]
+    allowed = [s.allowed(len(r.own_prompt_ids), len(r.output_ids)) for r, s in zip(requests, states, strict=True)]
     pairs = zip(requests, allowed, strict=True)
     if all(r.matcher is None and r.forced_token is None and mask is None for r, mask in pairs):
         return None
@@ -170,7 +170,7 @@ def _masks(requests: Sequence[Request], states: Sequence[RowState], vocab_size: 
             masks[row] = request.matcher.mask
         if mask is not None:
             masks[row] &= mask
-        token = request.forced_token
+        token = request.forced_token if request.sampling.hook is None else None  # else its row has no other token
         if token is not None and masks[row, token >> 5] >> (token & 31) & 1:
             masks[row] = 0
             masks[row, token >> 5] = 1 << (token & 31)
@@ -182,9 +182,10 @@ def _penalties(requests: Sequence[Request], states: Sequence[RowState], numbers:
         return None
     none = np.zeros(0, np.int32)
     rows = [
-        s.history(r.prompt_ids, r.output_ids) if s.penalizes else none for r, s in zip(requests, states, strict=True)
+        s.history(r.own_prompt_ids, r.output_ids) if s.penalizes else none
+        for r, s in zip(requests, states, strict=True)
     ]
-    lens = [len(r.prompt_ids) if s.penalizes else 0 for r, s in zip(requests, states, strict=True)]
+    lens = [len(r.own_prompt_ids) if s.penalizes else 0 for r, s in zip(requests, states, strict=True)]
     return Penalties(
         **{name: np.ascontiguousarray(numbers[f"{name}_penalty"]) for name in _PENALTIES},
         starts=_starts([len(row) for row in rows]),
@@ -195,7 +196,7 @@ def _penalties(requests: Sequence[Request], states: Sequence[RowState], numbers:
 
 def _biases(requests: Sequence[Request], states: Sequence[RowState]) -> Biases | None:
     pairs = zip(requests, states, strict=True)
-    rows = [[pair for pair in s.biases(r.prompt_ids, r.output_ids) if pair[0] != r.forced_token] for r, s in pairs]
+    rows = [[pair for pair in s.biases(r.own_prompt_ids, r.output_ids) if pair[0] != r.forced_token] for r, s in pairs]
     flat = [pair for row in rows for pair in row]
     if not flat:
         return None

@@ -156,11 +156,14 @@ class Scheduler:
         self._order.place(request, self.waiting)
         bisect.insort(self.waiting, request, key=_order)
 
-    def remove(self, request: Request) -> None:
-        """Remove a request that waits or runs, and free its pages.  An unknown request is ignored."""
-        if not _take_out(self.running, request) and _take_out(self.waiting, request):
+    def remove(self, request: Request) -> bool:
+        """Remove a request that waits or runs, and free its pages.  Return False for an unknown one."""
+        runs = _take_out(self.running, request)
+        waits = not runs and _take_out(self.waiting, request)
+        if waits:
             self._order.remove(request)
         self._release(request)
+        return runs or waits
 
     def schedule(self) -> list[Chunk]:
         """Return the chunks of the next step; an empty list if no request waits or runs.
@@ -393,12 +396,17 @@ class Scheduler:
     def _displace(self, step: _Step, request: Request) -> bool:
         """Preempt the last running request that is behind a waiting one and less urgent.
 
-        Return False if there is none.
+        Otherwise preempt the last one that only waits for a request of its group that has no place.  Return False if
+        there is none.
         """
         for other in reversed(self.running):
             if other.order < request.order:
-                return False
+                break
             if other.options.priority > request.options.priority:
+                self._drop(step, other)
+                return True
+        for other in reversed(self.running):
+            if other.is_parked and any(one.status is Status.WAITING and not one.is_parked for one in other.group):
                 self._drop(step, other)
                 return True
         return False

@@ -69,11 +69,15 @@ def resolve_params(
 
 
 def _without_forced(params: SamplingParams, resolved: ResolvedSampling, field: str) -> ResolvedSampling:
-    """Drop the model's forced tokens, which a grammar may not allow; InvalidArgumentError for the caller's."""
+    """Drop what the model's defaults force or forbid, of which a grammar may allow the contrary only.
+
+    Raises InvalidArgumentError for forced tokens of the caller; its ``no_repeat_ngram_size`` stays.
+    """
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         if getattr(params, name) is not None:
             raise InvalidArgumentError(f"{name}: expected none beside {field}, which sets each token", param=name)
-    return replace(resolved, forced_bos_token_id=-1, forced_eos_token_id=-1)
+    ngram_size = params.no_repeat_ngram_size or 0
+    return replace(resolved, forced_bos_token_id=-1, forced_eos_token_id=-1, no_repeat_ngram_size=ngram_size)
 
 
 def _thoughts_budget(

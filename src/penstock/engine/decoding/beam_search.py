@@ -80,8 +80,8 @@ class _Beam:
         if self.state is None:
             self.state = RowState(search.sampling, len(row), request.max_tokens)
         self.request, self.logits = request, row.copy() if search.options.keeps_rows else None
-        edited = edited_row(log_softmax(row), self.state, request.prompt_ids, request.output_ids)
-        self.row = search.callables.process(request.tokens(0, request.num_tokens), edited)
+        edited = edited_row(log_softmax(row), self.state, request.own_prompt_ids, request.output_ids)
+        self.row = search.callables.process(request.tokens(request.num_encoded, request.num_tokens), edited)
 
     def accept(self, request: Request, token: int) -> None:
         """Wait for the other beams; the last one goes on with the search."""
@@ -173,7 +173,7 @@ class BeamSearch:
         request = self._requests()[found.beams[index]]
         stops = False
         if self.callables.criteria:
-            tokens = [*request.tokens(0, request.num_tokens), found.tokens[index]]
+            tokens = [*request.tokens(request.num_encoded, request.num_tokens), found.tokens[index]]
             stops = self.callables.stop(tokens, self.scores if self.options.keeps_rows else None)
         return stops or is_last or found.tokens[index] in self.options.ends
 
@@ -196,12 +196,14 @@ class BeamSearch:
     def _finish(self) -> None:
         """End the requests; the first ones get the results."""
         self.results = self._complete[: self.options.num_results]
-        for index, request in enumerate(self.group):
-            one = self.results[index] if index < len(self.results) else Hypothesis(_NEVER)
+        num_others = len(self.group) - len(self.results)
+        pairs = [*zip(self.group, [*self.results, *[Hypothesis(_NEVER)] * num_others], strict=True)]
+        for request, one in pairs:  # an error of a text ends all of them, so none may have ended
             request.output_ids = list(one.token_ids)
             if request.text is not None:
                 for token in one.token_ids:
                     request.text.push(token)
+        for request, one in pairs:
             request.finish("stop" if one.token_ids and one.token_ids[-1] in self.options.ends else "length")
 
     def _continue(self, chosen: list[tuple[int, int]]) -> None:
@@ -237,6 +239,8 @@ class BeamSearch:
             return
         copy = self._copy_page if self._memory else None
         request.num_computed = scheduler.ledger.fork(request.pages, source.pages, source.num_computed, copy)
+        if scheduler.whole_prompts and request.num_computed < source.num_computed:
+            scheduler.preempt(request)  # a part of its prompt would be left, which runs whole
 
     def _copy_page(self, group: int, source: int, target: int) -> None:
         for state in self._memory[group]:

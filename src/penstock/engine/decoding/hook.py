@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.engine.decoding.rows import edited_row, filtered_row
+from penstock.engine.decoding.rows import edited_row, filtered_row, forced_row
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status, to_penstock_error
 from penstock.engine.row_state import RowState
@@ -66,28 +66,37 @@ class AnswerHook:
         """Apply what would change the row, then the caller's functions; temperature and filters come later."""
         if self._state is None:
             self._state = RowState(self.sampling, len(row), request.max_tokens)
-        edited = edited_row(row, self._state, request.prompt_ids, request.output_ids)
-        edited = self.callables.process(request.tokens(0, request.num_tokens), edited)
+        mask, forced = None if request.matcher is None else request.matcher.mask, request.forced_token
+        edited = edited_row(row, self._state, request.own_prompt_ids, request.output_ids, mask, forced)
+        edited = forced_row(self.callables.process(self._tokens(request), edited), forced)
         if self.logits is not None:
             self.logits.append(row.copy())
         if self.scores is not None:
             self.scores.append(filtered_row(edited, self.sampling))
         return edited
 
+    @staticmethod
+    def _tokens(request: Request) -> list[int]:
+        return request.tokens(request.num_encoded, request.num_tokens)
+
     def accept(self, request: Request, token: int) -> None:
-        """Append the token, and end the answer if a criterion says so."""
-        request.accept(token)
+        """Append the token, and end the answer if a criterion says so.
+
+        The caller's functions come first: one that raises ends a request that has not ended.
+        """
         if self.callables.put is not None:
             self.callables.put(token)
-        stops = bool(self.callables.criteria) and self.callables.stop(
-            request.tokens(0, request.num_tokens), self.scores
-        )
+        stops = bool(self.callables.criteria) and self.callables.stop([*self._tokens(request), token], self.scores)
+        request.accept(token)
         if stops and request.status is not Status.FINISHED:
             request.finish("stop")
 
 
 def hooked(sampling: ResolvedSampling, hook: RowHook) -> ResolvedSampling:
-    """Return the parameters that are left to the core when ``hook`` changes the rows: how to draw, and the grammar."""
+    """Return the parameters that are left to the core when ``hook`` changes the rows: how to draw, and the grammar.
+
+    The thoughts' limit stays, too, but the hook forces its tokens.
+    """
     return replace(
         sampling,
         hook=hook,

@@ -16,24 +16,35 @@ from penstock.engine.row_state import RowState
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["edited_row", "filtered_row", "log_softmax"]
+__all__ = ["edited_row", "filtered_row", "forced_row", "log_softmax"]
 
 _LARGEST: Final = np.finfo(np.float32).max
 
 
 def edited_row(
-    row: NDArray[np.float32], state: RowState, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    row: NDArray[np.float32],
+    state: RowState,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    mask: NDArray[np.uint32] | None = None,
+    unbiased: int | None = None,
 ) -> NDArray[np.float32]:
-    """Return a row [vocab] with masks, biases and penalties applied; a forced token has 0, as in transformers."""
+    """Return a row [vocab] with masks, biases and penalties applied; a forced token has 0, as in transformers.
+
+    ``mask``: that of a grammar.  ``unbiased``: a token whose logit gets no bias.
+    """
     forced = state.forced(len(prompt_ids), len(output_ids))
     if forced >= 0:
         edited = np.full_like(row, -np.inf)
         edited[forced] = 0
         return edited
     edited, sampling = row.copy(), state.sampling
-    if state.mask is not None:
-        edited[np.unpackbits(state.mask.view(np.uint8), count=len(row), bitorder="little") == 0] = -np.inf
+    for bits in (state.mask, mask):
+        if bits is not None:
+            edited[np.unpackbits(bits.view(np.uint8), count=len(row), bitorder="little") == 0] = -np.inf
     for token, bias in state.biases(prompt_ids, output_ids):
+        if token == unbiased:
+            continue
         edited[token] = min(edited[token] + np.float32(bias), _LARGEST)
     if state.penalizes:
         tokens = np.unique(state.history(prompt_ids, output_ids))
@@ -44,6 +55,15 @@ def edited_row(
         values -= np.float32(sampling.presence_penalty) * (counts > 0)
         edited[tokens] = np.minimum(values, _LARGEST)
     return edited
+
+
+def forced_row(row: NDArray[np.float32], token: int | None) -> NDArray[np.float32]:
+    """Return a row [vocab] that allows only ``token``, or the row itself if it does not allow the token."""
+    if token is None or not np.isfinite(row[token]):
+        return row
+    forced = np.full_like(row, -np.inf)
+    forced[token] = row[token]
+    return forced
 
 
 def filtered_row(row: NDArray[np.float32], sampling: ResolvedSampling) -> NDArray[np.float32]:

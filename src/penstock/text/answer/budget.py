@@ -7,8 +7,10 @@ computed again, has the same tokens.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from penstock.text.answer.formats import CHANNEL, MESSAGE, START, ReasoningFormat
@@ -26,8 +28,9 @@ REASON: Final = (
 """The sentence that Qwen's reports use, and that their models were trained with."""
 MAX_BEYOND: Final = 32
 """A marker has at most so many tokens."""
-_PROMPT_TOKENS: Final = 32
-"""The beginning of thoughts is among so many tokens at the end of a prompt."""
+_MAX_MARKER_BYTES: Final = 64
+_TURN: Final = r"<[|｜][^|｜<>]*[|｜]>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>"
+"""The special tokens of chat templates that begin or end a message; no thoughts go on behind one."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +63,51 @@ class ThoughtsBudget:
 
     def begin(self, prompt_ids: Sequence[int]) -> ThoughtsState:
         """Return the state at the beginning of an answer."""
-        text = self.tokenizer.decode(list(prompt_ids[-_PROMPT_TOKENS:]), skip_special_tokens=False)
-        return ThoughtsState(self, begun=text.rstrip().endswith(self.form.head))
+        num_begun = self._num_begun(prompt_ids)
+        begun = None if num_begun is None else prompt_ids[len(prompt_ids) - num_begun :]
+        return ThoughtsState(self, begun=begun)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the text of a token."""
+        return self.tokenizer.token_bytes(token, skip_special_tokens=False)
+
+    def _num_begun(self, prompt_ids: Sequence[int]) -> int | None:
+        """Return how many tokens of thoughts a prompt ends with; None if it does not end within thoughts."""
+        form, text = self.form, b""
+        head, others = form.head.encode(), START if form.has_channels else ""
+        marks = "|".join([*map(re.escape, form.ends), re.escape(others) if others else _TURN])
+        ends, lens = re.compile(marks.encode()), list[int]()
+        for token in reversed(prompt_ids):
+            piece = self.token_bytes(token)
+            lens.append(len(piece))
+            text = piece + text[:_MAX_MARKER_BYTES]
+            begin = text.rfind(head)
+            end = max((match.start() for match in ends.finditer(text)), default=-1)
+            if begin >= max(0, end):
+                num_bytes = sum(lens) - begin - len(head)
+                rest = text[begin + len(head) :]
+                num_bytes -= len(rest) - len(rest.lstrip())
+                return sum(total <= num_bytes for total in accumulate(lens)) if num_bytes else 0
+            if end >= 0:
+                return None
+        return None
 
 
 class ThoughtsState:
     """The thoughts of one answer.  ``forced_token``: the token that must come next, if there is one."""
 
-    def __init__(self, budget: ThoughtsBudget, *, begun: bool) -> None:
+    def __init__(self, budget: ThoughtsBudget, *, begun: Sequence[int] | None) -> None:
+        """Begin within thoughts that have the tokens ``begun``, or outside of thoughts if it is None."""
         self._budget = budget
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._text = ""  # in which the next marker may begin
-        self._is_thinking, self._is_over = begun, False
-        self._num_tokens = self._num_closed = 0
+        self._is_thinking, self._is_over = begun is not None, False
+        self._num_closed = self._at = 0
         self._closing: tuple[int, ...] = ()
-        self._at = 0
+        self._num_tokens = min(len(begun or ()), budget.limit)
+        for token in begun or ():
+            self._text += self._decoder.decode(budget.token_bytes(token))
+            self._find_end()
         self._close_if_full()
 
     @property
@@ -93,7 +126,7 @@ class ThoughtsState:
             if self._is_over or self._at == len(self._closing):
                 self._end()
             return
-        self._text += self._decoder.decode(self._budget.tokenizer.token_bytes(token, skip_special_tokens=False))
+        self._text += self._decoder.decode(self._budget.token_bytes(token))
         if self._is_thinking:
             self._num_tokens += 1
         elif not self._find_head():
