@@ -86,10 +86,14 @@ class GenerateOptions:
     stopping_criteria: Any = None
 
     @property
+    def needs_rows(self) -> bool:
+        """True if the tokens depend on what is done in Python with their rows."""
+        return self.num_beams > 1 or bool(self.logits_processor) or bool(self.stopping_criteria)
+
+    @property
     def needs_hook(self) -> bool:
         """True if rows are seen or changed in Python."""
-        flags = self.output_scores, self.output_logits, self.num_beams > 1
-        return any(flags) or bool(self.logits_processor) or bool(self.stopping_criteria)
+        return self.output_scores or self.output_logits or self.needs_rows
 
     def params_of(self, num_prompt_tokens: int) -> SamplingParams:
         """Return the sampling of a prompt of this length."""

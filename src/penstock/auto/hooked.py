@@ -11,10 +11,11 @@ from penstock.engine.decoding.beam_search import BeamOptions, BeamSearch
 from penstock.engine.decoding.hook import AnswerHook, Callables, hooked
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.prompt_logits import PromptLogits
 from penstock.engine.request import Request
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.llm import LLM
-from penstock.llm.open_requests import run_prepared
+from penstock.llm.open_requests import run_prepared, run_prompts
 from penstock.llm.prompts import check_each, of_prompt
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def run_hooked(
     callables: Callables,
 ) -> list[list[Answer]]:  # fmt: skip
     """Return the answers to each prompt, ``num_return_sequences`` each."""
+    # The steps of a pipeline are sampled where its last stage runs, so rows that nothing changes are computed later.
+    is_later = llm.engine.program.info.num_stages > 1 and not read.needs_rows
     hooks: list[list[AnswerHook]] = []
     searches: list[BeamSearch] = []
 
@@ -62,7 +65,7 @@ def run_hooked(
                 for index in range(read.params.n)
             ]
         )
-        return [hooked(hook.sampling, hook) for hook in hooks[-1]]
+        return [hook.sampling if is_later else hooked(hook.sampling, hook) for hook in hooks[-1]]
 
     def of_beams(sampling: ResolvedSampling) -> list[ResolvedSampling]:
         searches.append(BeamSearch(llm.engine, sampling, _beam_options(llm, sampling, read), callables))
@@ -81,10 +84,27 @@ def run_hooked(
                 raise of_prompt(index, len(prompts) == 1, request.error)
     if searches:
         return [_answers_of(search, read) for search in searches]
+    for group, own_hooks in zip(groups, hooks if is_later else (), strict=is_later):
+        for request, own in zip(group, own_hooks, strict=True):
+            _compute_rows(llm, request, own)
     return [
         [_answer(request, own) for request, own in zip(group, own_hooks, strict=True)]
         for group, own_hooks in zip(groups, hooks, strict=True)
     ]
+
+
+def _compute_rows(llm: LLM, request: Request, hook: AnswerHook) -> None:
+    """Give a hook the rows and the tokens of an answer that has ended."""
+    if not request.output_ids:
+        return
+    ids = request.tokens(0, request.num_tokens - 1)
+    rows = PromptLogits(len(ids), llm.info.vocab_size, len(request.prompt_ids) - 1)
+    run_prompts(llm.engine, [(ids, rows)], True, RequestOptions())
+    again = Request(request.id, request.prompt_ids, request.max_tokens, request.sampling, request.stop_ids)
+    again.enter(request.num_encoded)
+    for row, token in zip(rows.array, request.output_ids, strict=True):
+        hook.process(again, row)
+        hook.accept(again, token)
 
 
 def _answer(request: Request, hook: AnswerHook) -> Answer:

@@ -53,8 +53,8 @@ def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
         refuse_logits("generate", info.tail)
         if info.num_stages > 1:
             raise UnsupportedError(
-                "pipeline_parallel_size: expected 1 with logits_processor, stopping_criteria, output_scores, "
-                f"output_logits or num_beams, got {info.num_stages}; use tensor_parallel_size",
+                "pipeline_parallel_size: expected 1 with logits_processor, stopping_criteria or num_beams, got "
+                f"{info.num_stages}; use tensor_parallel_size",
                 param="pipeline_parallel_size",
             )
     if info.tail:

@@ -59,22 +59,25 @@ class PromptScores:
 
 
 class PromptLogits:
-    """Logits [len, vocab] float32 of a prompt.  Row i scores the token after the first i + 1."""
+    """Logits [len, vocab] float32 of a prompt.  Row i scores the token after the first i + 1.
+
+    ``first``: the position of the first row; the rows before it are not collected.
+    """
 
     num_logprobs = -1
     scores = None
 
-    def __init__(self, prompt_len: int, vocab_size: int) -> None:
-        self.array: NDArray[np.float32] = np.empty((prompt_len, vocab_size), np.float32)
-        self._num_taken = 0
+    def __init__(self, prompt_len: int, vocab_size: int, first: int = 0) -> None:
+        self.array: NDArray[np.float32] = np.empty((prompt_len - first, vocab_size), np.float32)
+        self._first = self._num_taken = first
 
     @property
     def num_taken(self) -> int:
-        """The number of rows that are filled."""
+        """The number of positions whose rows are filled or not collected."""
         return self._num_taken
 
     def take(self, prompt_len: int, program: Program, sampled: Sampled, rows: range) -> None:
         """Copy the rows out of the program's memory."""
         stop = self._num_taken + len(rows)
-        self.array[self._num_taken : stop] = program.logits()[rows.start : rows.stop]
+        self.array[self._num_taken - self._first : stop - self._first] = program.logits()[rows.start : rows.stop]
         self._num_taken = stop
