@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -63,10 +64,10 @@ def test_an_error_at_the_last_token_frees_the_request(make_llm):
 
 
 def test_texts_that_fail_end_all_beams(make_llm, monkeypatch):
-    llm = make_llm()
-    monkeypatch.setattr(TextStream, "push", lambda *_: 1 / 0)
+    llm, pushes = make_llm(), count()
+    monkeypatch.setattr(TextStream, "push", lambda *_: 1 / 0 if next(pushes) == 4 else False)
     with pytest.raises(PenstockError):
-        AutoModel(llm).generate([5], 3, do_sample=False, num_beams=3)
+        AutoModel(llm).generate([5], 3, do_sample=False, num_beams=3, num_return_sequences=3)
     llm.engine.check_integrity()
     assert not llm.engine.has_work
 

@@ -55,6 +55,32 @@ def test_thoughts_end_after_their_tokens(specials):
         assert found == expected or (limit == 0 and found.startswith(expected)), (limit, prompt)
 
 
+@pytest.mark.parametrize("specials", [(), ("<think>", "</think>", "<|im_start|>", "<|im_end|>")])
+def test_a_prompt_may_end_within_thoughts(specials):
+    """Its thoughts count, as in vLLM."""
+    tokenizer = tokenizer_of(*specials)
+    end = f"\n\n{REASON}\n</think>\n\n"
+    for limit, prompt, parts, expected in (
+        (6, "<think>\nabcd", ("efgh", "yes"), f"ef{end}yes"),
+        (6, "x" * 300 + "<think>\n" + "é" * 2, ("efgh", "yes"), f"ef{end}yes"),
+        (2, "<think>abcd", ("e", "yes"), f"{end}yes"),
+        (9, "<think>a\n</thi", ("nk>yes and more",), "nk>yes and more"),
+        (2, "<think>a\n</thi", ("nk>yes and more",), "nk>yes and more"),
+        (2, "<think>a</think>b", ("<think>cdefg",), f"<think>cd{end}"),
+        (2, "<think> what is that<|im_end|>\n<|im_start|>assistant\n", ("abcdefgh",), "abcdefgh"),
+        (2, "<think>a</think>b<think>c", ("defgh", "yes"), f"d{end}yes"),
+    ):
+        found = written(tokenizer, "think", limit, prompt, *parts)
+        assert found == expected or (not parts[1:] and expected.startswith(found)), (limit, prompt)
+    channels = tokenizer_of("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+    head = "<|channel|>analysis<|message|>"
+    for prompt, closes in (
+        (f"<|start|>user<|message|>x<|end|><|start|>assistant{head}ab", True),
+        (f"{head}ab<|end|>", False),
+    ):
+        assert written(channels, "harmony", 3, prompt, "cdef", "x").startswith(f"c\n\n{REASON}" if closes else "cdefx")
+
+
 def test_another_channel_of_thoughts_ends_in_the_final_one():
     tokenizer = tokenizer_of("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
     head = "<|channel|>analysis<|message|>"
