@@ -183,6 +183,40 @@ def test_padding_on_either_side_changes_nothing(ours, theirs):
     assert lists[0] == short + arrays[0, len(PROMPT) :].tolist()
 
 
+def test_padding_without_a_mask_is_that_of_transformers(ours, theirs):
+    """The padding token is masked unless it ends answers, and an end token fills the rows without one."""
+    end = greedy_tokens(ours)[1]
+    rows = torch.tensor([[0] * 33 + PROMPT[:7], PROMPT])
+    cases = [{"pad_token_id": 0}, {"pad_token_id": 0, "num_beams": 2}, {"pad_token_id": 5, "eos_token_id": [end, 3]}]
+    for case in cases:
+        with torch.no_grad():
+            expected = theirs.generate(rows, max_new_tokens=NEW, do_sample=False, **case)
+        assert ours.generate(inputs=rows, max_new_tokens=NEW, do_sample=False, **case).tolist() == expected.tolist()
+    case = {"eos_token_id": [end, 3], "max_new_tokens": NEW, "do_sample": False}
+    rows, own = torch.tensor([PROMPT, PROMPT[::-1]]), theirs.generation_config
+    theirs.generation_config = transformers.GenerationConfig()
+    assert ours.generate(rows, **case).tolist() == theirs.generate(rows, **case).tolist()
+    theirs.generation_config = own
+    with raises(InvalidArgumentError, param="input_ids"):
+        ours.generate(max_new_tokens=3)
+
+
+def test_options_that_are_off_change_nothing(ours):
+    off = {"num_beam_groups": 1, "diversity_penalty": 0.0, "renormalize_logits": False, "output_attentions": False,
+           "synced_gpus": False, "guidance_scale": 1.0, "suppress_tokens": [], "prefix_allowed_tokens_fn": None,
+           "bos_token_id": 0, "forced_eos_token_id": [7], "tokenizer": object()}  # fmt: skip
+    expected = greedy_tokens(ours, forced_eos_token_id=7)
+    assert greedy_tokens(ours, **off) == greedy_tokens(ours, generation_config=off) == expected
+    for name, value in {
+        "num_beam_groups": 2,
+        "guidance_scale": 1.5,
+        "suppress_tokens": [4],
+        "synced_gpus": True,
+    }.items():
+        with raises(UnsupportedError, param=name):
+            greedy_tokens(ours, **{name: value})
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [

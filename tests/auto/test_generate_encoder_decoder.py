@@ -77,6 +77,14 @@ def test_options_count_the_tokens_of_the_decoder(ours, theirs):
     assert len(seen) > 5
 
 
+def test_padding_of_the_encoder_is_no_beginning_of_the_decoder(ours):
+    """The padding token of T5 is the one that its decoder begins with."""
+    rows = np.array([[5, 6, 1, 0, 0], [5, 6, 7, 8, 1]])
+    found = ours.generate(rows, 3, do_sample=False, ignore_eos=True, return_tensors="np")
+    for ids, one in zip(([5, 6, 1], [5, 6, 7, 8, 1]), found.tolist(), strict=True):
+        assert one[5:] == ours.generate([ids], 3, do_sample=False, ignore_eos=True)[0][len(ids) :]
+
+
 def test_stopping_criteria_see_the_tokens_of_the_decoder(ours):
     seen = []
     ours.generate(

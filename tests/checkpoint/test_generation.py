@@ -110,6 +110,18 @@ def test_a_damaged_generation_config_is_a_warning(data: bytes, caplog: pytest.Lo
     assert clean_generation_config(data) is None
 
 
+def test_the_padding_token_is_that_of_transformers() -> None:
+    for generation, config, expected in (
+        (b'{"pad_token_id": 9}', b'{"pad_token_id": 8}', 9),
+        (b"{}", b'{"pad_token_id": 8}', None),
+        (b"{", b'{"pad_token_id": 8}', 8),
+        (b'{"pad_token_id": -1}', b"{}", None),
+    ):
+        found = read_generation_config({"generation_config.json": generation, "config.json": config})
+        assert found.pad_token_id == expected
+    assert read_generation_config({"config.json": b'{"pad_token_id": 8}'}).pad_token_id == 8
+
+
 def test_every_reader_of_config_takes_infinity() -> None:
     text = b'{"eos_token_id": 7, "time_step_limit": [0.0, Infinity], "other": [-Infinity, NaN, 1e400], "a": 1, "a": 2}'
     assert read_generation_config({"config.json": text, "generation_config.json": text}).eos_token_ids == (7,)

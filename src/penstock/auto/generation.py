@@ -22,8 +22,44 @@ _CALLABLES: Final = ("logits_processor", "stopping_criteria")
 _OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, *_BEAMS[1:], *_CALLABLES, "pad_token_id", "use_cache")
 MAX_BEAMS: Final = 128
 MAX_LENGTH_PENALTY: Final = 8
-_WITHOUT_EFFECT: Final = ("transformers_version", "bos_token_id", "_from_model_config")
-"""Fields that a GenerationConfig of transformers has and that generation ignores here."""
+_WITHOUT_EFFECT: Final = ("transformers_version", "bos_token_id", "_from_model_config", "tokenizer", "disable_compile")
+"""Options of transformers that change no result here."""
+_OFF: Final[dict[str, tuple[object, ...]]] = {
+    "assistant_model": (),
+    "begin_suppress_tokens": ([],),
+    "cache_implementation": ("dynamic", "static"),
+    "constraints": (),
+    "custom_generate": (),
+    "decoder_start_token_id": (),
+    "diversity_penalty": (0,),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "exponential_decay_length_penalty": (),
+    "force_words_ids": (),
+    "guidance_scale": (1,),
+    "low_memory": (False,),
+    "max_time": (),
+    "negative_prompt_attention_mask": (),
+    "negative_prompt_ids": (),
+    "num_beam_groups": (1,),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+    "penalty_alpha": (0,),
+    "prefix_allowed_tokens_fn": (),
+    "prompt_lookup_num_tokens": (),
+    "remove_invalid_values": (False, True),
+    "renormalize_logits": (False,),
+    "return_legacy_cache": (False, True),
+    "sequence_bias": ([], {}),
+    "suppress_tokens": ([],),
+    "synced_gpus": (False,),
+    "token_healing": (False,),
+    "watermarking_config": (),
+}
+"""Options of transformers that are not here, and the values, beside None, that leave them off."""
 
 
 class GenerationConfig:
@@ -33,8 +69,7 @@ class GenerationConfig:
     """
 
     def __init__(self, **options: Any) -> None:
-        _check_names(options, "GenerationConfig")
-        self.options = options
+        self.options = _known(options, "GenerationConfig")
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIONS:
@@ -95,6 +130,12 @@ class GenerateOptions:
         """True if rows are seen or changed in Python."""
         return self.output_scores or self.output_logits or self.needs_rows
 
+    def pad_token(self, defaults: ModelDefaults) -> int:
+        """Return the token that fills the rows of arrays: that of the call, of the model, or the first end token."""
+        own = self.pad_token_id if self.pad_token_id is not None else defaults.pad_token_id
+        ends = self.params.stop_token_ids if self.params.ignore_eos else ()
+        return next(iter((*ends, *defaults.eos_token_ids)), 0) if own is None else own
+
     def params_of(self, num_prompt_tokens: int) -> SamplingParams:
         """Return the sampling of a prompt of this length."""
         params = self.params
@@ -116,9 +157,8 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
 
     ``defaults``: those of the model.  Raises InvalidArgumentError or UnsupportedError, which names the option.
     """
-    _check_names(options, "generate")
     values: dict[str, Any] = {}
-    for layer in (*map(_config_options, configs), options):
+    for layer in (*map(_config_options, configs), _known(options, "generate")):
         values_set = {name: value for name, value in layer.items() if value is not None}
         if {"max_length", "max_new_tokens"} <= values_set.keys():
             raise InvalidArgumentError("max_length and max_new_tokens exclude each other", param="max_length")
@@ -134,6 +174,9 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
             lengths[name] = check_integer(name, value, 0, MAX_TOKEN)
     beams: dict[str, Any] = {name: values.pop(name) for name in _BEAMS if name in values}
     callables = {name: values.pop(name, None) for name in _CALLABLES}
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        if isinstance(values.get(name), (list, tuple)) and len(values[name]) == 1:
+            values[name] = values[name][0]
     params = sampling_of_keywords(values, defaults.temperature)
     return GenerateOptions(
         params,
@@ -161,6 +204,18 @@ def _beam_values(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _known(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the options without those of transformers that change nothing.  Raises an error for other names."""
+    known = {name: value for name, value in options.items() if name not in _WITHOUT_EFFECT and name not in _OFF}
+    for name in options.keys() & _OFF.keys():
+        value = options[name]
+        if value is not None and not (isinstance(value, (int, float, str, list, dict)) and value in _OFF[name]):
+            expected = " or ".join(["None", *map(repr, _OFF[name])])
+            raise UnsupportedError(f"{where}: {name}: expected {expected}, got {value!r:.60}", param=name)
+    _check_names(known, where)
+    return known
+
+
 def _check_names(options: Mapping[str, Any], where: str) -> None:
     for name in options:
         if name not in _OPTIONS:
@@ -177,8 +232,7 @@ def _config_options(config: object) -> Mapping[str, Any]:
         return config.options
     if callable(getattr(config, "to_diff_dict", None)):  # transformers: only what differs from its defaults
         values: dict[str, Any] = config.to_diff_dict()  # type: ignore[attr-defined]
-        config = {name: value for name, value in values.items() if name not in _WITHOUT_EFFECT}
+        config = values
     if not isinstance(config, Mapping):
         raise wrong_type("generation_config", "a GenerationConfig or a dictionary", config)
-    _check_names(config, "generation_config")
-    return config
+    return _known(config, "generation_config")

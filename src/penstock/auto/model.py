@@ -15,13 +15,14 @@ from penstock.auto.callables import callables_of
 from penstock.auto.config import AutoConfig, existing_path
 from penstock.auto.generation import GenerateOptions, GenerationConfig, read_options
 from penstock.auto.hooked import Answer, check_hooked, run_hooked
-from penstock.auto.output import output_kind, output_of, without_padding
+from penstock.auto.output import output_kind, output_of, without_padding, without_pads
 from penstock.engine.decoding.hook import Callables
 from penstock.engine.params import SamplingParams
 from penstock.engine.prompts import own_start
 from penstock.errors import InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.llm.prompts import split_prompts
+from penstock.llm.resolve import end_ids
 from penstock.llm.streamers import Streamer
 from penstock.offline.backends import llm_options
 from penstock.offline.model_file import YAML_SUFFIXES
@@ -91,7 +92,7 @@ class AutoModel:
 
     def generate(
         self,
-        input_ids: Sequence[int] | Sequence[Sequence[int]],
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         max_new_tokens: int | None = None,
         do_sample: bool | None = None,
         *,
@@ -99,12 +100,14 @@ class AutoModel:
         streamer: Streamer | None = None,
         generation_config: GenerationConfig | Mapping[str, Any] | None = None,
         return_tensors: str | None = None,
+        inputs: Any = None,
         **options: Any,
     ) -> Any:
         """Continue one prompt or several; each returned list begins with its prompt.
 
-        ``input_ids``: a list of token ids, a list of lists, an array or a tensor.  ``attention_mask``: 0 marks padding
-        on either side, which is not computed.  ``do_sample``: False is greedy; True samples with ``temperature``, by
+        ``input_ids``, or ``inputs``: a list of token ids, a list of lists, an array or a tensor.  ``attention_mask``: 0
+        marks padding on either side, which is not computed; without one it is the padding token that does, unless it
+        ends answers.  ``do_sample``: False is greedy; True samples with ``temperature``, by
         default the model's or 1; None follows the model's defaults.  ``streamer``: for one prompt, gets the token ids
         as they are generated.  ``generation_config``: options that the call leaves open, ours or transformers'.
         ``return_tensors``: "np" or "pt" return an array or a tensor [num_sequences, longest], whose rows begin with the
@@ -120,9 +123,13 @@ class AutoModel:
         """
         keywords = {"max_new_tokens": max_new_tokens, "do_sample": do_sample, **options}
         read = read_options((self.generation_config, generation_config), keywords, self.llm.generation)
+        if (input_ids is None) == (inputs is None):
+            raise InvalidArgumentError("input_ids: expected token ids, here or as inputs", param="input_ids")
+        input_ids = inputs if input_ids is None else input_ids
         kind = output_kind(return_tensors, input_ids)
         given, _ = split_prompts(input_ids)
-        prompts = given if attention_mask is None else without_padding(given, attention_mask)
+        pad_id = read.pad_token(self.llm.generation)
+        prompts = self._without_padding(given, attention_mask, read, pad_id)
         params = [read.params_of(self._sequence_len(prompt)) for prompt in prompts]
         if read.needs_hook:
             callables = callables_of(read.logits_processor, read.stopping_criteria, kind == "pt")
@@ -130,8 +137,17 @@ class AutoModel:
         else:
             results = self.llm.generate(prompts, params, streamer=streamer)
             answers = [[Answer(one.token_ids) for one in result.choices or (result,)] for result in results]
-        ends = self.llm.generation.eos_token_ids
-        return output_of(prompts if kind is None else given, answers, read, kind, next(iter(ends), 0))
+        return output_of(prompts if kind is None else given, answers, read, kind, pad_id)
+
+    def _without_padding(self, given: list[Any], mask: Any, read: GenerateOptions, pad_id: int) -> list[Any]:
+        """Return the prompts without their padding; without a mask tokens are padding if they are no end tokens."""
+        if mask is not None:
+            return without_padding(given, mask)
+        if pad_id in end_ids(read.params, frozenset(self.llm.generation.eos_token_ids)):
+            return given
+        if read.pad_token_id is None and self.llm.generation.pad_token_id is None:
+            return given
+        return without_pads(given, pad_id, self.llm.engine.program.info.prefix_token)
 
     def _sequence_len(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt ``max_length`` counts: of an encoder-decoder those of the decoder."""

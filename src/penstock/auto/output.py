@@ -17,7 +17,7 @@ from penstock.validation import refusal
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["output_kind", "output_of", "without_padding"]
+__all__ = ["output_kind", "output_of", "without_padding", "without_pads"]
 
 
 def output_kind(return_tensors: object, input_ids: object) -> str | None:
@@ -25,6 +25,22 @@ def output_kind(return_tensors: object, input_ids: object) -> str | None:
     if return_tensors not in (None, "np", "pt"):
         raise refusal("return_tensors", "None, 'np' or 'pt'", return_tensors)
     return "pt" if return_tensors == "pt" or (return_tensors is None and is_tensor(input_ids)) else return_tensors
+
+
+def without_pads(prompts: list[Any], pad_id: int, start: int) -> list[Any]:
+    """Return the prompts without padding where there is no mask, which transformers makes from the padding token.
+
+    ``start``: the first token of a decoder behind an encoder, -1 without one; only padding at the end is removed then.
+    """
+
+    def cut(ids: Any) -> Any:
+        if isinstance(ids, str):
+            return ids
+        if start < 0:
+            return [token for token in ids if token != pad_id] or ids
+        return ids[: max((length for length, token in enumerate(ids, 1) if token != pad_id), default=len(ids))]
+
+    return [cut(ids) for ids in prompts]
 
 
 def without_padding(prompts: list[Any], attention_mask: Any) -> list[list[int]]:
@@ -38,16 +54,19 @@ def without_padding(prompts: list[Any], attention_mask: Any) -> list[list[int]]:
 
 
 def output_of(
-    prompts: Sequence[Any], answers: Sequence[Sequence[Answer]], read: GenerateOptions, kind: str | None, end_id: int
+    prompts: Sequence[Any], answers: Sequence[Sequence[Answer]], read: GenerateOptions, kind: str | None, pad_id: int
 ) -> Any:
-    """Return the sequences of all answers in a form, or a GenerateOutput with them."""
+    """Return the sequences of all answers in a form, or a GenerateOutput with them.
+
+    ``pad_id`` fills the rows of arrays and tensors; lists are filled only with a ``pad_token_id`` of the call.
+    """
     flat = [answer for of_prompt in answers for answer in of_prompt]
     sequences = [
         [*map(int, prompt), *answer.token_ids]
         for prompt, of_prompt in zip(prompts, answers, strict=True)
         for answer in of_prompt
     ]
-    pad = read.pad_token_id if kind is None or read.pad_token_id is not None else end_id
+    pad = read.pad_token_id if kind is None else pad_id
     if pad is not None:
         longest = max(map(len, sequences), default=0)
         for ids in sequences:

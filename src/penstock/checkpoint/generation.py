@@ -50,7 +50,7 @@ class GenerationConfig:
     ``temperature`` 0 is greedy.  ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1, ``repetition_penalty`` 1,
     ``no_repeat_ngram_size`` 0 and a forced token -1 are off.  A ``top_p`` or ``typical_p`` below 1e-6, which keeps only
     the likeliest token, is raised to 1e-6.  ``max_new_tokens`` None leaves the choice to the caller.  Any of
-    ``eos_token_ids`` ends a text.
+    ``eos_token_ids`` ends a text.  ``pad_token_id`` fills the shorter rows of a batch.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -66,6 +66,7 @@ class GenerationConfig:
     no_repeat_ngram_size: int = 0
     forced_bos_token_id: int = -1
     forced_eos_token_id: int = -1
+    pad_token_id: int | None = None
 
 
 def read_generation_config(files: Mapping[str, bytes | memoryview]) -> GenerationConfig:
@@ -73,15 +74,18 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
 
     ``files`` maps file names to their bytes.  Raises InvalidFileError, which names the file and the key.
     """
-    reader = _generation_reader(files) or ConfigReader({}, "generation_config.json")
-    config = _reader(files, "config.json")
+    generation, config = _generation_reader(files), _reader(files, "config.json")
+    reader = generation or ConfigReader({}, "generation_config.json")
     eos = end_token_ids(reader, config)
     if len(eos) > MAX_EOS_TOKENS:
         raise reader.error("eos_token_id", f"at most {MAX_EOS_TOKENS} tokens", list(eos))
     bos = _ids(reader, "bos_token_id") or _ids(config, "bos_token_id")
+    uses_file = generation is not None and "generation_config.json" in files  # as in transformers
+    pad = _Defaults(reader if uses_file else config).token("pad_token_id")
     return GenerationConfig(
         eos_token_ids=eos,
         bos_token_id=next(iter(bos), None),
+        pad_token_id=pad if pad >= 0 else None,
         **_sampling_defaults(_Defaults(reader)),
     )
 
