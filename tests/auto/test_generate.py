@@ -201,16 +201,43 @@ def test_padding_without_a_mask_is_that_of_transformers(ours, theirs):
         ours.generate(max_new_tokens=3)
 
 
+def test_suppressed_and_allowed_tokens_are_those_of_transformers(ours, theirs):
+    plain = greedy_tokens(ours)
+    rows = torch.tensor([PROMPT, PROMPT[::-1]])
+
+    def allowed(row, ids):
+        return [5, 6, 7, 8] if row % 2 else [*range(9 + int(ids.shape[0]) % 3, 20)]
+
+    cases = [
+        {"suppress_tokens": [plain[0], plain[3], 10**6]},
+        {"begin_suppress_tokens": plain[:2]},
+        {"begin_suppress_tokens": plain[:2], "num_beams": 2},
+        {"prefix_allowed_tokens_fn": allowed, "forced_eos_token_id": 4},
+        {"prefix_allowed_tokens_fn": allowed, "num_beams": 2, "num_return_sequences": 2, "suppress_tokens": [12]},
+    ]
+    for case in cases:
+        options = {"max_new_tokens": NEW, "do_sample": False, **case}
+        with torch.no_grad():
+            expected = theirs.generate(rows, **options)
+        assert ours.generate(rows, **options).tolist() == expected.tolist(), case
+    seen = []
+    ours.generate(
+        rows, 2, do_sample=True, num_return_sequences=2, prefix_allowed_tokens_fn=lambda row, _: seen.append(row) or [3]
+    )
+    assert sorted(seen) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 def test_options_that_are_off_change_nothing(ours):
     off = {"num_beam_groups": 1, "diversity_penalty": 0.0, "renormalize_logits": False, "output_attentions": False,
-           "synced_gpus": False, "guidance_scale": 1.0, "suppress_tokens": [], "prefix_allowed_tokens_fn": None,
-           "bos_token_id": 0, "forced_eos_token_id": [7], "tokenizer": object()}  # fmt: skip
+           "synced_gpus": False, "guidance_scale": 1.0, "suppress_tokens": [], "sequence_bias": {},
+           "prefix_allowed_tokens_fn": None, "bos_token_id": 0, "forced_eos_token_id": [7],
+           "tokenizer": object()}  # fmt: skip
     expected = greedy_tokens(ours, forced_eos_token_id=7)
     assert greedy_tokens(ours, **off) == greedy_tokens(ours, generation_config=off) == expected
     for name, value in {
         "num_beam_groups": 2,
         "guidance_scale": 1.5,
-        "suppress_tokens": [4],
+        "sequence_bias": {(5,): 2.0},
         "synced_gpus": True,
     }.items():
         with raises(UnsupportedError, param=name):
@@ -232,6 +259,9 @@ def test_options_that_are_off_change_nothing(ours):
         ({"logits_processor": lambda ids, scores: 1 / 0}, "logits_processor"),
         ({"num_beams": 2, "logits_processor": lambda ids, scores: 1 / 0}, "logits_processor"),
         ({"stopping_criteria": lambda ids, scores: 1 / 0}, "stopping_criteria"),
+        ({"prefix_allowed_tokens_fn": lambda row, ids: []}, "prefix_allowed_tokens_fn"),
+        ({"prefix_allowed_tokens_fn": 3}, "prefix_allowed_tokens_fn"),
+        ({"suppress_tokens": "x"}, "suppress_tokens"),
         ({"return_tensors": "tf"}, "return_tensors"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
         ({"bad_words_ids": [[]]}, "bad_words_ids[0]"),

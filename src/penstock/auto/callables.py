@@ -17,6 +17,10 @@ from penstock.validation import wrong_type
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.auto.generation import GenerateOptions
+
+    _Process = Callable[[list[int], NDArray[np.float32]], NDArray[np.float32]]
+
 __all__ = ["as_tensor", "callables_of", "is_tensor"]
 
 
@@ -37,12 +41,57 @@ def as_tensor(array: NDArray[Any]) -> Any:
     return tensors.from_numpy(np.ascontiguousarray(array))
 
 
-def callables_of(processors: object, criteria: object, uses_tensors: bool) -> Callables:
-    """Return the functions of a call, each for plain arrays."""
-    return Callables(
-        [_processor(one, uses_tensors) for one in _listed("logits_processor", processors)],
-        [_criterion(one, uses_tensors) for one in _listed("stopping_criteria", criteria)],
-    )
+def callables_of(read: GenerateOptions, uses_tensors: bool, row: int, prompt_len: int) -> Callables:
+    """Return the functions of a call for an answer, each for plain arrays.
+
+    ``row``: the number that ``prefix_allowed_tokens_fn`` gets.  ``prompt_len``: the tokens before the answer.
+    """
+    own: list[_Process] = []
+    if read.prefix_allowed_tokens_fn is not None:
+        own.append(_allowing(read.prefix_allowed_tokens_fn, uses_tensors, row))
+    if read.suppress_tokens or read.begin_suppress_tokens:
+        own.append(_suppressing(read, prompt_len))
+    processors = [_processor(one, uses_tensors) for one in _listed("logits_processor", read.logits_processor)]
+    criteria = [_criterion(one, uses_tensors) for one in _listed("stopping_criteria", read.stopping_criteria)]
+    return Callables([*own, *processors], criteria)
+
+
+def _allowing(function: object, uses_tensors: bool, row: int) -> _Process:
+    """Return a processor that allows the tokens that a function of (row, input_ids) names."""
+    name = "prefix_allowed_tokens_fn"
+    if not callable(function):
+        raise wrong_type(name, "a function of (batch_id, input_ids)", function)
+    convert = as_tensor if uses_tensors else np.asarray
+
+    def process(tokens: list[int], row_of_scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        if np.isfinite(row_of_scores).sum() == 1:  # a forced token, as in transformers
+            return row_of_scores
+        allowed = np.asarray(_call(name, function, row, convert(np.array(tokens, np.int64))))
+        if (
+            not allowed.size
+            or allowed.dtype.kind not in "iu"
+            or not 0 <= allowed.min() <= allowed.max() < len(row_of_scores)
+        ):
+            raise InvalidArgumentError(f"{name}: expected some token ids, got {allowed.tolist()!r:.60}", param=name)
+        changed = np.full_like(row_of_scores, -np.inf)
+        changed[allowed] = row_of_scores[allowed]
+        return changed
+
+    return process
+
+
+def _suppressing(read: GenerateOptions, prompt_len: int) -> _Process:
+    """Return a processor that forbids tokens always, and others at the beginning of the answer."""
+    always, first = (np.array(ids, np.int64) for ids in (read.suppress_tokens, read.begin_suppress_tokens))
+    begin = prompt_len + (prompt_len == 1 and read.params.forced_bos_token_id is not None)
+
+    def process(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
+        changed = row.copy()
+        for ids in (always, first) if len(tokens) == begin else (always,):
+            changed[ids[ids < len(row)]] = -np.inf
+        return changed
+
+    return process
 
 
 def _listed(name: str, value: object) -> Sequence[Callable[..., Any]]:
@@ -57,9 +106,7 @@ def _wants_tensors(function: object) -> bool:
     return any(kind.__module__.partition(".")[0] == "transformers" for kind in type(function).__mro__)
 
 
-def _processor(
-    function: Callable[..., Any], uses_tensors: bool
-) -> Callable[[list[int], NDArray[np.float32]], NDArray[np.float32]]:
+def _processor(function: Callable[..., Any], uses_tensors: bool) -> _Process:
     convert = as_tensor if uses_tensors or _wants_tensors(function) else np.asarray
     name = "logits_processor"
 

@@ -11,22 +11,22 @@ from penstock.config import check_flag, check_integer
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.sampling_keywords import KEYWORDS, sampling_of_keywords
-from penstock.validation import MAX_TOKEN, nearest, optional_number, refusal, wrong_type
+from penstock.validation import MAX_TOKEN, nearest, optional_number, refusal, token_ids, wrong_type
 
 __all__ = ["GenerateOptions", "GenerateOutput", "GenerationConfig", "read_options"]
 
 _LENGTHS: Final = ("max_length", "min_length")
 _FLAGS: Final = ("return_dict_in_generate", "output_scores", "output_logits")
 _BEAMS: Final = ("num_beams", "length_penalty", "early_stopping")
-_CALLABLES: Final = ("logits_processor", "stopping_criteria")
-_OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, *_BEAMS[1:], *_CALLABLES, "pad_token_id", "use_cache")
+_CALLABLES: Final = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
+_SUPPRESSED: Final = ("suppress_tokens", "begin_suppress_tokens")
+_OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, *_BEAMS[1:], *_CALLABLES, *_SUPPRESSED, "pad_token_id", "use_cache")
 MAX_BEAMS: Final = 128
 MAX_LENGTH_PENALTY: Final = 8
 _WITHOUT_EFFECT: Final = ("transformers_version", "bos_token_id", "_from_model_config", "tokenizer", "disable_compile")
 """Options of transformers that change no result here."""
 _OFF: Final[dict[str, tuple[object, ...]]] = {
     "assistant_model": (),
-    "begin_suppress_tokens": ([],),
     "cache_implementation": ("dynamic", "static"),
     "constraints": (),
     "custom_generate": (),
@@ -48,13 +48,11 @@ _OFF: Final[dict[str, tuple[object, ...]]] = {
     "output_attentions": (False,),
     "output_hidden_states": (False,),
     "penalty_alpha": (0,),
-    "prefix_allowed_tokens_fn": (),
     "prompt_lookup_num_tokens": (),
     "remove_invalid_values": (False, True),
     "renormalize_logits": (False,),
     "return_legacy_cache": (False, True),
     "sequence_bias": ([], {}),
-    "suppress_tokens": ([],),
     "synced_gpus": (False,),
     "token_healing": (False,),
     "watermarking_config": (),
@@ -119,11 +117,20 @@ class GenerateOptions:
     early_stopping: bool | str = False
     logits_processor: Any = None
     stopping_criteria: Any = None
+    prefix_allowed_tokens_fn: Any = None
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that functions see of each prompt: its answers, or 1 for a search, as in transformers."""
+        return self.params.n if self.num_beams == 1 else 1
 
     @property
     def needs_rows(self) -> bool:
         """True if the tokens depend on what is done in Python with their rows."""
-        return self.num_beams > 1 or bool(self.logits_processor) or bool(self.stopping_criteria)
+        functions = self.logits_processor, self.stopping_criteria, self.prefix_allowed_tokens_fn
+        return self.num_beams > 1 or any(functions) or bool(self.suppress_tokens or self.begin_suppress_tokens)
 
     @property
     def needs_hook(self) -> bool:
@@ -177,6 +184,7 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         if isinstance(values.get(name), (list, tuple)) and len(values[name]) == 1:
             values[name] = values[name][0]
+    suppressed: dict[str, Any] = {name: token_ids(name, values.pop(name, None) or ()) for name in _SUPPRESSED}
     params = sampling_of_keywords(values, defaults.temperature)
     return GenerateOptions(
         params,
@@ -188,6 +196,7 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
         flags["output_logits"],
         **_beam_values(beams),
         **callables,
+        **suppressed,
     )
 
 

@@ -45,9 +45,9 @@ class Answer:
 
 def run_hooked(
     llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], read: GenerateOptions,
-    callables: Callables,
+    callables: Sequence[Callables],
 ) -> list[list[Answer]]:  # fmt: skip
-    """Return the answers to each prompt, ``num_return_sequences`` each."""
+    """Return the answers to each prompt, ``num_return_sequences`` each.  ``callables``: those of each row."""
     # The steps of a pipeline are sampled where its last stage runs, so rows that nothing changes are computed later.
     is_later = llm.engine.program.info.num_stages > 1 and not read.needs_rows
     hooks: list[list[AnswerHook]] = []
@@ -58,7 +58,7 @@ def run_hooked(
             [
                 AnswerHook(
                     sampling.answer(index),
-                    callables,
+                    callables[len(hooks) * read.params.n + index],
                     [] if read.output_logits else None,
                     [] if read.output_scores else None,
                 )
@@ -68,7 +68,7 @@ def run_hooked(
         return [hook.sampling if is_later else hooked(hook.sampling, hook) for hook in hooks[-1]]
 
     def of_beams(sampling: ResolvedSampling) -> list[ResolvedSampling]:
-        searches.append(BeamSearch(llm.engine, sampling, _beam_options(llm, sampling, read), callables))
+        searches.append(BeamSearch(llm.engine, sampling, _beam_options(llm, sampling, read), callables[len(searches)]))
         return searches[-1].samplings
 
     hook: Callable[[ResolvedSampling], list[ResolvedSampling]] = of_beams if read.num_beams > 1 else of_answers

@@ -119,7 +119,8 @@ class AutoModel:
         length), ``output_scores``, ``output_logits`` and ``return_dict_in_generate`` (return a GenerateOutput).
         ``logits_processor`` and ``stopping_criteria``: functions of (input_ids, scores), or lists of them, which see
         one sequence at a time: [1, len] and [1, vocab].  ``num_beams`` above 1 searches with that many beams;
-        ``length_penalty`` and ``early_stopping`` as in transformers.
+        ``length_penalty`` and ``early_stopping`` as in transformers, and ``prefix_allowed_tokens_fn``,
+        ``suppress_tokens`` and ``begin_suppress_tokens`` as well.
         """
         keywords = {"max_new_tokens": max_new_tokens, "do_sample": do_sample, **options}
         read = read_options((self.generation_config, generation_config), keywords, self.llm.generation)
@@ -132,7 +133,11 @@ class AutoModel:
         prompts = self._without_padding(given, attention_mask, read, pad_id)
         params = [read.params_of(self._sequence_len(prompt)) for prompt in prompts]
         if read.needs_hook:
-            callables = callables_of(read.logits_processor, read.stopping_criteria, kind == "pt")
+            lens = [self._sequence_len(prompt) for prompt in prompts]
+            callables = [
+                callables_of(read, kind == "pt", row, length)
+                for row, length in enumerate(length for length in lens for _ in range(read.num_rows))
+            ]
             answers = self._hooked(prompts, params, read, callables, streamer)
         else:
             results = self.llm.generate(prompts, params, streamer=streamer)
@@ -160,7 +165,7 @@ class AutoModel:
         prompts: list[Any],
         params: list[SamplingParams],
         read: GenerateOptions,
-        callables: Callables,
+        callables: list[Callables],
         streamer: Streamer | None,
     ) -> list[list[Answer]]:
         check_hooked(read)
@@ -173,7 +178,7 @@ class AutoModel:
                     "streamer: expected one prompt with one answer and num_beams 1", param="streamer"
                 )
             streamer.put(np.array([prompts[0]], np.int64))
-            callables = replace(callables, put=lambda token: streamer.put(np.array([token], np.int64)))
+            callables = [replace(callables[0], put=lambda token: streamer.put(np.array([token], np.int64)))]
             return run_hooked(self.llm, prompts, params, read, callables)
         finally:
             streamer.end()
