@@ -61,7 +61,7 @@ class ExportReport:
 
 def export_bundle(
     source: Path | str,
-    out: Path | str,
+    out: Path | str | Callable[[], Path],
     *,
     scheme: str | None = None,
     network: str | None = None,
@@ -72,6 +72,7 @@ def export_bundle(
 ) -> ExportReport:
     """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears complete or not at all.
 
+    ``out`` may be a function, which is called when all but the weights is read.
     ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
     ends the graph in token ids instead of logits.  ``rank``: of a sharded folder, whose other ranks are not read.
     ``without_weights`` leaves a hole instead of weights.  ``progress(stage, done, total)`` counts bytes of the source
@@ -95,7 +96,8 @@ def export_bundle(
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
-    with native.Context() as context, BundleWriter(Path(out), graph, segments, durable=False) as writer:
+    out = Path(out() if callable(out) else out)
+    with native.Context() as context, BundleWriter(out, graph, segments, durable=False) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
         if without_weights:
             writer.leave_weights(0)
@@ -107,7 +109,7 @@ def export_bundle(
         scheme=chosen,
         num_weights=len(graph.weights),
         source_bytes=total,
-        file_bytes=Path(out).stat().st_size,
+        file_bytes=out.stat().st_size,
         capture_seconds=captured - start,
         pack_seconds=packed - captured,
         seconds=packed - start,
