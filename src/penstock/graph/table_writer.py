@@ -95,7 +95,9 @@ class TableWriter:
         """Write a vector of tables."""
         self._align(4, 4 * len(targets))
         end = self._size + 4 * len(targets)
-        return self.vector(struct.pack(f"<{len(targets)}I", *(end - 4 * i - t for i, t in enumerate(targets))), len(targets))
+        return self.vector(
+            struct.pack(f"<{len(targets)}I", *(end - 4 * i - t for i, t in enumerate(targets))), len(targets)
+        )
 
     def finish(self, root: int, identifier: bytes) -> bytes:
         """Return the file of a root table."""
