@@ -10,7 +10,6 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 from flatbuffers import number_types as types
 
