@@ -36,7 +36,7 @@ def test_a_wrong_length_names_its_array(length: int) -> None:
     data = bytearray(gguf_bytes({"texts": ["abcd"] * 8}, {}))
     place = data.index(b"abcd", data.index(b"abcd") + 4)
     data[place - 8 : place] = struct.pack("<Q", length)
-    with pytest.raises(InvalidFileError, match="texts|key"):
+    with pytest.raises(InvalidFileError, match=r"texts|key"):
         read_header(memoryview(bytes(data)), "m.gguf")
 
 

@@ -240,7 +240,8 @@ class Cache:
         try:
             how: Any = {"rank": rank, "kind": "cached", "progress": progress}
             if child is None:
-                built = build_in_child(checkpoint.folder, path, **request, **how)
+                how |= request
+                built = build_in_child(checkpoint.folder, path, **how)
             else:
                 built = finish_child(child, checkpoint.folder, path, **how)
         except FileAccessError as error:

@@ -197,7 +197,7 @@ def _decode(data: memoryview, begins: NDArray[np.int64]) -> list[str] | None:
     if len(text) - np.count_nonzero(text) != _LENGTH.size * (len(begins) - 1):
         return None
     try:
-        return str(text, "utf-8").split("\0" * _LENGTH.size)[1:]
+        return str(text.data, "utf-8").split("\0" * _LENGTH.size)[1:]
     except UnicodeDecodeError:
         return None
 
