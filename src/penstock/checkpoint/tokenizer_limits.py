@@ -76,7 +76,12 @@ class MadeJson(bytes):
         if isinstance(merges, MadeMerges):
             before, _, behind = text.rpartition('"merges": []')  # once: inside a string, quotes are escaped
             text = f'{before}"merges": {merges.text}{behind}'
-        made = cls(text.encode())
+        return cls.with_value(text.encode(), value)
+
+    @classmethod
+    def with_value(cls, data: bytes, value: dict[str, Any]) -> MadeJson:
+        """Return a text that is that of ``value``."""
+        made = cls(data)
         made.value = value
         return made
 
