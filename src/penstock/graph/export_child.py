@@ -117,7 +117,7 @@ class _Place:
         """Return the place, which the parent may name late."""
         self.known.wait()
         if self.out is None:
-            raise InternalError("expected the name of the file on stdin, found none")
+            raise InternalError("expected the name of the file on stdin, got none")
         return self.out
 
 
