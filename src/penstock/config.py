@@ -142,15 +142,13 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _check_depth(value: Any, file: str) -> None:
-    """Check the nesting depth, without recursion."""
+    """Check the nesting depth, without recursion, and the many items of a vocabulary without a loop."""
     items = [value]
     for _ in range(MAX_DEPTH):
-        # A vocabulary has hundreds of thousands of items: a set of their types needs no loop.
         if {dict, list}.isdisjoint(map(type, items)):
             return
-        objects = [item for item in items if type(item) is dict]
-        arrays = [item for item in items if type(item) is list]
-        items = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(arrays)]
+        arrays = [item.values() if type(item) is dict else item for item in items if type(item) in (dict, list)]
+        items = list(chain.from_iterable(arrays))
     if items:
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, got more")
 

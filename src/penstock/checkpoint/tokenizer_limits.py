@@ -89,7 +89,7 @@ class MadeJson(bytes):
 def _no_merges(value: object) -> list[str]:
     """Return what stands for merges whose text is put in later."""
     if not isinstance(value, MadeMerges):
-        raise TypeError(f"expected an object of JSON, found {type(value).__name__}")
+        raise TypeError(f"expected an object of JSON, got {type(value).__name__}")
     return []
 
 

@@ -41,8 +41,7 @@ class _Warnings(logging.Handler):
         self.texts += [] if text in self.texts else [text]
 
 
-def main() -> int:
-    """Export as the command line requests; return the exit status."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m penstock.graph.export_child")
     parser.add_argument("source")
     parser.add_argument("out", nargs="?", help="with --child a line of stdin, a JSON string, which may come late")
@@ -52,7 +51,12 @@ def main() -> int:
     parser.add_argument("--rank", type=int)
     parser.add_argument("--without-weights", action="store_true")
     parser.add_argument("--child", action="store_true", help="exit when stdin closes, and remove OUT's folder")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Export as the command line requests; return the exit status."""
+    args = _parser().parse_args()
     env.enter_export_child()
     if args.network is None:
         use_own_modules()
