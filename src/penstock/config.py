@@ -142,14 +142,14 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _check_depth(value: Any, file: str) -> None:
-    """Check the nesting depth, without recursion."""
-    level = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(MAX_DEPTH - 1):
-        inner = (item.values() if isinstance(item, dict) else item for item in level)
-        # A vocabulary has hundreds of thousands of items: a set of their types needs no loop.
-        nested = [items for items in inner if not {dict, list}.isdisjoint(map(type, items))]
-        level = [item for item in chain.from_iterable(nested) if isinstance(item, (dict, list))]
-    if any(level):
+    """Check the nesting depth, without recursion, and the many items of a vocabulary without a loop."""
+    items = [value]
+    for _ in range(MAX_DEPTH):
+        if {dict, list}.isdisjoint(map(type, items)):
+            return
+        arrays = [item.values() if type(item) is dict else item for item in items if type(item) in (dict, list)]
+        items = list(chain.from_iterable(arrays))
+    if items:
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, got more")
 
 

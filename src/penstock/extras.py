@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -39,6 +38,8 @@ def without_torch(name: str, error: ModuleNotFoundError) -> ImportError | Unsupp
 
 
 def _source() -> str:
+    from importlib.metadata import PackageNotFoundError, distribution  # imported here: only an error needs it
+
     try:
         record = json.loads(distribution("penstock").read_text("direct_url.json") or "{}")  # PEP 610
     except (PackageNotFoundError, ValueError):

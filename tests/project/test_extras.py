@@ -25,7 +25,7 @@ def test_the_command_installs_from_the_source_tree(tmp_path: Path, monkeypatch: 
     (tree / "pyproject.toml").touch()
     monkeypatch.setattr(extras.shutil, "which", lambda _name: str(Path(sys.executable).parent / "pip"))
     for url, source in (("", "penstock"), ("https://example.org/p.whl", "penstock"), (tree.as_uri(), str(tree))):
-        monkeypatch.setattr(extras, "distribution", lambda _name, url=url: _Distribution(url))
+        monkeypatch.setattr("importlib.metadata.distribution", lambda _name, url=url: _Distribution(url))
         assert extras.install_command("onnx") == f"pip install '{source}[onnx]'"
     assert extras.install_command("torch").endswith("[torch]' --extra-index-url https://download.pytorch.org/whl/cpu")
 

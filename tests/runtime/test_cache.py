@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ from penstock.runtime.temporary_folder import temporary_folder
 from penstock.runtime.verify import remember_when_written
 from tests.support.checkpoint_folders import write_folder
 from tests.support.errors import raises
+from tests.support.gguf_files import llama_file, text_metadata
 from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.support.waiting import until
 
@@ -493,3 +496,30 @@ def test_a_user_without_a_home_folder_has_a_cache_folder(monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "home", home)
     assert env.cache_dir() == Path("/.cache/penstock")
     assert env.state_dir() == Path("/.local/state/penstock")
+
+
+def test_a_child_reads_a_gguf_file_while_it_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to write only if no bundle of the content is there, and ends with the call in any case."""
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def prepare(source: Path, **_: Any) -> Iterator[str]:
+        events.append(source.name)
+        yield source.name
+        events.append("end")
+
+    def finish(child: str, source: Path, out: Path, **_: Any) -> dict[str, Any]:
+        events.append(f"{child} writes")
+        write_bundle(out, tiny_graph())
+        return {}
+
+    monkeypatch.setattr(cache_module, "prepare_child", prepare)
+    monkeypatch.setattr(cache_module, "finish_child", finish)
+    cache, data = Cache(tmp_path / "cache"), llama_file(text_metadata())
+    monkeypatch.setattr("penstock.runtime.file_records.is_settled", lambda _status: True)
+    paths = [tmp_path / "first.gguf", tmp_path / "second.gguf"]
+    for path in paths:
+        path.write_bytes(data)
+    found = [cache.find_or_build(path) for path in (*paths, *paths)]
+    assert len(set(found)) == 1
+    assert events == ["first.gguf", "first.gguf writes", "end", "second.gguf", "end"]

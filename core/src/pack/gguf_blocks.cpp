@@ -21,16 +21,39 @@ bool put_q8_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_half(src);
 }
 
-// Bit `shift` of the values q of a group: bit j of byte i is column 4j + i, bit 4 + j column 16 + 4j + i.
+// Four bytes of one row.  They are worked on as one word, whose masks keep the bytes apart.
+uint32_t load_row(const uint8_t* p) {
+  uint32_t row;
+  memcpy(&row, p, kRowBytes);
+  return row;
+}
+
+void store_row(uint32_t row, int64_t lane, uint8_t* line) { memcpy(line + lane * kRowBytes, &row, kRowBytes); }
+
+// The nibbles of a group, in bits `shift`... of its 32 bytes q: those of columns 0 to 15 are the low halves.
+void put_nibbles(const uint8_t* q, int shift, int64_t lane, uint8_t* lines) {
+  for (int64_t j = 0; j < kGroupLines; ++j) {
+    const uint32_t low = load_row(q + kRowBytes * j) >> shift & 0x0f0f0f0fu;
+    const uint32_t high = load_row(q + 16 + kRowBytes * j) >> shift & 0x0f0f0f0fu;
+    store_row(low | high << 4, lane, lines + j * kLineBytes);
+  }
+}
+
+// Bit `shift` of the 32 bytes q of a group: bit j of byte i is column 4j + i.
 void put_bits(const uint8_t* q, int shift, int64_t lane, uint8_t* line) {
-  uint8_t* const bits = line + lane * kRowBytes;
-  for (int64_t i = 0; i < kRowBytes; ++i) {
-    int byte = 0;
-    for (int64_t j = 0; j < kGroupLines; ++j) {
-      const uint8_t* const at = q + kRowBytes * j + i;
-      byte |= (at[0] >> shift & 1) << j | (at[16] >> shift & 1) << (4 + j);
-    }
-    bits[i] = static_cast<uint8_t>(byte);
+  uint32_t bits = 0;
+  for (int j = 0; j < 2 * kGroupLines; ++j) bits |= (load_row(q + kRowBytes * j) >> shift & 0x01010101u) << j;
+  store_row(bits, lane, line);
+}
+
+// Bits `shift` and `shift` + 1 of the 32 bytes q of a group: bits 2j and 2j + 1 of byte i of a half are its column 4j +
+// i.
+void put_pairs(const uint8_t* q, int shift, int64_t lane, uint8_t* lines) {
+  for (int64_t half = 0; half < 2; ++half) {
+    uint32_t pairs = 0;
+    for (int j = 0; j < kGroupLines; ++j)
+      pairs |= (load_row(q + 16 * half + kRowBytes * j) >> shift & 0x03030303u) << 2 * j;
+    store_row(pairs, lane, lines + half * kLineBytes);
   }
 }
 
@@ -49,24 +72,16 @@ bool put_pair(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const values = pair + kHead + odd * kGroupNibbleBytes;
   for (int64_t b = 0; b < kGroupColumns / 2; b += kRowBytes) memcpy(values + byte_at(b, lane), packed + b, kRowBytes);
   if (five) {
-    uint8_t bits[kGroupColumns];
-    for (int64_t k = 0; k < kGroupColumns; ++k) bits[k] = fifth[k / 8] >> k % 8 & 1;
-    put_bits(bits, 0, lane, pair + kHead + 2 * kGroupNibbleBytes + odd * kFifthBytes);
+    uint32_t bits = 0;  // as of put_bits: the product has bit i of four bits in byte i
+    const uint32_t packed_bits = load_row(fifth);
+    for (int j = 0; j < 2 * kGroupLines; ++j) bits |= ((packed_bits >> 4 * j & 15) * 0x00204081u & 0x01010101u) << j;
+    store_row(bits, lane, pair + kHead + 2 * kGroupNibbleBytes + odd * kFifthBytes);
   }
   return is_finite_half(src) && (!minimum || is_finite_half(src + 2));
 }
 
 constexpr PutBlock put_q4_0 = put_pair<false, false>, put_q4_1 = put_pair<true, false>,
                    put_q5_0 = put_pair<false, true>, put_q5_1 = put_pair<true, true>, put_iq4_nl = put_q4_0;
-
-// Group g of a block whose values are q [256]: the low four bits of each.
-void put_nibbles(const uint8_t* q, int64_t g, int64_t lane, uint8_t* pair) {
-  uint8_t* const nibbles = pair + nibbles_at(g);
-  for (int64_t b = 0; b < kGroupColumns / 2; ++b) {
-    const int low = q[g * kGroupColumns + b] & 15, high = q[g * kGroupColumns + 16 + b] & 15;
-    nibbles[byte_at(b, lane)] = static_cast<uint8_t>(low | high << 4);
-  }
-}
 
 // The eight scales and minimums of 6 bits in 12 bytes.
 void put_scales(const uint8_t* packed, int64_t g, int64_t lane, uint8_t* pair) {
@@ -90,17 +105,11 @@ bool put_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   memcpy(block + 32 + 2 * lane, src + 2, 2);
   const uint8_t* const fifth = src + 16;
   const uint8_t* const packed = src + (five ? 48 : 16);
-  uint8_t q[kBlockColumns];
-  for (int64_t k = 0; k < kBlockColumns; ++k) {
-    const int byte = packed[k / 64 * 32 + k % 32], nibble = k % 64 < 32 ? byte & 15 : byte >> 4;
-    q[k] = static_cast<uint8_t>(nibble | (five ? (fifth[k % 32] >> k / 32 & 1) << 4 : 0));
-  }
-  for (int64_t g = 0; g < kBlockColumns / kGroupColumns; ++g) {
+  for (int64_t g = 0; g < kBlockGroups; ++g) {
     uint8_t* const pair = block + kLineBytes + g / 2 * kPair;
     put_scales(src + 4, g, lane, pair);
-    put_nibbles(q, g, lane, pair);
-    if (!five) continue;
-    put_bits(q + g * kGroupColumns, 4, lane, pair + kPairBytes + g % 2 * kFifthBytes);
+    put_nibbles(packed + g / 2 * kGroupColumns, 4 * static_cast<int>(g % 2), lane, pair + nibbles_at(g));
+    if (five) put_bits(fifth, static_cast<int>(g), lane, pair + kPairBytes + g % 2 * kFifthBytes);
   }
   return is_finite_half(src) && is_finite_half(src + 2);
 }
@@ -111,25 +120,13 @@ constexpr PutBlock put_q4_k = put_k<false>, put_q5_k = put_k<true>;
 bool put_q6_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index * kQ6KBlockBytes;
   memcpy(block + 2 * lane, src + 208, 2);
-  uint8_t q[kBlockColumns];
-  for (int64_t k = 0; k < kBlockColumns; ++k) {
-    const int64_t half = k / 128, i = k % 128;
-    const int byte = src[half * 64 + i % 64], nibble = i < 64 ? byte & 15 : byte >> 4;
-    q[k] = static_cast<uint8_t>(nibble | (src[128 + half * 32 + i % 32] >> 2 * (i / 32) & 3) << 4);
-  }
-  for (int64_t g = 0; g < kBlockColumns / kGroupColumns; ++g) {
+  for (int64_t g = 0; g < kBlockGroups; ++g) {
     uint8_t* const pair = block + kLineBytes + g / 2 * kQ6KPairBytes;
+    const int64_t half = g / 4, quarter = g % 4;
     memcpy(pair + parameters_at(g, lane), src + 192 + 2 * g, 2);
-    put_nibbles(q, g, lane, pair);
-    for (int64_t half = 0; half < 2; ++half) {
-      uint8_t* const bits = pair + kPairBytes + g % 2 * kSixthBytes + half * kLineBytes + lane * kRowBytes;
-      for (int64_t i = 0; i < kRowBytes; ++i) {
-        int byte = 0;
-        for (int64_t j = 0; j < kGroupLines; ++j)
-          byte |= (q[g * kGroupColumns + 16 * half + kRowBytes * j + i] >> 4) << 2 * j;
-        bits[i] = static_cast<uint8_t>(byte);
-      }
-    }
+    put_nibbles(src + half * 64 + g % 2 * kGroupColumns, quarter < 2 ? 0 : 4, lane, pair + nibbles_at(g));
+    put_pairs(src + 128 + half * kGroupColumns, 2 * static_cast<int>(quarter), lane,
+              pair + kPairBytes + g % 2 * kSixthBytes);
   }
   return is_finite_half(src + 208);
 }
@@ -176,20 +173,9 @@ bool put_iq4_xs(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) 
   return is_finite_half(src);
 }
 
-// Values of two bits: of each 32 bytes the lowest pairs are 32 columns, then the next pairs.
-int pair_of_bits(const uint8_t* packed, int64_t k) { return packed[k / 128 * 32 + k % 32] >> 2 * (k % 128 / 32) & 3; }
-
-// The low two bits of group g of a block whose values are q [256].
-void put_pairs(const uint8_t* q, int64_t g, int64_t lane, uint8_t* lines) {
-  for (int64_t half = 0; half < 2; ++half) {
-    uint8_t* const bits = lines + half * kLineBytes + lane * kRowBytes;
-    for (int64_t i = 0; i < kRowBytes; ++i) {
-      int byte = 0;
-      for (int64_t j = 0; j < kGroupLines; ++j)
-        byte |= (q[g * kGroupColumns + 16 * half + kRowBytes * j + i] & 3) << 2 * j;
-      bits[i] = static_cast<uint8_t>(byte);
-    }
-  }
+// The values of two bits of group g of a block: of each 32 bytes the lowest pairs are 32 columns, then the next pairs.
+void put_group_pairs(const uint8_t* packed, int64_t g, int64_t lane, uint8_t* lines) {
+  put_pairs(packed + g / 4 * kGroupColumns, 2 * static_cast<int>(g % 4), lane, lines);
 }
 
 // {u8 scales[16]; u8 q[64]; f16 d, dmin}: of 16 columns the scale in the low half of a byte, the minimum in the high
@@ -197,10 +183,9 @@ bool put_q2_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index * kQ2KBlockBytes;
   memcpy(block + 2 * lane, src + 80, 2);
   memcpy(block + 32 + 2 * lane, src + 82, 2);
-  uint8_t q[kBlockColumns];
-  for (int64_t k = 0; k < kBlockColumns; ++k) q[k] = static_cast<uint8_t>(pair_of_bits(src + 16, k));
   for (int64_t k = 0; k < 16; ++k) put_byte_scale(k, src[k], lane, block + kLineBytes);
-  for (int64_t g = 0; g < kBlockGroups; ++g) put_pairs(q, g, lane, block + kQ2KHeadBytes + g * kGroupPairBytes);
+  for (int64_t g = 0; g < kBlockGroups; ++g)
+    put_group_pairs(src + 16, g, lane, block + kQ2KHeadBytes + g * kGroupPairBytes);
   return is_finite_half(src + 80) && is_finite_half(src + 82);
 }
 
@@ -208,9 +193,6 @@ bool put_q2_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
 bool put_q3_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index * kQ3KBlockBytes;
   memcpy(block + 2 * lane, src + 108, 2);
-  uint8_t q[kBlockColumns];
-  for (int64_t k = 0; k < kBlockColumns; ++k)
-    q[k] = static_cast<uint8_t>(pair_of_bits(src + 32, k) | (src[k % 32] >> k / 32 & 1) << 2);
   const uint8_t* const packed = src + 96;
   for (int64_t k = 0; k < 16; ++k) {
     const int low = k < 8 ? packed[k] & 15 : packed[k - 8] >> 4, high = packed[8 + k % 4] >> 2 * (k / 4) & 3;
@@ -218,8 +200,8 @@ bool put_q3_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   }
   for (int64_t g = 0; g < kBlockGroups; ++g) {
     uint8_t* const lines = block + kQ2KHeadBytes + g * kQ3KGroupBytes;
-    put_pairs(q, g, lane, lines);
-    put_bits(q + g * kGroupColumns, 2, lane, lines + kGroupPairBytes);
+    put_group_pairs(src + 32, g, lane, lines);
+    put_bits(src, static_cast<int>(g), lane, lines + kGroupPairBytes);
   }
   return is_finite_half(src + 108);
 }

@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,11 @@ __all__ = [
 CONTEXT_TOKENS: Final = 512
 """The tokens before the one whose time is predicted."""
 _SIZES: Final = (4 << 10, 64 << 10)
-_COUNT: Final = 4000
+_COUNT: Final = 400
+"""Exchanges between two looks at the clock."""
+_PROBE_SECONDS: Final = 0.02
+_PROBE_BYTES, _PROBE_PASSES = 96 << 20, 3
+"""The memory that is read, beyond any cache, and how often."""
 _HEADROOM_BYTES: Final = 64 << 20
 """Python and the libraries of a rank."""
 _ANY_MEMORY: Final = 1 << 60
@@ -212,16 +217,31 @@ def _probe(world: int) -> dict[int, float]:
         for rank in range(world)
     ]
 
+    last = [False]
+    together = threading.Barrier(world)
+
     def run(rank: int) -> None:
         os.sched_setaffinity(0, {cores[rank % len(cores)]})  # of this thread only
         try:
             for size in _SIZES:
-                times = comms[rank].probe(size, _COUNT)[_COUNT // 10 :]
+                times: list[int] = []
+                end = time.monotonic() + _PROBE_SECONDS
+                is_last = False
+                while not is_last:
+                    times += comms[rank].probe(size, _COUNT)[_COUNT // 10 :]
+                    together.wait()
+                    if rank == 0:
+                        last[0] = time.monotonic() >= end
+                    together.wait()
+                    is_last = last[0]
                 if rank == 0:
                     medians[size] = statistics.median(times) / 1e9
         except PenstockError as error:
             errors.append(error)
             comms[rank].abort("the probe of a rank failed")
+            together.abort()
+        except threading.BrokenBarrierError:
+            pass  # another rank has the error
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
     for thread in threads:
@@ -245,7 +265,7 @@ def predict(
     """
     with Context() as context:
         cores = context.num_threads
-        bandwidth = native.probe_bandwidth(context)
+        bandwidth = native.probe_bandwidth(context, _PROBE_BYTES, _PROBE_PASSES)
     stage_bandwidths, found = {1: bandwidth}, dict(links or {})
     result = []
     for layout in layouts:
@@ -256,7 +276,7 @@ def predict(
         world, pp = layout.stage_ranks, layout.pp
         if pp not in stage_bandwidths:
             with Context(max(1, cores // pp)) as context:
-                stage_bandwidths[pp] = min(bandwidth, native.probe_bandwidth(context))
+                stage_bandwidths[pp] = min(bandwidth, native.probe_bandwidth(context, _PROBE_BYTES, _PROBE_PASSES))
         stages = [max(rank.token_bytes for rank in memory[i : i + world]) for i in range(0, len(memory), world)]
         firsts = [layout.rank_of(stage, 0) for stage in range(pp)]
         graphs = [cut_rank(whole, rank, layout)[0] for rank in firsts] if layout.world > 1 else []

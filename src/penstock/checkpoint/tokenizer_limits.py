@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from penstock.checkpoint.tokenizer_files.merge_table import MadeMerges
 from penstock.config import parse_object, show
 from penstock.errors import InvalidFileError
 
@@ -60,16 +61,36 @@ _MAY_MATCH_NOTHING: Final = re.compile(r"[*?^$|]|\{0|\{,|\\[bBAzZGKQ]|\(\)|^$")
 
 
 class MadeJson(bytes):
-    """A JSON text that was made here, with the object ``value`` that it was made of, which needs no parsing."""
+    """A tokenizer.json that was made here, with the object ``value`` that it was made of, which needs no parsing.
+
+    ``value`` may have its merges as MadeMerges.
+    """
 
     value: dict[str, Any]
 
     @classmethod
     def of(cls, value: dict[str, Any]) -> MadeJson:
-        """Return the text of an object of JSON's own types."""
-        made = cls(json.dumps(value, ensure_ascii=False).encode())
+        """Return the text of an object of JSON's own types, and of MadeMerges."""
+        text = json.dumps(value, ensure_ascii=False, default=_no_merges)
+        merges = value["model"].get("merges")
+        if isinstance(merges, MadeMerges):
+            before, _, behind = text.rpartition('"merges": []')  # once: inside a string, quotes are escaped
+            text = f'{before}"merges": {merges.text}{behind}'
+        return cls.with_value(text.encode(), value)
+
+    @classmethod
+    def with_value(cls, data: bytes, value: dict[str, Any]) -> MadeJson:
+        """Return a text that is that of ``value``."""
+        made = cls(data)
         made.value = value
         return made
+
+
+def _no_merges(value: object) -> list[str]:
+    """Return what stands for merges whose text is put in later."""
+    if not isinstance(value, MadeMerges):
+        raise TypeError(f"expected an object of JSON, got {type(value).__name__}")
+    return []
 
 
 def check_json_size(data: bytes | memoryview, file: str, max_bytes: int) -> bytes:
@@ -108,7 +129,7 @@ def check_tokenizer_file(data: bytes | memoryview) -> dict[str, Any]:
 
 
 def _check_count(field: str, value: object, limit: int) -> None:
-    if isinstance(value, (list, dict)) and len(value) > limit:
+    if isinstance(value, (list, dict, MadeMerges)) and len(value) > limit:
         raise InvalidFileError(f"{_FILE}: {field}: expected at most {limit} entries, got {len(value)}", param=field)
 
 

@@ -32,8 +32,6 @@ def read_listener(args: argparse.Namespace, prefix: str, needed: Sequence[str]) 
     ``needed``: the options that the port requires.  Raises InvalidArgumentError for one that is missing, and for one
     that needs the port.
     """
-    from penstock.serving.workers.machines.remote_worker_client import read_token
-
     if getattr(args, f"{prefix}_port", None) is None:
         for name in (*needed, f"{prefix}_host"):
             if name.startswith(prefix) and getattr(args, name, None) is not None:
@@ -43,6 +41,10 @@ def read_listener(args: argparse.Namespace, prefix: str, needed: Sequence[str]) 
     if any(getattr(args, name) is None for name in needed):
         *first, last = map(_option, needed)
         raise InvalidArgumentError(f"--{prefix}-port requires {', '.join(first)} and {last}")
+    from penstock.serving.workers.machines.remote_worker_client import (
+        read_token,  # imported here: most commands have no port
+    )
+
     return getattr(args, f"{prefix}_host") or "127.0.0.1", port, read_token(getattr(args, f"{prefix}_token_file"))
 
 

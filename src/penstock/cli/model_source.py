@@ -25,12 +25,15 @@ def model_path(args: argparse.Namespace, text: str) -> str:
     The parser has ``--yes``.  Raises InvalidArgumentError without ``--yes`` if there is no terminal to ask on, and
     otherwise the errors of ``plan_download``, of its checks and of ``download``.
     """
-    from penstock.hub.downloaded import find_downloaded
+    if text and Path(text).exists():  # without an import of what downloads
+        return text
     from penstock.hub.names import parse_model
 
     name = parse_model(text)
     if name is None:
         return text
+    from penstock.hub.downloaded import find_downloaded
+
     folder = find_downloaded(name)
     if folder is not None:
         return str(folder)
@@ -63,12 +66,15 @@ def model_path(args: argparse.Namespace, text: str) -> str:
 
 def downloaded_path(text: str) -> str:
     """Return the path that MODEL means, for a command that downloads nothing."""
-    from penstock.hub.downloaded import find_downloaded
+    if text and Path(text).exists():
+        return text
     from penstock.hub.names import parse_model
 
     name = parse_model(text)
     if name is None:
         return text
+    from penstock.hub.downloaded import find_downloaded
+
     folder = find_downloaded(name)
     if folder is None:
         raise FileAccessError(

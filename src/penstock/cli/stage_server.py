@@ -29,14 +29,13 @@ def add_stage_options(parser: argparse.ArgumentParser) -> None:
 
 def stage_server(args: argparse.Namespace, join_s: float = 600.0) -> StageServer | None:
     """Return where the stages join; None if they are processes of this machine.  ``join_s``: how long to wait."""
-    from penstock.runtime.ranks.stage_server import StageServer
-
     listener = read_listener(args, "stage", ("stage_token_file", "stage_certificate", "stage_key"))
     if listener is None:
         return None
     host, port, token = listener
     if args.pp == 1:
         raise InvalidArgumentError("--stage-port requires --pp 2 or more")
+    from penstock.runtime.ranks.stage_server import StageServer
 
     def tell(port: int) -> None:
         command = f"penstock stage MODEL --token-file FILE --ca-file FILE --primary {host}:{port}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -60,7 +61,7 @@ class ExportReport:
 
 def export_bundle(
     source: Path | str,
-    out: Path | str,
+    out: Path | str | Callable[[], Path],
     *,
     scheme: str | None = None,
     network: str | None = None,
@@ -71,6 +72,7 @@ def export_bundle(
 ) -> ExportReport:
     """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears complete or not at all.
 
+    ``out`` may be a function, which is called when all but the weights is read.
     ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
     ends the graph in token ids instead of logits.  ``rank``: of a sharded folder, whose other ranks are not read.
     ``without_weights`` leaves a hole instead of weights.  ``progress(stage, done, total)`` counts bytes of the source
@@ -94,25 +96,41 @@ def export_bundle(
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
-    with native.Context() as context, BundleWriter(Path(out), graph, segments, durable=False) as writer:
+    out = Path(out() if callable(out) else out)
+    with native.Context() as context, BundleWriter(out, graph, segments, durable=False) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
         if without_weights:
             writer.leave_weights(0)
-        for weight in () if without_weights else graph.weights.values():
-            writer.add_weight(weight.name, packer.pack(weight))
+        else:
+            _write_weights(graph, packer, writer)
     packed = time.monotonic()
     return ExportReport(
         network=graph.network,
         scheme=chosen,
         num_weights=len(graph.weights),
         source_bytes=total,
-        file_bytes=Path(out).stat().st_size,
+        file_bytes=out.stat().st_size,
         capture_seconds=captured - start,
         pack_seconds=packed - captured,
         seconds=packed - start,
         tokenizer_note=tokenizer_note,
         rounding_note="; ".join(filter(None, (checkpoint.rounding_note, checkpoint.widening_note(chosen)))),
     )
+
+
+def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter) -> None:
+    """Pack one weight after another, while a thread writes the one before."""
+    with ThreadPoolExecutor(1, "penstock-write") as thread:
+        written: Future[None] | None = None
+        try:
+            for weight in graph.weights.values():
+                packed = packer.pack(weight)
+                if written is not None:
+                    written.result()
+                written = thread.submit(writer.add_weight, weight.name, packed)
+        finally:
+            if written is not None:  # its error precedes that of the next weight
+                written.result()
 
 
 class _How(NamedTuple):
@@ -277,10 +295,10 @@ class _Packer:
         self._context = context
         self._tell = tell
         self._done = 0
-        self._memory = np.zeros(0, np.uint8)
+        self._memories = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
 
     def pack(self, weight: Weight) -> NDArray[np.uint8]:
-        """Return the bytes of ``weight`` in its layout, in memory that the next call reuses."""
+        """Return the bytes of ``weight`` in its layout, in memory that the call after the next reuses."""
         packed = self._zeroed(native.layout_bytes(int(weight.layout), weight.rows, weight.cols))
         for part in weight.parts:
             try:
@@ -291,11 +309,13 @@ class _Packer:
 
     def _zeroed(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return zeroed memory, which is reused, because new pages would cost as much time as the packing."""
-        if len(self._memory) < num_bytes:
-            self._memory = np.zeros(num_bytes, np.uint8)
-            return self._memory
-        self._memory[:num_bytes] = 0
-        return self._memory[:num_bytes]
+        memory = self._memories.pop(0)
+        if len(memory) < num_bytes:
+            memory = np.zeros(num_bytes, np.uint8)
+        else:
+            memory[:num_bytes] = 0
+        self._memories.append(memory)
+        return memory[:num_bytes]
 
     def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> None:
         name, info = part.name, self._checkpoint.tensors.get(part.name)

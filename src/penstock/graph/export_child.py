@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from penstock import env
-from penstock.errors import PenstockError
+from penstock.errors import InternalError, PenstockError
 from penstock.graph.export import export_bundle
 from penstock.symbolic.choice import use_own_modules
 
@@ -40,26 +41,33 @@ class _Warnings(logging.Handler):
         self.texts += [] if text in self.texts else [text]
 
 
-def main() -> int:
-    """Export as the command line requests; return the exit status."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m penstock.graph.export_child")
     parser.add_argument("source")
-    parser.add_argument("out")
+    parser.add_argument("out", nargs="?", help="with --child a line of stdin, a JSON string, which may come late")
     parser.add_argument("--scheme")
     parser.add_argument("--network")
     parser.add_argument("--tail")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--without-weights", action="store_true")
     parser.add_argument("--child", action="store_true", help="exit when stdin closes, and remove OUT's folder")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Export as the command line requests; return the exit status."""
+    args = _parser().parse_args()
     env.enter_export_child()
     if args.network is None:
         use_own_modules()
+    else:
+        gc.disable()  # a vocabulary has too many objects to look for cycles in, and a short process need not
+    place = _Place(args.out)
     if args.child:
         watched = os.dup(0)
         with open(os.devnull, "rb") as null:
             os.dup2(null.fileno(), 0)  # a network script that reads stdin gets its end instead of blocking
-        threading.Thread(target=_end_with_parent, args=(watched, Path(args.out).parent), daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(watched, place), daemon=True).start()
     # A network script may print: its output goes to stderr, so that stdout has only messages.
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -70,7 +78,7 @@ def main() -> int:
         except OSError:  # the parent exited
             if not args.child:
                 raise
-            _leave(Path(args.out).parent)
+            _leave(place)
 
     warnings = _Warnings()
     for name in _LATE_LOGGERS:
@@ -78,7 +86,7 @@ def main() -> int:
     try:
         report = export_bundle(
             args.source,
-            args.out,
+            place.wait,
             scheme=args.scheme,
             network=args.network,
             tail=args.tail,
@@ -100,15 +108,34 @@ def main() -> int:
     return status
 
 
-def _end_with_parent(watched: int, folder: Path) -> None:
-    """Exit when the parent dies, which closes the other end of ``watched``."""
-    with contextlib.suppress(OSError):
-        while os.read(watched, 4096):
-            pass
-    _leave(folder)
+class _Place:
+    """Where the bundle is written, as soon as it is known."""
+
+    def __init__(self, out: str | None) -> None:
+        self.out = None if out is None else Path(out)
+        self.known = threading.Event()
+        if out is not None:
+            self.known.set()
+
+    def wait(self) -> Path:
+        """Return the place, which the parent may name late."""
+        self.known.wait()
+        if self.out is None:
+            raise InternalError("expected the name of the file on stdin, got none")
+        return self.out
 
 
-def _leave(folder: Path) -> NoReturn:
+def _end_with_parent(watched: int, place: _Place) -> None:
+    """Read the place of the bundle; exit when the parent dies, which closes the other end of ``watched``."""
+    with contextlib.suppress(OSError), os.fdopen(watched, encoding="utf-8") as lines:
+        for line in lines:
+            place.out = Path(json.loads(line))
+            place.known.set()
+    _leave(place)
+
+
+def _leave(place: _Place) -> NoReturn:
+    folder = Path() if place.out is None else place.out.parent
     if folder.name.endswith(".partial"):
         for _ in range(100):  # repeat: the other thread may be creating a file
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,11 +7,10 @@ does not depend on its numbers: the writer reserves the space before it knows th
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
-import flatbuffers
 from flatbuffers import number_types as types
 
 from penstock.core.metadata import Row, StoredWeight, stored_weights
@@ -31,27 +30,24 @@ from penstock.graph.ir import (
     Value,
     Weight,
 )
+from penstock.graph.table_writer import Field, TableWriter
 from penstock.ops.table import find_op
 
 __all__ = ["decode_metadata", "encode_metadata", "with_segments"]
 
 _KINDS = ("none", "value", "weight", "state")
 _IDENTIFIER = b"PSMB"
+_DIM = struct.Struct("<i4xqq")
+_PAIR = struct.Struct("<ii")
 
 
 class _Encoder:
     def __init__(self, graph: Graph, segments: Sequence[Segment]) -> None:
         self.graph = graph
         self.segments = segments
-        self.builder = flatbuffers.Builder(1 << 16)
-        self.builder.ForceDefaults(True)
-        self.add = {
-            "int": self.builder.PrependInt32Slot,
-            "uint": self.builder.PrependUint32Slot,
-            "long": self.builder.PrependInt64Slot,
-            "double": self.builder.PrependFloat64Slot,
-            "offset": self.builder.PrependUOffsetTRelativeSlot,
-        }
+        self.writer = TableWriter()
+        self.table, self.string, self.offsets, self.ints = (
+            self.writer.table, self.writer.string, self.writer.offsets, self.writer.ints)  # fmt: skip
         self.ops = list(dict.fromkeys(node.op for node in graph.nodes))
         self.values = _bases_first(graph)
         self.symbols = {symbol.name: i for i, symbol in enumerate(graph.symbols)}
@@ -68,49 +64,17 @@ class _Encoder:
         except KeyError:
             raise InvalidArgumentError(f"graph: expected a {kind} named {name!r}, got none") from None
 
-    def table(self, *fields: tuple[str, Any] | None) -> int:
-        """Write a table of ("int" | "long" | "uint" | "double" | "offset", value) in the order of the schema."""
-        self.builder.StartObject(len(fields))
-        for slot, field in enumerate(fields):
-            if field is not None:
-                self.add[field[0]](slot, field[1], 0)
-        return int(self.builder.EndObject())
-
-    def string(self, text: str) -> tuple[str, int]:
-        return "offset", int(self.builder.CreateString(text))
-
-    def offsets(self, tables: Sequence[int]) -> tuple[str, int]:
-        self.builder.StartVector(4, len(tables), 4)
-        for table in reversed(tables):
-            self.builder.PrependUOffsetTRelative(table)
-        return "offset", int(self.builder.EndVector())
-
-    def ints(self, numbers: Sequence[int]) -> tuple[str, int]:
-        self.builder.StartVector(4, len(numbers), 4)
-        for number in reversed(numbers):
-            self.builder.PrependInt32(number)
-        return "offset", int(self.builder.EndVector())
-
-    def dims(self, shape: Sequence[Dim]) -> tuple[str, int]:
-        self.builder.StartVector(24, len(shape), 8)
-        for dim in reversed(shape):
-            self.builder.Prep(8, 24)
-            self.builder.PrependInt64(dim.offset)
-            self.builder.PrependInt64(dim.factor)
-            self.builder.Pad(4)
+    def dims(self, shape: Sequence[Dim]) -> Field:
+        dims = []
+        for dim in shape:
             if dim.symbol is not None and dim.symbol not in self.symbols:
                 raise InvalidArgumentError(f"graph: expected a declared symbol, got {dim.symbol!r}")
-            self.builder.PrependInt32(-1 if dim.symbol is None else self.symbols[dim.symbol])
-        return "offset", int(self.builder.EndVector())
+            dims.append(_DIM.pack(-1 if dim.symbol is None else self.symbols[dim.symbol], dim.factor, dim.offset))
+        return self.writer.vector(b"".join(dims), len(dims), 8)
 
-    def operands(self, operands: Sequence[Operand]) -> tuple[str, int]:
+    def operands(self, operands: Sequence[Operand]) -> Field:
         numbers = [(_KINDS.index(o.kind), 0 if o.kind == "none" else self.find(o.kind, o.name)) for o in operands]
-        self.builder.StartVector(8, len(numbers), 4)
-        for kind, index in reversed(numbers):
-            self.builder.Prep(4, 8)
-            self.builder.PrependInt32(index)
-            self.builder.PrependInt32(kind)
-        return "offset", int(self.builder.EndVector())
+        return self.writer.vector(b"".join(_PAIR.pack(*pair) for pair in numbers), len(numbers))
 
     def value(self, value: Value) -> int:
         base = -1 if value.base is None else self.find("value", value.base)
@@ -152,7 +116,7 @@ class _Encoder:
 
     def encode(self) -> bytes:
         g = self.graph
-        encode_all: Callable[..., tuple[str, int]] = lambda items, make: self.offsets([make(item) for item in items])  # noqa: E731
+        encode_all: Callable[..., Field] = lambda items, make: self.offsets([make(item) for item in items])  # noqa: E731
         states = list(g.states.values())
         fields = (
             self.string(g.network),
@@ -171,8 +135,7 @@ class _Encoder:
             encode_all(self.segments, self.segment),
             encode_all(g.properties.items(), lambda p: self.table(self.string(p[0]), self.string(p[1]))),
         )
-        self.builder.Finish(self.table(*fields), file_identifier=_IDENTIFIER)
-        return bytes(self.builder.Output())
+        return self.writer.finish(self.table(*fields), _IDENTIFIER)
 
     def segment(self, segment: Segment) -> int:
         numbers = (("long", segment.offset), ("long", segment.num_bytes), ("uint", segment.crc32))

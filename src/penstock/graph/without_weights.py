@@ -6,7 +6,6 @@ with real weights, because no kernel branches on a value.
 
 from __future__ import annotations
 
-import copy
 import re
 from pathlib import Path
 
@@ -37,8 +36,11 @@ def read_source(path: Path | str) -> tuple[Graph, dict[str, bytes]]:
 
 
 def write_without_weights(path: Path | str, graph: Graph, files: dict[str, bytes] | None = None) -> None:
-    """Write a bundle with a hole instead of weights.  Its checksum of the weights is wrong: open it unverified."""
-    with BundleWriter(Path(path), graph, files) as writer:
+    """Write a bundle with a hole instead of weights.  Its checksum of the weights is wrong: open it unverified.
+
+    The file need not be on the disk yet.
+    """
+    with BundleWriter(Path(path), graph, files, durable=False) as writer:
         writer.leave_weights(0)
 
 
@@ -72,7 +74,7 @@ def cut_layers(graph: Graph, count: int) -> Graph:
     layers = [_layer_of(name) for name in graph.states]
     if count < 2 or layers != list(range(total)):
         raise UnsupportedError(f"{graph.network}: expected numbered layers, of which at least two remain")
-    graph = copy.deepcopy(graph)
+    graph = graph.copy()
     last, new_last = f".{total - 1}", f".{count - 1}"
 
     def renamed(name: str) -> str:

@@ -27,7 +27,16 @@ from penstock.models.network_script import refuse_nested_export
 from penstock.processes.supervision import signal_name
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 
-__all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child", "sync", "tell_rounding"]
+__all__ = [
+    "PARTIAL_SUFFIX",
+    "Progress",
+    "ProgressCallback",
+    "build_in_child",
+    "finish_child",
+    "prepare_child",
+    "sync",
+    "tell_rounding",
+]
 
 _LOG: Final = logging.getLogger("penstock.build")
 _TAIL_LINES: Final = 20
@@ -58,6 +67,31 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
+@contextlib.contextmanager
+def prepare_child(source: Path | str, *, scheme: str | None = None, network: str | None = None,
+                  tail: str | None = None, rank: int | None = None,
+                  kind: str = "durable") -> Iterator[subprocess.Popen[str]]:  # fmt: skip
+    """Start the child of ``build_in_child``, which reads the source and waits for the name of its file.
+
+    At the end of the block a child that still runs is killed.
+    """
+    refuse_nested_export()
+    if network is not None and importlib.util.find_spec("torch") is None:
+        raise UnsupportedError(
+            f"{source}: a network of your own requires PyTorch, which is not installed. "
+            f"Run `{install_command('torch')}`, or use a .psm bundle."
+        )
+    command = [sys.executable, "-P", "-m", "penstock.graph.export_child", "--child"]
+    command += [] if scheme is None else ["--scheme", scheme]
+    command += [] if network is None else ["--network", network]
+    command += [] if tail is None else ["--tail", tail]
+    command += [] if rank is None else ["--rank", str(rank)]
+    command += ["--without-weights"] if kind == "without-weights" else []
+    command += ["--", os.fspath(source)]
+    with _running(command) as child:
+        yield child
+
+
 def build_in_child(
     source: Path | str,
     out: Path | str,
@@ -78,30 +112,35 @@ def build_in_child(
     itself an export, and InternalError with the last lines of the child's stderr when the child died.  An interrupt
     kills the child and every process that it started within a second, and leaves no file behind.
     """
-    refuse_nested_export()
-    if network is not None and importlib.util.find_spec("torch") is None:
-        raise UnsupportedError(
-            f"{source}: a network of your own requires PyTorch, which is not installed. "
-            f"Run `{install_command('torch')}`, or use a .psm bundle."
-        )
+    how: Any = {"scheme": scheme, "network": network, "tail": tail, "rank": rank, "kind": kind}
+    with prepare_child(source, **how) as child:
+        return finish_child(child, source, out, rank=rank, kind=kind, progress=progress)
+
+
+def finish_child(
+    child: subprocess.Popen[str],
+    source: Path | str,
+    out: Path | str,
+    *,
+    rank: int | None = None,
+    kind: str = "durable",
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """Let the child of ``prepare_child`` write ``out``; as ``build_in_child``."""
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():
         raise FileAccessError(f"{final}: expected a file name in an existing folder")
     with private_folder(final) as folder:
-        command = [sys.executable, "-P", "-m", "penstock.graph.export_child", "--child"]
-        command += [] if scheme is None else ["--scheme", scheme]
-        command += [] if network is None else ["--network", network]
-        command += [] if tail is None else ["--tail", tail]
-        command += [] if rank is None else ["--rank", str(rank)]
-        command += ["--without-weights"] if kind == "without-weights" else []
-        command += ["--", os.fspath(source), str(folder / final.name)]
-        with _running(command) as child:
-            stderr_lines: deque[str] = deque(maxlen=_TAIL_LINES)
-            reader = threading.Thread(target=_keep_tail, args=(child.stderr, stderr_lines), daemon=True)
-            reader.start()
-            last = _follow(child, progress, rank)
-            code = child.wait()
-            reader.join(timeout=_JOIN_SECONDS)
+        stderr_lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        reader = threading.Thread(target=_keep_tail, args=(child.stderr, stderr_lines), daemon=True)
+        reader.start()
+        if child.stdin is not None:
+            with contextlib.suppress(OSError):  # the child died; its status says why
+                child.stdin.write(json.dumps(str(folder / final.name)) + "\n")
+                child.stdin.flush()
+        last = _follow(child, progress, rank)
+        code = child.wait()
+        reader.join(timeout=_JOIN_SECONDS)
         if code != 0 or "report" not in last:
             raise _failure(last, code, list(stderr_lines), (str(folder / final.name), str(final)))
         try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from subprocess import Popen
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock import env
@@ -37,10 +37,19 @@ from penstock.file_kinds import is_gguf
 from penstock.models.network_script import refuse_nested_export
 from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES
-from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, build_in_child, tell_rounding
+from penstock.runtime.build import (
+    PARTIAL_SUFFIX,
+    Progress,
+    ProgressCallback,
+    build_in_child,
+    finish_child,
+    prepare_child,
+    tell_rounding,
+)
 from penstock.runtime.file_records import FileRecords
 from penstock.runtime.verify import forget_verified, open_verified, remember_when_written
 from penstock.validation import refusal
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.checkpoint.folder import Checkpoint
@@ -78,13 +87,6 @@ class CacheEntry:
 Entries: TypeAlias = list[CacheEntry]
 
 
-def _package_version() -> str:
-    try:
-        return importlib.metadata.version("penstock")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
-
-
 def _script_digest(network: str | None) -> str:
     """Return the identity and the content hash of a network script, so that an edited script makes a new bundle."""
     if network is None:
@@ -100,7 +102,7 @@ def _script_digest(network: str | None) -> str:
 
 
 def _versions() -> list[Any]:
-    return [CACHE_VERSION, _package_version(), [[op.name, op.version] for op in OPS]]
+    return [CACHE_VERSION, __version__, [[op.name, op.version] for op in OPS]]
 
 
 def bundle_key(
@@ -147,10 +149,13 @@ def _request(path: Path, scheme: str | None, network: str | None) -> list[Any] |
 
 def _open(folder: Path | str, rank: int | None) -> Checkpoint:
     """Open a checkpoint, or a rank's part of a sharded folder, which the build verifies."""
-    from penstock.checkpoint.folder import Checkpoint  # imported here: a known GGUF file is not opened
+    if rank is None:
+        from penstock.checkpoint.folder import Checkpoint  # imported here: a known GGUF file is not opened
+
+        return Checkpoint.open(folder)
     from penstock.sharding.folder import ShardedFolder
 
-    return Checkpoint.open(folder) if rank is None else ShardedFolder.open(Path(folder)).rank(rank, verify=False)
+    return ShardedFolder.open(Path(folder)).rank(rank, verify=False)
 
 
 def _digest_of(files: FileRecords, progress: ProgressCallback | None) -> Callable[[Path], str]:
@@ -194,23 +199,27 @@ class Cache:
             cached = self._find(known, verify)
             if cached is not None:
                 return cached
-        checkpoint = _open(folder, rank)
-        chosen = checkpoint.choose_scheme(scheme)
-        key = bundle_key(checkpoint, chosen, network, _digest_of(self._files, progress))
-        if request is not None:
-            self._files.remember_key(request, (file.path for file in checkpoint.weight_files), key)
-        cached = self._find(key, verify)
-        if cached is not None:
-            return cached
-        self._make_folder()
-        with self._locked(key, progress):
-            cached = self._find(key, verify, is_last=True)  # another process may have built it during the wait
+        with contextlib.ExitStack() as stack:
+            child = None
+            if request is not None and known is None:  # the child reads the file while its digest is computed
+                child = stack.enter_context(prepare_child(folder, scheme=scheme, network=network))
+            checkpoint = _open(folder, rank)
+            chosen = checkpoint.choose_scheme(scheme)
+            key = bundle_key(checkpoint, chosen, network, _digest_of(self._files, progress))
+            if request is not None:
+                self._files.remember_key(request, (file.path for file in checkpoint.weight_files), key)
+            cached = self._find(key, verify)
             if cached is not None:
                 return cached
-            self._remove_stale(key)
-            path = self._build(checkpoint, key, {"scheme": chosen, "network": network}, rank, progress)
-        self._make_room(keep=key)
-        return path
+            self._make_folder()
+            with self._locked(key, progress):
+                cached = self._find(key, verify, is_last=True)  # another process may have built it during the wait
+                if cached is not None:
+                    return cached
+                self._remove_stale(key)
+                path = self._build(checkpoint, key, {"scheme": chosen, "network": network}, rank, progress, child)
+            self._make_room(keep=key)
+            return path
 
     def _build(
         self,
@@ -219,21 +228,22 @@ class Cache:
         request: dict[str, str | None],
         rank: int | None,
         progress: ProgressCallback | None,
+        child: Popen[str] | None,
     ) -> Path:
-        """Build a bundle, whose lock this process holds, and record it; ``request``: its scheme and its network."""
+        """Build a bundle, whose lock this process holds, and record it; ``request``: its scheme and its network.
+
+        ``child``: one that is prepared.
+        """
         path = self.folder / f"{key}.psm"
         if progress is not None:
             progress(Progress("first"))
         try:
-            built = build_in_child(
-                checkpoint.folder,
-                path,
-                scheme=request["scheme"],
-                network=request["network"],
-                rank=rank,
-                kind="cached",
-                progress=progress,
-            )
+            how: Any = {"rank": rank, "kind": "cached", "progress": progress}
+            if child is None:
+                how |= request
+                built = build_in_child(checkpoint.folder, path, **how)
+            else:
+                built = finish_child(child, checkpoint.folder, path, **how)
         except FileAccessError as error:
             if not str(error).startswith((f"{self.folder}{os.sep}", f"{self.folder}: ")):
                 raise

@@ -22,7 +22,7 @@ __all__ = ["FileRecords"]
 _VERSION: Final = 1
 _MAX_RECORDS: Final = 4096
 _MAX_RECORD_BYTES: Final = 1 << 20
-_PIECE_BYTES: Final = 1 << 22
+_PIECE_BYTES: Final = 1 << 20
 
 
 class FileRecords:
@@ -37,16 +37,17 @@ class FileRecords:
         Raises FileAccessError, or InvalidFileError for a file that changes meanwhile.
         """
         try:
-            with path.open("rb") as file:
+            with path.open("rb", buffering=0) as file:
                 before = os.fstat(file.fileno())
                 name = _name(["digest", _identity(path, before)])
                 known = self._read(name)
                 if isinstance(known, str):
                     return known
                 digest, done = hashlib.sha256(), 0
-                while piece := file.read(_PIECE_BYTES):
-                    digest.update(piece)
-                    done += len(piece)
+                piece = memoryview(bytearray(_PIECE_BYTES))  # one for all: new memory takes as long as to read
+                while num_bytes := file.readinto(piece):
+                    digest.update(piece[:num_bytes])
+                    done += num_bytes
                     if progress is not None:
                         progress(done, before.st_size)
                 after = os.fstat(file.fileno())

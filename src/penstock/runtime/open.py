@@ -241,7 +241,6 @@ def _open_bundle(
     from penstock.checkpoint.side_files import SIDE_FILES
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import NativeProgram
-    from penstock.runtime.ranks.open_ranks import open_ranks
 
     start = time.perf_counter()
     if options.layout.world == 1 and options.stage_server is None:
@@ -255,6 +254,8 @@ def _open_bundle(
                 _check_whole(path)
             raise
     else:
+        from penstock.runtime.ranks.open_ranks import open_ranks
+
         program, model = open_ranks(
             parts or path,
             options.layout,
@@ -306,15 +307,16 @@ def _check_whole(path: Path) -> None:
 
 def rank_notes(info: ProgramInfo, *, is_local: bool = True) -> list[str]:
     """Return the notes that follow from the division of a model over ranks; ``is_local``: all ranks are here."""
-    from penstock.runtime.ranks.open_ranks import default_threads
-
     notes = []
     num_threads = info.num_ranks * info.num_threads
-    if is_local and info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
-        notes.append(
-            f"The {info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
-            "Set --tp, --pp, --cp or --threads to change it."
-        )
+    if is_local and info.num_ranks > 1:
+        from penstock.runtime.ranks.open_ranks import default_threads
+
+        if num_threads > (num_cores := default_threads()):
+            notes.append(
+                f"The {info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
+                "Set --tp, --pp, --cp or --threads to change it."
+            )
     if info.repeated_kv_bytes:
         megabytes = max(0.1, info.repeated_kv_bytes / 1e6)
         notes.append(f"Key-value heads are repeated on ranks, which costs {megabytes:,.1f} MB of keys and values.")

@@ -74,7 +74,8 @@ class Metadata:
             return None
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or len(value) != count:
             raise self.error(key, f"an array of {count} integers")
-        return [int(number) for number in value.tolist()]
+        numbers: list[int] = value.tolist()
+        return numbers
 
     def numbers(self, key: str, count: int) -> list[float] | None:
         """Return an array of ``count`` finite numbers, or None."""
@@ -84,4 +85,5 @@ class Metadata:
         is_floats = isinstance(value, np.ndarray) and value.dtype.kind == "f" and len(value) == count
         if not isinstance(value, np.ndarray) or not is_floats or not np.isfinite(value).all():
             raise self.error(key, f"an array of {count} finite numbers")
-        return [float(number) for number in value.tolist()]
+        numbers: list[float] = value.tolist()
+        return numbers

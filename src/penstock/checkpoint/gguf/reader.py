@@ -34,6 +34,9 @@ MAX_TENSOR_BYTES: Final = 1 << 46
 MAX_ALIGNMENT: Final = 1 << 20
 
 _LENGTH: Final = struct.Struct("<Q")
+_ZEROS: Final = 5
+_EXPECTED_BYTES: Final = 24
+"""The bytes that most strings of a vocabulary have on average, with their lengths."""
 _STRING: Final = 8
 _ARRAY: Final = 9
 _BOOL: Final = 7
@@ -147,23 +150,56 @@ class _Cursor:
         return self._strings(count, what)
 
     def _strings(self, count: int, what: str) -> list[str]:
-        """Read ``count`` strings, as ``string`` does: a vocabulary has hundreds of thousands, so this loop is flat."""
-        data, at, end = self.data, self.at, len(self.data)
-        strings: list[str] = []
-        try:
-            for _ in range(count):
-                begin = at + 8
-                stop = begin + _LENGTH.unpack_from(data, at)[0]
-                if stop > end or stop - begin > MAX_STRING_BYTES:
-                    break
-                strings.append(str(data[begin:stop], "utf-8"))
-                at = stop
-        except (struct.error, UnicodeDecodeError):
-            pass
-        self.at = at
-        if len(strings) < count:
-            self.string(what, MAX_STRING_BYTES)  # raises the error of the string at fault
+        """Read ``count`` strings, as ``string`` does: a vocabulary has hundreds of thousands, so it is read as a whole.
+
+        Reading one at a time, as some need, names the one at fault.
+        """
+        rest = self.data[self.at :]
+        begins = _find_begins(rest, count) if count else None
+        strings = None if begins is None else _decode(rest, begins)
+        if begins is None or strings is None:
+            return [self.string(what, MAX_STRING_BYTES) for _ in range(count)]
+        self.at += int(begins[-1])
         return strings
+
+
+def _find_begins(data: memoryview, count: int) -> NDArray[np.int64] | None:
+    """Return where each of ``count`` strings begins with its length, and where the last one ends; None if unknown.
+
+    A length, of 8 bytes and below 1 << 24, ends in five zeros, and no text begins with one.  So the ends of runs of
+    zeros tell where lengths may be, and those are right if each leads to the next.
+    """
+    num_bytes = min(len(data), _EXPECTED_BYTES * count + _LENGTH.size)
+    while True:
+        values = np.frombuffer(data, np.uint8, num_bytes)
+        zeros = np.flatnonzero(values == 0)
+        is_last = np.append(np.diff(zeros) != 1, True)
+        ends = zeros[is_last]
+        run_lens = np.diff(np.flatnonzero(is_last), prepend=-1)
+        begins = ends[run_lens >= _ZEROS][:count] - (_LENGTH.size - 1)
+        if len(begins) == count or num_bytes == len(data):
+            break
+        num_bytes = min(len(data), 4 * num_bytes)
+    if len(begins) < count or begins[0] != 0:
+        return None
+    lengths = sum(values[begins + i].astype(np.int64) << (8 * i) for i in range(_LENGTH.size - _ZEROS))
+    stops = begins + _LENGTH.size + lengths
+    if stops[-1] > len(data) or not np.array_equal(stops[:-1], begins[1:]):
+        return None
+    return np.append(begins, stops[-1])
+
+
+def _decode(data: memoryview, begins: NDArray[np.int64]) -> list[str] | None:
+    """Return the strings of ``_find_begins``, decoded as one text; None for some that have zeros or are no UTF-8."""
+    text = np.frombuffer(data, np.uint8, int(begins[-1])).copy()
+    for i in range(_LENGTH.size):
+        text[begins[:-1] + i] = 0
+    if len(text) - np.count_nonzero(text) != _LENGTH.size * (len(begins) - 1):
+        return None
+    try:
+        return str(text.data, "utf-8").split("\0" * _LENGTH.size)[1:]
+    except UnicodeDecodeError:
+        return None
 
 
 def read_header(data: memoryview, file: str) -> GgufHeader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import chain
 from typing import Any, Final
 
 from penstock.checkpoint.gguf.metadata import Metadata
@@ -13,6 +12,7 @@ from penstock.checkpoint.gguf.tokenizer_pieces import unigram, word_piece
 from penstock.checkpoint.gguf.vocab import TokenType, Vocab
 from penstock.checkpoint.sentencepiece.merges import merges_by_score
 from penstock.checkpoint.sentencepiece.steps import decoder_steps, normalizer_steps
+from penstock.checkpoint.tokenizer_files.merge_table import MadeMerges
 from penstock.checkpoint.tokenizer_limits import MadeJson
 from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
@@ -106,11 +106,11 @@ def _space_marked(metadata: Metadata, vocab: Vocab) -> dict[str, Any]:
     }
 
 
-def _merges(metadata: Metadata, vocab: Vocab) -> list[list[str]]:
+def _merges(metadata: Metadata, vocab: Vocab) -> MadeMerges | list[list[str]]:
     """Return the pairs of tokens that are merged, in their order."""
-    pairs = [merge.split(" ") for merge in metadata.texts("tokenizer.ggml.merges")]
-    if set(map(len, pairs)) <= {2} and vocab.ids.keys() >= {*chain.from_iterable(pairs), *map("".join, pairs)}:
-        return pairs
+    made = MadeMerges.of(metadata.texts("tokenizer.ggml.merges"), vocab.ids)
+    if made is not None:
+        return made
     merges = []  # a token may have a space inside
     for merge in metadata.texts("tokenizer.ggml.merges"):
         at = merge.find(" ", 1)

@@ -25,9 +25,9 @@ _END_TEXTS: Final = frozenset((
 
 def _with_texts(texts: list[str], file: str) -> list[str]:
     """Return the texts, with one for each token that has none, as llama.cpp names it."""
-    empty = [token for token, text in enumerate(texts) if not text]
-    if not empty:
+    if all(texts):
         return texts
+    empty = [token for token, text in enumerate(texts) if not text]
     _LOG.warning("penstock: %s: tokenizer.ggml.tokens: %d tokens have no text, first %d", file, len(empty), empty[0])
     return [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]
 
@@ -53,7 +53,7 @@ class Vocab:
             raise metadata.error("tokenizer.ggml.tokens", f"at most {vocab_size} tokens, as the embedding has rows")
         types = metadata.integers("tokenizer.ggml.token_type", len(self.texts))
         self.types = [TokenType.NORMAL] * len(self.texts) if types is None else types
-        self.ids = {text: token for token, text in enumerate(self.texts)}
+        self.ids = dict(zip(self.texts, range(len(self.texts)), strict=True))
         self._named: dict[str, int | None] = {}
         if len(self.ids) < len(self.texts):
             twice = next(text for token, text in enumerate(self.texts) if self.ids[text] != token)
@@ -98,7 +98,7 @@ class Vocab:
         ``keep_space``: control tokens that leave the white space behind them in the text, where others take it; None
         is all of them.
         """
-        found = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+        found = {int(kind) for kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)}
         return [
             {
                 "id": token,

@@ -41,7 +41,7 @@ from penstock.checkpoint.tokenizer_files.side_tokens import (
     read_side_tokens,
     token_ids,
 )
-from penstock.checkpoint.tokenizer_limits import MAX_TOKENIZER_BYTES, check_json_size, check_tokenizer_file
+from penstock.checkpoint.tokenizer_limits import MAX_TOKENIZER_BYTES, MadeJson, check_json_size, check_tokenizer_file
 from penstock.config import MAX_CONFIG_BYTES, ConfigReader, parse_object
 from penstock.errors import InvalidFileError
 
@@ -101,7 +101,9 @@ def complete_tokenizer(
         tokenizer["post_processor"] = post_processor(name, ids, roles, config)
     changed: dict[str, bytes] = {}
     if is_made or _without_model(tokenizer) != before:
-        changed[_TOKENIZER] = _to_bytes(tokenizer)
+        changed[_TOKENIZER] = MadeJson.with_value(_to_bytes(tokenizer), tokenizer)
+    else:
+        changed[_TOKENIZER] = MadeJson.with_value(files[_TOKENIZER], tokenizer)  # the same bytes, parsed
     named = _with_roles(config.values, tokens)
     if named != config.values:
         changed[_CONFIG] = _to_bytes(named)

@@ -190,6 +190,8 @@ def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
         ids = {
             pair[0]: i for i, pair in enumerate(vocab) if isinstance(pair, list) and pair and isinstance(pair[0], str)
         }
+    elif set(map(type, vocab.values())) == {int}:
+        ids = vocab
     else:
         ids = {text: token for text, token in vocab.items() if type(token) is int}
     added = tokenizer.get("added_tokens")

@@ -6,7 +6,6 @@ rows of float32, so a pipeline computes the bits of one process (docs/explanatio
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -84,7 +83,7 @@ def _cut_stage(whole: Graph, stage: int, num_stages: int, owners: Owners | None)
             "pipeline_parallel_size: expected 1 for a network with a prefix, whose length every layer reads",
             param="pipeline_parallel_size",
         )
-    graph = copy.deepcopy(whole)
+    graph = whole.copy()
     _split_add_norm(graph)
     everywhere = _take_first(graph)
     ends = _ends(graph)

@@ -7,7 +7,6 @@ op needs them.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from dataclasses import dataclass
 
@@ -60,7 +59,7 @@ def shard(graph: Graph, rank: int, world: int, *, contexts: int = 1) -> tuple[Gr
         raise UnsupportedError(
             f"{name}: expected 1 for a network with a prefix or biases by distance, which are not cut", param=name
         )
-    sharder = _Sharder(copy.deepcopy(graph), rank, world, contexts)
+    sharder = _Sharder(graph.copy(), rank, world, contexts)
     return sharder.run(), sharder.sources
 
 

@@ -39,11 +39,14 @@ def compile_bpe(model: Json, texts: Mapping[int, str], decoder: Json | None, tab
     flags: dict[int, int] = {}
     if tables.kind == KIND_BYTES:
         _compile_bytes(model, vocab, decoder, tables)
-        decoded = dict(zip(texts, byte_level_texts(list(texts.values())), strict=True))
+        listed = byte_level_texts(list(texts.values()))
+        if list(texts) != list(range(num_tokens)):
+            listed = list(map(dict(zip(texts, listed, strict=True)).get, range(num_tokens), repeat(b"")))
     else:
         decoded, flags = _compile_characters(model, vocab, texts, decoder, tables)
-    check_lengths(decoded.values())
-    tables.token_texts = list(map(decoded.get, range(num_tokens), repeat(b"")))
+        listed = list(map(decoded.get, range(num_tokens), repeat(b"")))
+    check_lengths(listed)
+    tables.token_texts = listed
     tables.token_flags = bytes(flags.get(i, 0) for i in range(num_tokens)) if flags else bytes(num_tokens)
 
 

@@ -90,7 +90,8 @@ def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables
     model = values["model"]
     listed = model.get("vocab", {}) if model.get("type") in _MODELS else {}
     vocab: dict[str, int] = listed if isinstance(listed, dict) else {text: i for i, (text, _) in enumerate(listed)}
-    ids |= vocab | {token.content: i for i, token in added.items()}
+    ids |= vocab
+    ids |= {token.content: i for i, token in added.items()}
     _check_model(model)
     tables = TokenizerTables()
     tables.steps = normalizer_steps(values["normalizer"])
@@ -98,7 +99,7 @@ def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables
     tables.charsmap, tables.charsmap_text = find_charsmap(values["normalizer"])
     if tables.metaspace == _METASPACES["first"] and any(kind != STEP_NFC for kind, _, _ in tables.steps):
         raise NotCompiledError("pre_tokenizer Metaspace with prepend_scheme first: expected no normalizer except NFC")
-    texts = {i: text for text, i in vocab.items()}
+    texts = dict(zip(vocab.values(), vocab, strict=True))
     texts |= {} if isinstance(listed, dict) else {i: text for i, (text, _) in enumerate(listed)}
     if len(texts) < len(vocab):
         raise NotCompiledError("model.vocab: two tokens have the same id")

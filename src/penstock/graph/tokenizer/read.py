@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.checkpoint.tokenizer_file import open_checked_file
+from penstock.checkpoint.tokenizer_files.merge_table import MadeMerges, merge_table
 from penstock.checkpoint.tokenizer_limits import MAX_ID, check_tokenizer_file
 from penstock.config import show
 from penstock.graph.tokenizer.components import Json, NotCompiledError
@@ -60,22 +61,11 @@ def read_tokenizer(data: bytes) -> ReadTokenizer:
         return ReadTokenizer(values, library, dict(sorted(ids.items())))
     if model.get("type") == "BPE":
         try:
-            model["merges"] = _merge_table(model["vocab"], model["merges"])
+            lefts, rights = [left for left, _ in model["merges"]], [right for _, right in model["merges"]]
+            model["merges"] = merge_table(model["vocab"], lefts, rights)
         except KeyError as error:
             raise NotCompiledError(f"model.merges: {show(error.args[0])} is not in the vocabulary") from None
     return ReadTokenizer(values, library, added)
-
-
-def _merge_table(vocab: Mapping[str, int], pairs: list[list[str]]) -> npt.NDArray[np.uint32]:
-    """Return the table of merges; KeyError for a token that the vocabulary lacks."""
-    table = np.empty((len(pairs), 4), np.uint32)
-    columns = ([left for left, _ in pairs], [right for _, right in pairs], None, map("".join, pairs))
-    for i, column in enumerate(columns):
-        if column is None:
-            table[:, i] = np.arange(len(pairs))
-        else:
-            table[:, i] = np.fromiter(map(vocab.__getitem__, column), np.uint32, len(pairs))
-    return table
 
 
 def _plain_words(values: Json) -> _Words | None:
@@ -100,6 +90,8 @@ def _plain_words(values: Json) -> _Words | None:
 
 def _plain_merges(vocab: Mapping[str, int], merges: object) -> npt.NDArray[np.uint32] | None:
     """Return the table of merges, each of which is there once."""
+    if isinstance(merges, MadeMerges):
+        return _without_repetition(merges.table)
     if not isinstance(merges, list):
         return None
     if set(map(type, merges)) == {str}:  # the old form; the library skips lines with a version
@@ -109,11 +101,17 @@ def _plain_merges(vocab: Mapping[str, int], merges: object) -> npt.NDArray[np.ui
     if not set(map(type, merges)) <= {list} or not set(map(len, merges)) <= {2}:
         return None
     try:
-        table = _merge_table(vocab, merges)
+        table = merge_table(vocab, [left for left, _ in merges], [right for _, right in merges])
     except (KeyError, TypeError):  # the library's error is the one to raise
         return None
+    return _without_repetition(table)
+
+
+def _without_repetition(table: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32] | None:
+    """Return a table of merges if each is there once, else None."""
     pairs = table[:, 0].astype(np.uint64) << np.uint64(_ID_BITS) | table[:, 1]
-    return table if len(np.unique(pairs)) == len(pairs) else None
+    pairs.sort()
+    return None if (pairs[1:] == pairs[:-1]).any() else table
 
 
 def _plain_added(vocab: Mapping[str, int], added: object) -> dict[str, int] | None:

@@ -1,0 +1,70 @@
+"""Arrays of strings in GGUF files: read as a whole, they are those that are read one at a time."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from penstock.checkpoint.gguf.reader import read_header
+from penstock.checkpoint.tokenizer_files.merge_table import MadeMerges
+from penstock.errors import InvalidFileError
+from tests.support.gguf_files import gguf_bytes
+
+ARRAYS = {
+    "short": ["a", "bc", "\u2581d", "<|end|>"] * 50,
+    "long": ["a" * 255, "b" * 256, "c" * 70000, "d"],
+    "empty": ["", "a", "", "", "b"],
+    "zeros": ["a\0", "\0b", "\0" * 9, "c"],
+    "one": ["a"],
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_strings_are_read_as_they_are(name: str) -> None:
+    data = gguf_bytes({"before": 1, "texts": ARRAYS[name], "behind": "text"}, {})
+    assert dict(read_header(memoryview(data), "m.gguf").metadata) == {
+        "before": 1,
+        "texts": ARRAYS[name],
+        "behind": "text",
+    }
+
+
+@pytest.mark.parametrize("length", [0, 3, 255, 1 << 24, (1 << 24) + 1, 1 << 63])
+def test_a_wrong_length_names_its_array(length: int) -> None:
+    data = bytearray(gguf_bytes({"texts": ["abcd"] * 8}, {}))
+    place = data.index(b"abcd", data.index(b"abcd") + 4)
+    data[place - 8 : place] = struct.pack("<Q", length)
+    with pytest.raises(InvalidFileError, match=r"texts|key"):
+        read_header(memoryview(bytes(data)), "m.gguf")
+
+
+def test_a_string_that_is_no_utf_8_names_its_array() -> None:
+    data = gguf_bytes({"texts": ["abcd"] * 8}, {}).replace(b"abcd", b"ab\xff\xfe", 1)
+    with pytest.raises(InvalidFileError, match="texts"):
+        read_header(memoryview(data), "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_made"),
+    [
+        (['a "', "\\ b", "a\n b", "\u2581 a"], True),
+        (["a b", "a  b"], False),
+        (["a b", "ab"], False),
+        (["a\x7f b", "a b"], False),
+        (["a b", "a missing"], False),
+        ([], False),
+    ],
+)
+def test_merges_have_the_text_and_the_ids_of_their_pairs(lines: list[str], is_made: bool) -> None:
+    pairs = [line.split(" ") for line in lines]
+    texts = {text for pair in pairs for text in (*pair, "".join(pair))} - {"missing", "amissing"}
+    vocab = {text: i for i, text in enumerate(sorted(texts))}
+    made = MadeMerges.of(lines, vocab)
+    assert (made is not None) == is_made
+    if made is not None:
+        assert json.loads(made.text) == pairs
+        assert made.text == json.dumps(pairs, ensure_ascii=False)
+        expected = [[vocab[a], vocab[b], rank, vocab[a + b]] for rank, (a, b) in enumerate(pairs)]
+        assert made.table.tolist() == expected
