@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -15,8 +13,6 @@ sys.path.append(str(PEERS))
 
 import install  # noqa: E402
 import run_llamacpp  # noqa: E402
-import run_openvino  # noqa: E402
-import run_vllm  # noqa: E402
 from protocol import Launch  # noqa: E402
 
 
@@ -41,40 +37,3 @@ def test_llama_cpp_is_a_native_build_with_all_threads(monkeypatch: pytest.Monkey
     assert single.endswith("-p 0 -n 64 -d 128 -r 5")
     assert "-b 2048 -ub 512 -tb 2 -npp 128 -ntg 24 -npl 8" in batch
     assert "-t 2" in " ".join(run_llamacpp.start_command(Path("tools"), Path("model"), 2))
-
-
-class Recorder:
-    """Takes any attribute and call, and keeps them."""
-
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-
-
-def test_openvino_has_room_and_takes_512_tokens_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("openvino_genai")
-    module.SchedulerConfig = Recorder  # type: ignore[attr-defined]
-    module.ContinuousBatchingPipeline = Recorder  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "openvino_genai", module)
-    model, scheduler, device, properties = run_openvino.open_pipeline(launch()).args
-    assert (model, device, properties) == ("model", "CPU", {"INFERENCE_NUM_THREADS": 2})
-    assert vars(scheduler) == {
-        "args": (),
-        "cache_size": 1,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 512,
-        "enable_prefix_caching": False,
-        "dynamic_split_fuse": True,
-    }
-
-
-def test_vllm_binds_threads_and_has_a_2_gib_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, Any] = {}
-    module = ModuleType("vllm")
-    module.LLM = lambda **options: found.update(options)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    environment: dict[str, str] = {}
-    monkeypatch.setattr(run_vllm.os, "environ", environment)
-    run_vllm.open_llm(launch())
-    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
-    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "2"
-    assert (found["dtype"], found["max_num_seqs"], found["enable_prefix_caching"]) == ("bfloat16", 64, False)

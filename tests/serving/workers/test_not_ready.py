@@ -43,6 +43,13 @@ TEXT: dict[str, dict[str, Any]] = {
 SCORES = {"model": "demo", "prompt": "abc", "max_tokens": 0, "echo": True, "logprobs": 1}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
 IDS = {"model": "demo", "prompt": [5, 6], "max_tokens": 1}
+RANKS: dict[str, dict[str, Any]] = {
+    "/rerank": {"model": "demo", "query": "a", "documents": ["b"]},
+    "/v1/rerank": {"model": "demo", "query": "a", "documents": ["b"]},
+    "/score": {"model": "demo", "text_1": "a", "text_2": "b"},
+    "/v1/score": {"model": "demo", "text_1": "a", "text_2": "b"},
+    "/classify": {"model": "demo", "input": "a"},
+}
 NEEDS_NO_WORKER = {"/tokenize", "/detokenize"}
 
 
@@ -120,7 +127,7 @@ def test_requests_to_a_model_that_is_loading(tmp_path: Path) -> None:
         async with gateways(tmp_path, command=faulty("waits")) as its:
             loading = asyncio.ensure_future(its.admin("POST", "/admin/models/load", {"path": str(path)}))
             await until(its.models.list)
-            asked = {**TEXT, "/v1/chat/completions": CHAT}
+            asked = {**TEXT, **RANKS, "/v1/chat/completions": CHAT}
             for route, body in (*asked.items(), ("/v1/completions", SCORES), ("/v1/completions", IDS)):
                 status, told, after = await its.ask(route, body)
                 assert (status, after) == (503, "1"), (route, body, told)
