@@ -85,7 +85,7 @@ def test_the_other_role_does_the_work_of_a_lost_one(expected: list) -> None:
     asyncio.run(main())
 
 
-def test_a_full_worker_for_decode_leaves_answers_where_they_began(expected: list) -> None:
+def test_without_a_place_answers_stay_where_they_began(expected: list) -> None:
     async def main() -> None:
         async with service(roles=ROLES) as running:
             backend = await running.models.load(str(DEMO))
