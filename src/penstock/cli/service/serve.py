@@ -189,15 +189,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_process_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("processes")
-    group.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="worker processes per model, which share its load; with --replicas, how many start at first (default: 1, "
-        "or MIN of --replicas)",
-    )
+def _add_role_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prefill-workers",
         type=int,
@@ -211,6 +203,18 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="worker processes per model that go on with answers (default: 1 with --prefill-workers)",
     )
+
+
+def _add_process_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("processes")
+    group.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="worker processes per model, which share its load; with --replicas, how many start at first (default: 1, "
+        "or MIN of --replicas)",
+    )
+    _add_role_options(group)
     group.add_argument(
         "--replicas",
         metavar="MIN..MAX",
