@@ -201,7 +201,7 @@ def test_padding_without_a_mask_is_that_of_transformers(ours, theirs):
         ours.generate(max_new_tokens=3)
 
 
-def test_suppressed_and_allowed_tokens_are_those_of_transformers(ours, theirs):
+def test_suppressed_tokens_are_those_of_transformers(ours, theirs):
     plain = greedy_tokens(ours)
     rows = torch.tensor([PROMPT, PROMPT[::-1]])
 

@@ -23,6 +23,7 @@ from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
 from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles
 from tests.support.waiting import eventually as until
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
@@ -56,6 +57,7 @@ async def service(
     placement: Placement | None = None,
     fresh_s: float = 600.0,
     silent_s: float = 600.0,
+    roles: WorkerRoles = NO_ROLES,
 ) -> AsyncIterator[Service]:
     """A primary and its models, by default with ``command`` on this machine.
 
@@ -67,7 +69,7 @@ async def service(
     await primary.open()
     folder = Path(primary.address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
-    models = RemoteModels(primary, options, num_workers)
+    models = RemoteModels(primary, options, roles.num_workers or num_workers, roles=roles)
     primary.adopt = models.adopt
     try:
         with patch.object(link_module, "FRESH_S", fresh_s), patch.object(link_module, "SILENT_S", silent_s):

@@ -104,7 +104,7 @@ class WorkerState:
 
     ``status``: "starting", "ready", "draining", "lost".  ``heartbeat_age_s``: seconds since the last known turn of its
     engine's loop.  ``pid``: on its own machine, 0 if it joined from another one by itself.  ``node``: the address of
-    that machine, "" for the service's own.
+    that machine, "" for the service's own.  ``role``: "prefill" or "decode", "" for both.
     """
 
     name: str
@@ -115,6 +115,7 @@ class WorkerState:
     num_open: int
     figures: EngineStats | None = None
     node: str = ""
+    role: str = ""
 
 
 @dataclass(frozen=True)

@@ -269,6 +269,15 @@ class Metrics:
         for backend in self._models.list():
             num_ready = sum(worker.status == "ready" for worker in backend.workers())
             out.append(f'penstock:workers_ready{{model_name="{_escaped(backend.name)}"}} {num_ready}')
+        by_role: Counter[tuple[str, str]] = Counter()
+        for backend in self._models.list():
+            for worker in backend.workers():
+                if worker.role:
+                    by_role[backend.name, worker.role] += worker.status == "ready"
+        if by_role:
+            _head(out, "penstock:workers_ready_by_role", "gauge", "Number of workers of a role that accept requests.")
+        for (name, role), num_ready in by_role.items():
+            out.append(f'penstock:workers_ready_by_role{{model_name="{_escaped(name)}",role="{role}"}} {num_ready}')
         _head(out, "penstock:worker_restarts_total", "counter", "Number of worker crashes and hangs, by cause.")
         for backend in self._models.list():
             for cause, count in backend.deaths().items():

@@ -132,7 +132,13 @@ async def run_service(settings: ServiceSettings) -> int:
 
 def _models(primary: Primary, settings: ServiceSettings) -> RemoteModels:
     return RemoteModels(
-        primary, settings.options, settings.num_workers, settings.networks, settings.route_policy, settings.scale
+        primary,
+        settings.options,
+        settings.num_workers,
+        settings.networks,
+        settings.route_policy,
+        settings.scale,
+        settings.roles,
     )
 
 
@@ -198,7 +204,9 @@ def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings
 
     def make(name: str, scheme: str | None) -> RemoteBackend:
         options = settings.options if scheme is None else replace(settings.options, scheme=scheme)
-        return RemoteBackend(name, primary, options, settings.num_workers, settings.route_policy, settings.scale)
+        return RemoteBackend(
+            name, primary, options, settings.num_workers, settings.route_policy, settings.scale, settings.roles
+        )
 
     repository = ServableRepository(
         settings.supervision, PrivateModels(models, make), lambda: [backend.name for backend in models.list()]

@@ -12,6 +12,7 @@ from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.settings import GatewaySettings
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles
 
 __all__ = ["ServiceSettings"]
 
@@ -26,7 +27,8 @@ class ServiceSettings:
     ``servables``: folders that contain servables.  ``networks``: "file.py:Class" for the checkpoint folder of a model
     by name, and under "" for every other one.  ``route_policy``: how workers are chosen for requests, see
     ``penstock.cluster.routing.Router``.  ``placement``: where workers run; None: on this machine.  ``scale``: how the
-    number of workers follows the load, after ``num_workers`` have started; None: it does not change.
+    number of workers follows the load, after ``num_workers`` have started; None: it does not change.  ``roles``: how
+    many of them are for prefill and for decode.
     """
 
     models: tuple[tuple[str, str], ...]
@@ -42,3 +44,4 @@ class ServiceSettings:
     route_policy: str = "prefix"
     placement: Placement | None = None
     scale: ScalePolicy | None = None
+    roles: WorkerRoles = NO_ROLES

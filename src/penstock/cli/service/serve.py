@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.serving.settings import GatewaySettings
     from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
     from penstock.serving.workers.worker_config import ModelOptions
+    from penstock.serving.workers.worker_roles import WorkerRoles
 
 MAX_THREADS: Final = 1024
 
@@ -188,6 +189,22 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_role_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--prefill-workers",
+        type=int,
+        metavar="N",
+        help="worker processes per model that compute prompts only and copy their keys and values to the "
+        "--decode-workers, which go on with the answers (default: each worker does both)",
+    )
+    group.add_argument(
+        "--decode-workers",
+        type=int,
+        metavar="N",
+        help="worker processes per model that go on with answers (default: 1 with --prefill-workers)",
+    )
+
+
 def _add_process_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("processes")
     group.add_argument(
@@ -197,6 +214,7 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
         help="worker processes per model, which share its load; with --replicas, how many start at first (default: 1, "
         "or MIN of --replicas)",
     )
+    _add_role_options(group)
     group.add_argument(
         "--replicas",
         metavar="MIN..MAX",
@@ -307,6 +325,8 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     from penstock.serving.service_settings import ServiceSettings
 
     num_workers, scale = _workers_of(args)
+    roles = _roles_of(args)
+    num_workers = roles.num_workers or num_workers
     for name in ("hang_seconds", "drain_seconds"):
         check_number(name, getattr(args, name), 86_400)
     models, servables = _split_sources([_resolve(args, source) for source in args.models])
@@ -319,6 +339,7 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         networks=_networks(args.network or (), models),
         num_workers=num_workers,
         scale=scale,
+        roles=roles,
         route_policy=args.route_policy,
         options=options_of(args, num_workers if scale is None else scale.max_replicas),
         gateway=_gateway_settings(args),
@@ -328,6 +349,21 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         admin_socket=args.admin_socket,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
     )
+
+
+def _roles_of(args: argparse.Namespace) -> WorkerRoles:
+    """Return how many workers compute prompts and how many go on with answers; 0 and 0: each does both."""
+    from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles
+
+    numbers = (args.prefill_workers, args.decode_workers)
+    if numbers == (None, None):
+        return NO_ROLES
+    for name in ("workers", "replicas"):
+        if getattr(args, name) is not None:
+            message = f"--{name}: expected none with --prefill-workers and --decode-workers, got both"
+            raise InvalidArgumentError(message, param=name)
+    given = [1 if number is None else number for number in numbers]
+    return WorkerRoles(*given)
 
 
 def _workers_of(args: argparse.Namespace) -> tuple[int, ScalePolicy | None]:

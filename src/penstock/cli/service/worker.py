@@ -28,6 +28,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         parser, "the service's --worker-port", "exit when the service stops (default: wait until it is back)"
     )
     parser.add_argument("--name", default="", help="name of the model in the service (default: the name of the file)")
+    parser.add_argument(
+        "--role",
+        choices=("prefill", "decode"),
+        default="",
+        help="compute prompts only, or only go on with answers that a worker for prefill began (default: both)",
+    )
     add_run_options(parser)
     add_stage_options(parser)
     add_options(parser, "--ops")
@@ -57,5 +63,6 @@ def run(args: argparse.Namespace) -> int:
             path=str(path.absolute()),
             verify=args.verify,
             options=replace(options, stage_server=server),
+            role=args.role,
         )
         return asyncio.run(join_primary(config, ca, again=not args.once))

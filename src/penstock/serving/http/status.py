@@ -53,6 +53,7 @@ class Worker(Body):
 
     name: str
     status: str
+    role: Literal["", "prefill", "decode"]
     node: str
     pid: Count
     version: Count
@@ -170,6 +171,7 @@ def model_status(backend: Backend, call: Call) -> dict[str, Any]:
             {
                 "name": worker.name,
                 "status": worker.status,
+                "role": worker.role,
                 "node": worker.node,
                 "pid": worker.pid,
                 "version": worker.version,

@@ -69,16 +69,18 @@ class ToWorker(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ask_pages: _Optional[_Union[AskPages, _Mapping]] = ..., offer_pages: _Optional[_Union[OfferPages, _Mapping]] = ..., grant_pages: _Optional[_Union[GrantPages, _Mapping]] = ..., read_page: _Optional[_Union[ReadPage, _Mapping]] = ..., page_data: _Optional[_Union[PageData, _Mapping]] = ..., end_pages: _Optional[_Union[EndPages, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("protocol", "token", "model", "pid")
+    __slots__ = ("protocol", "token", "model", "pid", "role")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     token: str
     model: str
     pid: int
-    def __init__(self, protocol: _Optional[int] = ..., token: _Optional[str] = ..., model: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    role: str
+    def __init__(self, protocol: _Optional[int] = ..., token: _Optional[str] = ..., model: _Optional[str] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol", "page_secret")

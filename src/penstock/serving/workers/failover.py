@@ -82,6 +82,9 @@ class WorkerRoutes(Protocol):
         that id; ``only`` is the only choice.
         """
 
+    def hands_over(self, connection: WorkerConnection) -> bool:
+        """Return True if another worker goes on with the answers that this one, for prefill, has begun."""
+
     def can_take(self, state_id: str, client: str) -> bool:
         """Return True if a worker can go on with a request of a worker with this id; "": one that has not begun."""
 
@@ -205,6 +208,8 @@ class Failover:
             del request  # breaks a reference cycle: an error holds this frame, and the request holds the error
         routed.note_first()
         self._look()
+        if not self.answer.is_over and self._alone_on is None and self._routes.hands_over(connection):
+            self._move()
 
     def _choose(self) -> RoutedRequest:
         """Return the worker for the request; the one that has its pages if that has a place."""

@@ -275,6 +275,7 @@ class Primary:
                 return
             handshake.welcome(stream)
             connection = WorkerConnection(request.model, request.pid, self.arrivals)
+            connection.role = request.role
             expected.set_result(connection)
             await self._receive(connection, stream, lambda: None)
         except (PenstockError, ValueError, TimeoutError, DecodeError):  # not a worker's messages

@@ -30,6 +30,7 @@ from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.messages import sampling_to, stats_from, stats_to
 from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
 from penstock.serving.workers.worker_group import Launcher, WorkerGroup
+from penstock.serving.workers.worker_roles import DECODE, NO_ROLES, PREFILL, WorkerRoles, of_role, role_for
 from penstock.serving.workers.worker_routing import RoutedRequest, WorkerRouting
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _GAUGES: Final = ("num_running", "num_waiting", "num_pages", "num_held_pages", "
 class RemoteBackend:
     """One model: it starts and replaces its workers, and sends each request to one of them.
 
-    ``scale``: how their number follows the load; ``num_workers`` start at first.
+    ``scale``: how their number follows the load; ``num_workers`` start at first.  ``roles``: of its own workers.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class RemoteBackend:
         num_workers: int = 1,
         route_policy: str = "prefix",
         scale: ScalePolicy | None = None,
+        roles: WorkerRoles = NO_ROLES,
     ) -> None:
         self.name = name
+        self._roles = roles
         self.crashes = CrashTracker()
         self.suspects = asyncio.Lock()
         self._launcher = launcher
@@ -102,7 +105,7 @@ class RemoteBackend:
             config = WorkerConfig("", "", self.name, path, version, verify or self._options.verify, 0, self._options)
             group = WorkerGroup(
                 self._launcher, config, max(1, self.num_wanted()), self._on_change, self._deaths,
-                is_elastic=self._scaling is not None,
+                is_elastic=self._scaling is not None, roles=self._roles,
             )  # fmt: skip
             try:
                 await group.start()
@@ -413,9 +416,15 @@ class RemoteBackend:
         connections = [connection for connection in connections if connection.is_fresh] or connections
         if state_id:
             connections = [connection for connection in connections if connection.has_place] or connections
+        connections = [*of_role(connections, role_for(num_tokens, has_begun=bool(state_id)))]
         if only in connections:
             connections = [only]
         return self._routing.choose(connections, num_tokens, keys, session)
+
+    def hands_over(self, connection: WorkerConnection) -> bool:
+        """Return True if a worker for decode can go on with what this one, for prefill, has begun."""
+        others = self._with_state(connection.state_id) if connection.role == PREFILL and connection.state_id else []
+        return any(one.role == DECODE and one.is_fresh and one.has_place for one in others)
 
     def can_take(self, state_id: str, client: str) -> bool:
         """Return True if a worker can go on with a request of a worker with this id; "": one that has not begun."""

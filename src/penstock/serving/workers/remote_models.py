@@ -15,6 +15,7 @@ from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_config import ModelOptions
 from penstock.serving.workers.worker_connection import WorkerConnection, reset_worker_numbers
 from penstock.serving.workers.worker_group import Launcher
+from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles
 
 if TYPE_CHECKING:
     from penstock.cluster.autoscale import ScalePolicy
@@ -51,7 +52,9 @@ class RemoteModels:
         networks: Mapping[str, str] | None = None,
         route_policy: str = "prefix",
         scale: ScalePolicy | None = None,
+        roles: WorkerRoles = NO_ROLES,
     ) -> None:
+        self._roles = roles
         self.is_draining = False
         self.taken_by: Callable[[str], str] = lambda name: ""
         """Returns the kind of another object that has a name, such as a servable; "" if the name is free."""
@@ -99,7 +102,7 @@ class RemoteModels:
         reset_worker_numbers(name)
         options = replace(self._options, network=self._networks.get(name, self._networks.get("")))
         backend = self._backends[name] = RemoteBackend(
-            name, self._launcher, options, self._num_workers, self._route_policy, self._scale
+            name, self._launcher, options, self._num_workers, self._route_policy, self._scale, self._roles
         )
         try:
             await backend.load(model)

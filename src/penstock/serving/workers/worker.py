@@ -480,6 +480,10 @@ def _state_id(llm: LLM, own_weights: str) -> str:
     return sha256(repr(facts).encode()).hexdigest()
 
 
+def _join(config: WorkerConfig, pid: int) -> pb.Join:
+    return pb.Join(token=config.token, model=config.name, pid=pid, role=config.role)
+
+
 def _watch_standard_input() -> None:
     """End this process when standard input ends: the primary, which holds the other end, is gone."""
 
@@ -506,7 +510,7 @@ async def _serve_primary(config: WorkerConfig) -> int:
     stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES)
     try:
         try:
-            welcome = await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
+            welcome = await handshake.join(stream, _join(config, os.getpid()))
         except UnavailableError:  # the primary is gone
             return 1
         return await Worker(config, stream, welcome.page_secret).run()
@@ -535,7 +539,7 @@ async def serve_over_tls(
             raise handshake.protocol_error(handshake.GRPC_PROTOCOL, handshake.PROTOCOL, config.name)
         stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES, tls)
         try:
-            welcome = await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=pid))
+            welcome = await handshake.join(stream, _join(config, pid))
             worker = Worker(config, stream, welcome.page_secret, starts_again=starts_again)
             on_join(worker)
             return await worker.run()

@@ -59,7 +59,8 @@ class WorkerConfig:
     ``name``, ``path``: the model's name and its file or folder.  ``version``: counts the weights under that name.
     ``verify``: when this worker verifies the checksums of its bundle.  ``ca``: the certificates in PEM that it trusts,
     for an address HOST:PORT.  ``reserved_bytes``: how much of the memory that looks free belongs to other workers.
-    ``says_notes``: it prints the notes about its ranks, which no other worker of the service has printed.
+    ``says_notes``: it prints the notes about its ranks, which no other worker of the service has printed.  ``role``:
+    see ``worker_roles``.
     """
 
     address: str
@@ -72,6 +73,7 @@ class WorkerConfig:
     options: ModelOptions = field(default_factory=ModelOptions)
     ca: str = ""
     says_notes: bool = True
+    role: str = ""
 
     def to_json(self) -> str:
         """Return the configuration as one line of JSON."""

@@ -143,6 +143,8 @@ class WorkerConnection:
         self.is_remote = is_remote
         self.node = ""
         """The address of its machine, "" for this one."""
+        self.role = ""
+        """What it does: "prefill", "decode", or "" for both."""
         self.status = "starting"
         self.card: ModelCard | None = None
         self.plan: pb.Plan | None = None
@@ -240,7 +242,7 @@ class WorkerConnection:
         stats = None if self.stats is None else stats_from([self.stats])
         version = self.card.version if self.card else 0
         age_s = self.heartbeat_age_s
-        return WorkerState(self.name, self.status, self.pid, version, age_s, self.num_open, stats, self.node)
+        return WorkerState(self.name, self.status, self.pid, version, age_s, self.num_open, stats, self.node, self.role)
 
     def begin(self, request: OpenRequest) -> None:
         """Send a request; QueueFullError and LostWorkerError at once.
@@ -297,15 +299,15 @@ class WorkerConnection:
 
         Call ``drain`` before.
         """
-        end = time.monotonic() + seconds
+        end, num_before = time.monotonic() + seconds, self.num_moved
         while self._open and not self.gone.is_set() and (left_s := end - time.monotonic()) > 0:
             await self._move_open(left_s)
             if self._open:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.idle(), min(left_s, MOVE_PAUSE_S))
-        if self.num_moved:
-            text = f"{self.model}: other workers go on with requests of worker {self.name}: {self.num_moved}"
-            tell("requests_moved", text, model=self.model, worker=self.name, num_moved=self.num_moved)
+        if num_moved := self.num_moved - num_before:
+            text = f"{self.model}: other workers go on with requests of worker {self.name}: {num_moved}"
+            tell("requests_moved", text, model=self.model, worker=self.name, num_moved=num_moved)
 
     async def confirm_empty(self) -> None:
         """Wait until the worker's engine has no requests either: it may still run one that was just taken back.

@@ -22,6 +22,7 @@ from penstock.file_kinds import is_gguf
 from penstock.logs import tell
 from penstock.processes.supervision import LOOP_DEATHS, QUICK_DEATH_S, Death, SupervisionPolicy
 from penstock.serving.workers.worker_process import EndedEarlyError
+from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles
 
 if TYPE_CHECKING:
     from penstock.llm.backend import ModelCard
@@ -62,6 +63,7 @@ class WorkerGroup:
         deaths: Counter[str],
         *,
         is_elastic: bool = False,
+        roles: WorkerRoles = NO_ROLES,
     ) -> None:
         self.config = config
         self.error = ""
@@ -77,6 +79,8 @@ class WorkerGroup:
         self._launcher = launcher
         self._num_workers = num_workers
         self._is_elastic = is_elastic
+        self._roles = roles
+        self._role_of_slot: dict[int, str] = {}
         self._plans_elsewhere = config.options.stage_server is not None  # with the memory of the stages that join
         self._on_change = on_change
         self._workers: dict[int, WorkerProcess] = {}
@@ -103,17 +107,18 @@ class WorkerGroup:
         A process that ends without an error of its own, as one that is killed does, is started again up to twice.
         """
         first_starts: list[asyncio.Future[None]] = []
-        for _ in range(self._num_workers):
+        for number in range(self._num_workers):
             first_starts.append(asyncio.get_running_loop().create_future())
-            self._add(first_starts[-1])
+            self._add(first_starts[-1], self._roles.role_of(number))
         try:
             await asyncio.gather(*first_starts)
         except BaseException:
             await self.stop()
             raise
 
-    def _add(self, first_start: asyncio.Future[None]) -> int:
+    def _add(self, first_start: asyncio.Future[None], role: str = "") -> int:
         slot = next(self._slots)
+        self._role_of_slot[slot] = role
         self._supervisors[slot] = asyncio.ensure_future(self._supervise(slot, first_start))
         return slot
 
@@ -146,7 +151,7 @@ class WorkerGroup:
             raise UnavailableError(f"{self.config.name}: worker {connection.name} has ended", 1.0)
         if replaces:
             started = asyncio.get_running_loop().create_future()
-            new = self._add(started)
+            new = self._add(started, connection.role)
             try:
                 await started
             except BaseException:
@@ -237,7 +242,7 @@ class WorkerGroup:
         bundle of a folder may be made again meanwhile, so the others check that theirs is the verified one.  The first
         one also prints the notes about its ranks, once.
         """
-        config = replace(self.config, says_notes=slot == 0 and is_first)
+        config = replace(self.config, says_notes=slot == 0 and is_first, role=self._role_of_slot[slot])
         if slot == 0 or not is_first or config.verify == "never":
             return config
         is_made = Path(config.path).is_dir() or is_gguf(Path(config.path))

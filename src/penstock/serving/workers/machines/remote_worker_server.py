@@ -24,6 +24,7 @@ from penstock.serving.stages.stage_port import serve_stage_machine
 from penstock.serving.workers import handshake
 from penstock.serving.workers.machines.grpc_refusal import refuse_grpc_call
 from penstock.serving.workers.worker_connection import WorkerConnection
+from penstock.serving.workers.worker_roles import check_role
 
 if TYPE_CHECKING:
     import ssl
@@ -165,6 +166,7 @@ class RemoteWorkerServer:
             keep_alive(connection, LOST_S)
             worker = WorkerConnection(request.model, 0 if expected is None else request.pid, is_remote=True)
             worker.node = address.rpartition(":")[0]
+            worker.role = check_role(request.role)
             await self._serve(worker, stream, expected)
         except (PenstockError, OSError, ValueError, DecodeError):  # TimeoutError and ssl.SSLError are OSErrors
             pass

@@ -1,0 +1,130 @@
+"""Prefill and decode apart: a request begins in a worker for prefill, and one for decode goes on with its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from penstock.cli.main import main as penstock
+from penstock.engine.params import SamplingParams
+from penstock.errors import InvalidArgumentError
+from penstock.llm.llm import LLM
+from penstock.serving.metrics import Metrics
+from penstock.serving.workers.worker_roles import DECODE, PREFILL, WorkerRoles, role_for
+from tests.support.errors import raises
+from tests.support.worker_processes import DEMO, HASTY, pids, service, until
+
+PARAMS = [
+    SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=40, temperature=1, seed=11, top_p=0.9, logprobs=2, ignore_eos=True),
+    SamplingParams(max_tokens=40, temperature=0.8, seed=12, n=2, repetition_penalty=1.2, ignore_eos=True),
+    SamplingParams(max_tokens=1, temperature=1, seed=13, prompt_logprobs=1),
+]
+PROMPTS = [[5 + 3 * i, *range(20, 60 + 40 * (i % 3))] for i in range(8)]
+ROLES = WorkerRoles(1, 1)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list:
+    with LLM(DEMO, threads=1) as llm:
+        return [llm.generate(prompt, PARAMS[i % 4]) for i, prompt in enumerate(PROMPTS)]
+
+
+async def ask(backend, number: int) -> list[list[int]]:
+    params = PARAMS[number % 4]
+    ids: list[list[int]] = [[] for _ in range(params.n)]
+    async with await backend.submit(PROMPTS[number], params) as answer:
+        async for delta in answer:
+            ids[delta.index] += delta.token_ids
+    return ids
+
+
+async def ask_all(backend, expected: list) -> None:
+    found = await asyncio.gather(*(ask(backend, number) for number in range(len(PROMPTS))))
+    assert found == [[choice.token_ids for choice in result.choices] for result in expected]
+
+
+def by_role(backend, role: str):
+    (found,) = [one for one in backend._connections if one.role == role]
+    return found
+
+
+def test_answers_go_on_in_a_worker_for_decode(expected: list) -> None:
+    async def main() -> None:
+        async with service(roles=ROLES) as running:
+            backend = await running.models.load(str(DEMO))
+            prefill, decode = by_role(backend, PREFILL), by_role(backend, DECODE)
+            await ask_all(backend, expected)
+            long = [i for i, prompt in enumerate(PROMPTS) if len(prompt) >= 64 and PARAMS[i % 4].max_tokens > 1]
+            assert prefill.num_moved == len(long)
+            assert decode.num_moved == 0
+            assert decode.num_sent >= len(long)
+            await backend.score(PROMPTS[2])
+            text = Metrics(running.models).text().decode()
+            assert 'penstock:workers_ready_by_role{model_name="demo",role="decode"} 1' in text
+            assert [worker.role for worker in backend.workers()] == [PREFILL, DECODE]
+
+    asyncio.run(main())
+
+
+def test_the_other_role_does_the_work_of_a_lost_one(expected: list) -> None:
+    async def main() -> None:
+        async with service(roles=ROLES, supervision=HASTY) as running:
+            backend = await running.models.load(str(DEMO))
+            for role in (DECODE, PREFILL):
+                lost = by_role(backend, role)
+                os.kill(lost.pid, signal.SIGKILL)
+                await until(lost.gone.is_set)
+                await ask_all(backend, expected)  # by the other one, or by the one that takes its place
+                await until(lambda: len(pids(backend)) == 2)
+                assert sorted(worker.role for worker in backend.workers()) == [DECODE, PREFILL]
+
+    asyncio.run(main())
+
+
+def test_without_a_place_answers_stay_where_they_began(expected: list) -> None:
+    async def main() -> None:
+        async with service(roles=ROLES) as running:
+            backend = await running.models.load(str(DEMO))
+            decode = by_role(backend, DECODE)
+            decode.status = "draining"
+            await ask_all(backend, expected)
+            assert by_role_num_moved(backend) == 0
+            decode.status = "ready"
+            await ask_all(backend, expected)
+            assert by_role_num_moved(backend) > 0
+
+    asyncio.run(main())
+
+
+def by_role_num_moved(backend) -> int:
+    return sum(one.num_moved for one in backend._all_connections if one.role == PREFILL)
+
+
+def test_a_drained_worker_is_replaced_by_one_of_its_role() -> None:
+    async def main() -> None:
+        async with service(roles=ROLES) as running:
+            backend = await running.models.load(str(DEMO))
+            await running.models.drain_worker("demo", by_role(backend, PREFILL).name, replaces=True)
+            assert sorted(worker.role for worker in backend.workers()) == [DECODE, PREFILL]
+
+    asyncio.run(main())
+
+
+def test_one_role_needs_the_other() -> None:
+    with raises(InvalidArgumentError, param="decode_workers"):
+        WorkerRoles(1, 0)
+    with raises(InvalidArgumentError, param="prefill_workers"):
+        WorkerRoles(0, 2)
+    assert [WorkerRoles(1, 2).role_of(number) for number in range(3)] == [PREFILL, DECODE, DECODE]
+    assert [role_for(63, has_begun=False), role_for(64, has_begun=False)] == [DECODE, PREFILL]
+    assert role_for(640, has_begun=True) == DECODE
+
+
+@pytest.mark.parametrize("option", ["--workers=2", "--replicas=1..2"])
+def test_roles_say_how_many_workers_there_are(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert penstock(["serve", str(DEMO), "--prefill-workers", "1", option]) == 2
+    assert option.split("=")[0] in capsys.readouterr().err
