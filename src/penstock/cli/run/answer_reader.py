@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["AnswerReader", "AnswerView", "read_tools"]
+__all__ = ["AnswerReader", "AnswerView", "checked_tools", "read_tools"]
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -32,6 +32,11 @@ def read_tools(text: str) -> list[dict[str, Any]]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"tools: expected a JSON list: {error}", param="tools") from None
+    return checked_tools(value)
+
+
+def checked_tools(value: Any) -> list[dict[str, Any]]:
+    """Return tools as ``read_tools`` does.  Raises InvalidArgumentError with ``param`` "tools"."""
     tools = [
         tool if not isinstance(tool, dict) or "function" in tool else {"type": "function", "function": tool}
         for tool in (value if isinstance(value, list) else [value])
