@@ -213,6 +213,39 @@ def test_a_call_of_a_known_tool_needs_no_marker_in_hermes():
             assert read(parser_of("hermes"), pieces) == expected, pieces
 
 
+def test_calls_without_markers_follow_each_other():
+    """Without the separator of the format, too."""
+    first, second = called("now", {"a": 1}), called("now", {})
+    for name, text, content in (
+        ("hermes", f"{first}\n{second}\n</tool_call>", ""),
+        ("hermes", f"{first}{second}", ""),
+        ("hermes", f"<tool_call>\n{first}\n{second}\n</tool_call>", ""),
+        ("hermes", f'{first}\n{second}\n{{"a": 1}}', '{"a": 1}'),
+        ("hermes", f"{first}\n{second}\n{called('unknown', {})} x", f"{called('unknown', {})} x"),
+        ("llama3_json", f"{first}\n{second}", ""),
+        ("pythonic", "[now(a=1)]\n[now()]", ""),
+    ):
+        for pieces in ([text], *splits(text)):
+            assert read(parser_of(name), pieces) == (content, "", [("now", {"a": 1}), ("now", {})]), pieces
+
+
+def test_calls_of_a_list_keep_their_order():
+    """A call without arguments, or with its name behind them, is not given out as it is read."""
+    calls = ['{"name": "now"}', '{"arguments": {"a": 1}, "name": "now"}', '{"name": "now", "arguments": "{}"}']
+    calls.insert(1, called("weather", {"city": "Bern"}))
+    expected = [("now", {}), ("weather", {"city": "Bern"}), ("now", {"a": 1}), ("now", {})]
+    for name, opening, closing in (
+        ("mistral", "[TOOL_CALLS] [", "]"),
+        ("mistral_v11", "[TOOL_CALLS][", "]"),
+        ("hermes", "<tool_call>[", "]</tool_call>"),
+    ):
+        text = opening + ", ".join(calls)
+        for pieces in ([text + closing], *splits(text + closing), [text]):
+            assert read(parser_of(name), pieces) == ("", "", expected), pieces
+            assert read(parser_of(name, max_calls=1), pieces)[2] == expected[:1]
+        assert read(parser_of(name), [text + ", x"]) == (", x", "", expected)
+
+
 def test_arguments_before_their_name_or_in_a_string_come_whole():
     for inner, expected in (
         ('{"arguments": {"a": 1}, "name": "now"}', {"a": 1}),
