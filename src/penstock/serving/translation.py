@@ -18,6 +18,7 @@ from penstock.serving.admission import deadline_s
 from penstock.serving.openai.answer_format import checked_grammar
 from penstock.serving.openai.answer_plan import (
     chat_grammar,
+    format_of_history,
     num_tool_chars,
     plan_of,
     prompt_of_tools,
@@ -28,7 +29,7 @@ from penstock.serving.openai.bodies import BY_ROUTE
 from penstock.serving.openai.messages import num_chars, rendered
 from penstock.serving.openai.thinking_budget import budget_fields
 from penstock.serving.request_fields import SAMPLING
-from penstock.text.answer.tool_prompt import with_tool_prompt
+from penstock.text.answer.tool_prompt import render_described, with_plain_calls
 from penstock.text.cut import encode_text
 from penstock.text.grammar.source import GRAMMAR_FIELDS
 from penstock.text.reranking import encode_pair
@@ -249,9 +250,10 @@ async def chat_prompt(
         variables=template_variables(body, template),
     )
     described = prompt_of_tools(body, settings.tool_format, template)
+    written = format_of_history(settings.tool_format, template)
 
     def render_with_tools(listed: list[dict[str, Any]]) -> str:
-        return render(with_tool_prompt(listed, described))
+        return render_described(render, listed if written is None else with_plain_calls(listed, written), described)
 
     text = await asyncio.to_thread(rendered, messages, render_with_tools)  # may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)

@@ -69,12 +69,12 @@ class Tokenizer:
         self.pooling_head = read_pooling_head(files)
         self._special_ids: dict[str, int | None] = {}
 
-    @cached_property
+    @property
     def chat_template(self) -> str | None:
         """The chat template; None if the model has none, or none that can be used."""
         return None if self.chat_template_error else self.chat_templates.get("default")
 
-    @cached_property
+    @property
     def chat_template_error(self) -> str:
         """Why the model's chat templates cannot be used; "" if they can, or if it has none.
 

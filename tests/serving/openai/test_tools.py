@@ -226,6 +226,11 @@ def test_a_template_without_tools_gets_a_description_of_them(scripted):
     system = {"role": "system", "content": "Be kind."}
     tokens = scripted.post("/tokenize", model="untold", messages=[system, USER], tools=LISTED)["tokens"]
     assert scripted.post("/detokenize", model="untold", tokens=tokens)["prompt"].startswith("<system>Be kind.\n\n#")
+    called = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "now", "arguments": "{}"}}]}
+    history = [USER, called, {"role": "tool", "tool_call_id": "1", "content": "noon"}]
+    tokens = scripted.post("/tokenize", model="untold", messages=history)["tokens"]
+    text = scripted.post("/detokenize", model="untold", tokens=tokens)["prompt"]
+    assert '<assistant><tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><user><tool_response>' in text
 
 
 SIMPLE = {

@@ -14,8 +14,15 @@ from penstock.serving.openai.answer_format import asked_grammar, checked_field
 from penstock.serving.openai.messages import NamedTool
 from penstock.serving.openai.thinking_budget import thinking_budget
 from penstock.text.answer.constraint import calls_grammar, calls_or_answer, grammar_behind_thoughts
-from penstock.text.answer.formats import AnswerFormat, ReasoningFormat, find_reasoning_format, find_tool_format
+from penstock.text.answer.formats import (
+    AnswerFormat,
+    ReasoningFormat,
+    ToolFormat,
+    find_reasoning_format,
+    find_tool_format,
+)
 from penstock.text.answer.parser import AnswerParser
+from penstock.text.answer.template_features import read_variables
 from penstock.text.answer.tool_prompt import tool_prompt
 from penstock.text.tokenizer_threads import call_tokenizer
 
@@ -26,8 +33,8 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "AnswerPlan", "chat_grammar", "num_tool_chars", "plan_of", "prompt_of_tools", "template_tools",
-    "template_variables",
+    "AnswerPlan", "chat_grammar", "format_of_history", "num_tool_chars", "plan_of", "prompt_of_tools",
+    "template_tools", "template_variables",
 ]  # fmt: skip
 
 _RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -122,8 +129,15 @@ def prompt_of_tools(body: ChatCompletionRequest | TokenizeRequest, tool_format: 
     Such a template still has the format of calls, which it writes into the history.
     """
     tools = template_tools(body)
-    form = find_tool_format(tool_format, template) if tools is not None and "tools" not in template else None
-    return "" if form is None else tool_prompt(form, tools or ())
+    if tools is None or "tools" in read_variables(template):
+        return ""
+    form = find_tool_format(tool_format, template)
+    return "" if form is None else tool_prompt(form, tools)
+
+
+def format_of_history(tool_format: str, template: str) -> ToolFormat | None:
+    """Return the format in which earlier calls are written into messages; None for a template that writes calls."""
+    return None if "tool_calls" in template else find_tool_format(tool_format, template)
 
 
 def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: str) -> dict[str, Any]:
@@ -136,14 +150,15 @@ def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: 
     for name in _RESERVED:
         path = f"chat_template_kwargs.{name}"
         refuse_if(name in variables, f"{path}: expected another name; the request has a field for it", path)
-    switches = [name for name in _THINKING if name in template]
+    reads = read_variables(template)
+    switches = [name for name in _THINKING if name in reads]
     budget = thinking_budget(body, template)
     if budget is not None and budget[1] == 0:
         variables = dict.fromkeys(switches, False) | variables
     effort = getattr(body, "reasoning_effort", None)
     if effort is None:
         return variables
-    reads_effort = "reasoning_effort" in template
+    reads_effort = "reasoning_effort" in reads
     if effort != "none" and not reads_effort and not switches:
         message = "reasoning_effort: this model's chat template has no effort. Leave the field out, or pass none"
         raise FieldError("reasoning_effort", message, "unsupported")
@@ -162,7 +177,7 @@ async def plan_of(
     """
     has_tools = template_tools(body) is not None
     tools = find_tool_format(settings.tool_format, template) if has_tools else None
-    if has_tools and tools is None and "tools" not in template:
+    if has_tools and tools is None and "tools" not in read_variables(template):
         message = (
             "tools: this model's chat template has no tools. Start the service with --tool-format, or leave them out"
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.api_errors import FieldError, refuse_if
 from penstock.serving.openai.answer_format import BUDGETS
 from penstock.text.answer.formats import find_reasoning_format
+from penstock.text.answer.template_features import read_variables
 from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def thinking_budget(body: ChatCompletionRequest | TokenizeRequest, template: str
     """
     values = {name: getattr(body, name, None) for name in ("thinking_token_budget", *BUDGETS)}
     variables = body.chat_template_kwargs or {}
-    if "thinking_budget" not in template:
+    if "thinking_budget" not in read_variables(template):
         values["chat_template_kwargs.thinking_budget"] = variables.get("thinking_budget")
     given = [(name, value) for name, value in values.items() if value is not None]
     for name, value in given:

@@ -86,6 +86,11 @@ class ToolFormat:
         return tuple(text.strip() for text in (self.opening, *self.openings) if text)
 
     @property
+    def is_list(self) -> bool:
+        """Return True if calls are the items of a list."""
+        return self.call[0] is Slot.PYTHON or self.name == "mistral"
+
+    @property
     def end_of_values(self) -> str:
         """The text behind arguments that are written one by one."""
         last = self.call[-1]
