@@ -22,6 +22,7 @@ from penstock.text.answer.formats import (
     find_tool_format,
 )
 from penstock.text.answer.parser import AnswerParser
+from penstock.text.answer.response_template import declared_formats
 from penstock.text.answer.template_features import read_variables
 from penstock.text.answer.tool_prompt import tool_prompt
 from penstock.text.tokenizer_threads import call_tokenizer
@@ -123,7 +124,9 @@ def template_tools(body: ChatCompletionRequest | TokenizeRequest) -> list[dict[s
     return [tool.plain() for tool in body.tools]
 
 
-def prompt_of_tools(body: ChatCompletionRequest | TokenizeRequest, tool_format: str, template: str) -> str:
+def prompt_of_tools(
+    body: ChatCompletionRequest | TokenizeRequest, tool_format: str, template: str, declared: AnswerFormat
+) -> str:
     """Return the description of the tools for a template that does not read them; "" for another one.
 
     Such a template still has the format of calls, which it writes into the history.
@@ -131,13 +134,13 @@ def prompt_of_tools(body: ChatCompletionRequest | TokenizeRequest, tool_format: 
     tools = template_tools(body)
     if tools is None or "tools" in read_variables(template):
         return ""
-    form = find_tool_format(tool_format, template)
+    form = find_tool_format(tool_format, template, declared)
     return "" if form is None else tool_prompt(form, tools)
 
 
-def format_of_history(tool_format: str, template: str) -> ToolFormat | None:
+def format_of_history(tool_format: str, template: str, declared: AnswerFormat) -> ToolFormat | None:
     """Return the format in which earlier calls are written into messages; None for a template that writes calls."""
-    return None if "tool_calls" in template else find_tool_format(tool_format, template)
+    return None if "tool_calls" in template else find_tool_format(tool_format, template, declared)
 
 
 def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: str) -> dict[str, Any]:
@@ -175,8 +178,8 @@ async def plan_of(
 
     Raises FieldError if the model has no tools.
     """
-    has_tools = template_tools(body) is not None
-    tools = find_tool_format(settings.tool_format, template) if has_tools else None
+    has_tools, declared = template_tools(body) is not None, declared_formats(tokenizer)
+    tools = find_tool_format(settings.tool_format, template, declared) if has_tools else None
     if has_tools and tools is None and "tools" not in read_variables(template):
         message = (
             "tools: this model's chat template has no tools. Start the service with --tool-format, or leave them out"
@@ -185,7 +188,8 @@ async def plan_of(
     if has_tools and tools is None:
         message = "tools: the format of this model's calls is not known. Start the service with --tool-format"
         raise FieldError("tools", message, "unsupported")
-    thoughts, shown = find_reasoning_format(settings.reasoning_format, template), prompt.rstrip()
+    thoughts = find_reasoning_format(settings.reasoning_format, template, declared=declared)
+    shown = prompt.rstrip()
     form = AnswerFormat(tools, None if body.reasoning_format == "none" else thoughts)
     if tools is None and thoughts is None:
         return None

@@ -13,6 +13,7 @@ from penstock.validation import MAX_TOKEN
 if TYPE_CHECKING:
     from penstock.serving.openai.bodies import ChatCompletionRequest, TokenizeRequest
     from penstock.serving.settings import GatewaySettings
+    from penstock.text.answer.formats import AnswerFormat
 
 __all__ = ["budget_fields", "thinking_budget"]
 
@@ -35,13 +36,15 @@ def thinking_budget(body: ChatCompletionRequest | TokenizeRequest, template: str
     return given[0] if given and given[0][1] >= 0 else None
 
 
-def budget_fields(body: ChatCompletionRequest, settings: GatewaySettings, template: str) -> dict[str, Any]:
+def budget_fields(
+    body: ChatCompletionRequest, settings: GatewaySettings, template: str, declared: AnswerFormat
+) -> dict[str, Any]:
     """Return the limit on the thoughts as keywords of SamplingParams.
 
     Raises FieldError for a model without thoughts, unless the limit is 0.
     """
     name, limit = thinking_budget(body, template) or ("", None)
-    form = find_reasoning_format(settings.reasoning_format, template)
+    form = find_reasoning_format(settings.reasoning_format, template, declared=declared)
     if limit and form is None:
         raise FieldError(
             name, f"{name}: this model's chat template has no thoughts. Leave the field out", "unsupported"

@@ -10,6 +10,7 @@ from jinja2 import meta
 
 from penstock.errors import PenstockError
 from penstock.text.answer.formats import find_reasoning_format, find_tool_format
+from penstock.text.answer.response_template import declared_formats
 from penstock.text.chat_template import find_template
 from penstock.text.template_sandbox import deadline, template_environment, template_error
 
@@ -52,8 +53,9 @@ def features_of(tokenizer: Tokenizer, tool_format: str = "auto", reasoning_forma
     except PenstockError:
         return []
     features: list[str] = []
-    if find_tool_format(tool_format, with_tools) is not None:
+    declared = declared_formats(tokenizer)
+    if find_tool_format(tool_format, with_tools, declared) is not None:
         features.append("tools")
-    if find_reasoning_format(reasoning_format, template) is not None:
+    if find_reasoning_format(reasoning_format, template, declared=declared) is not None:
         features.append("thoughts")
     return features + [name for name in _SWITCHES if name in read_variables(template)]
