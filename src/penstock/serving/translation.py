@@ -26,7 +26,7 @@ from penstock.serving.openai.answer_plan import (
     template_variables,
 )
 from penstock.serving.openai.bodies import BY_ROUTE
-from penstock.serving.openai.messages import num_chars, rendered
+from penstock.serving.openai.messages import continued_field, num_chars, rendered
 from penstock.serving.openai.thinking_budget import budget_fields
 from penstock.serving.request_fields import SAMPLING
 from penstock.text.answer.response_template import declared_formats
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         ScoreRequest,
         TokenizeRequest,
     )
-    from penstock.serving.openai.messages import Message
+    from penstock.serving.openai.messages import Message, continued_field
     from penstock.serving.request_fields import SamplingFields, ServingFields
     from penstock.serving.settings import GatewaySettings
     from penstock.text.answer.formats import AnswerFormat
@@ -245,7 +245,7 @@ async def chat_prompt(
     size = num_chars(messages) + num_tool_chars(body)
     if size > await _bound(backend, tokenizer, size):
         raise _too_long(f"messages have {size} characters", backend, "messages")
-    continues = bool(body.continue_final_message)
+    continues = continued_field(body)
     render = partial(
         render_chat,
         template,

@@ -45,7 +45,7 @@ TEMPLATES = {
     ),
     "parameters": template(
         {"open_pattern": r"\s*(?:<call>|<\|invoke\|>)", "close": "</call>", "repeats": True, "content": "json",
-         "transform": {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.parameters}"}}},
+         "transform": {"function": {"name": "{content.name}", "arguments": "{content.parameters}"}}},
         ENDED, {"open": "[THOUGHTS]", "close": "[/THOUGHTS]"},
     ),
     "named": template(

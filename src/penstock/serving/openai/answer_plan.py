@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.api_errors import FieldError, refuse_if
 from penstock.engine.params import SamplingParams
 from penstock.serving.openai.answer_format import asked_grammar, checked_field
-from penstock.serving.openai.messages import NamedTool
+from penstock.serving.openai.messages import NamedTool, continued_field
 from penstock.serving.openai.thinking_budget import thinking_budget
 from penstock.text.answer.constraint import calls_grammar, calls_or_answer, grammar_behind_thoughts
 from penstock.text.answer.formats import (
@@ -194,6 +194,7 @@ async def plan_of(
     if tools is None and thoughts is None:
         return None
     begins = thoughts is not None and not thoughts.has_channels and shown.endswith(thoughts.opening)
+    begins = begins or (thoughts is not None and continued_field(body) == "reasoning_content")
     if thoughts is not None and not begins and (form.reasoning is None or shown.endswith(thoughts.closing)):
         thoughts = None
     markers = dict.fromkeys([*form.markers, *AnswerFormat(None, thoughts).markers])

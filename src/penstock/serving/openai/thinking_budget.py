@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.api_errors import FieldError, refuse_if
 from penstock.serving.openai.answer_format import BUDGETS
+from penstock.serving.openai.messages import continued_field
 from penstock.text.answer.formats import find_reasoning_format
 from penstock.text.answer.template_features import read_variables
 from penstock.validation import MAX_TOKEN
@@ -49,6 +50,8 @@ def budget_fields(
         raise FieldError(
             name, f"{name}: this model's chat template has no thoughts. Leave the field out", "unsupported"
         )
+    is_begun = limit is not None and continued_field(body) == "reasoning_content"
+    refuse_if(is_begun, f"{name}: expected none where an answer continues thoughts, got {limit}; omit it", name)
     if limit is None or form is None:
         return {"thinking_token_budget": None}
     return {"thinking_token_budget": limit, "thinking_format": form.name}

@@ -235,7 +235,8 @@ def _calls(rules: _Rules, form: ToolFormat, tools: Mapping[str, _Schema], *, is_
 def _thoughts(rules: _Rules, reasoning: ReasoningFormat, *, has_begun: bool) -> str:
     """Return the thoughts, which may be missing unless the prompt has begun them."""
     if reasoning.has_channels:
-        return f"({rules.text(reasoning.head)} {rules.up_to(reasoning.closing)} {rules.text(f'{START}assistant')})?"
+        rest = f"{rules.up_to(reasoning.closing)} {rules.text(f'{START}assistant')}"
+        return rest if has_begun else f"({rules.text(reasoning.head)} {rest})?"
     body = f"{rules.up_to(reasoning.closing)} /\\n{{0,2}}/"
     return body if has_begun else f"({rules.text(reasoning.opening)} {body})?"
 

@@ -441,7 +441,7 @@ class AnswerParser:
 
     def _channels(self) -> Step[None]:
         """Read the channels of gpt-oss: thoughts, calls and content, each with a header."""
-        incoming, header, kind = self._incoming, "", "content"
+        incoming, header, kind = self._incoming, "", "reasoning" if self._begins_reasoning else "content"
         body: list[str] = []  # of a call whose arguments are not given out as they come
         pattern = re.compile("|".join(map(re.escape, CHANNEL_MARKERS)))
         while True:
