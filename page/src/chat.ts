@@ -110,7 +110,7 @@ function edit(turn: Turn): void {
 function answerActions(of: Conversation, turn: Turn, asked: Turn | undefined): Actions {
   const actions: Actions = { ...siblingActions(of, turn), retry: () => retry(of, turn), branch: () => void branch(of, turn) };
   const isLast = of.leaf === turn.id;
-  if (isLast && turn.isCut && turn.text && !turn.calls?.length) actions.resume = () => void ask(of, turn);
+  if (isLast && turn.isCut && (turn.text || turn.thoughts) && !turn.calls?.length) actions.resume = () => void ask(of, turn);
   if (isLast && turn.calls?.length) actions.answerCalls = (results) => answerCalls(of, turn, results);
   if (!of.isChat && asked) actions.edit = () => edit(asked);
   return actions;

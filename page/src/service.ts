@@ -277,7 +277,7 @@ async function post({ model, messages, begun, thoughts, settings }: Asked, signa
   const stream = { stream: true, stream_options: { include_usage: true } };
   const { response_format, tools, tool_choice, chat_template_kwargs, reasoning_effort, ...sampling } = settings; // some are fields of conversations only
   const { response_format: _, ...chat } = settings;
-  if (messages && !begun) return postJson("v1/chat/completions", { model, messages, ...settings, ...stream }, signal);
+  if (messages && !begun && !thoughts) return postJson("v1/chat/completions", { model, messages, ...settings, ...stream }, signal);
   if (messages && thoughts) {
     // Only the chat template knows how thoughts are written.
     const last: Message = { role: "assistant", content: begun, reasoning_content: thoughts };

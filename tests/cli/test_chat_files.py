@@ -109,6 +109,8 @@ def test_a_file_that_cannot_be_read_is_named(session: ChatSession, tmp_path: Pat
         '{"messages": [], "sampling": {"temperature": "hot"}}',
         '{"messages": [], "sampling": {"none": 1}}',
         '{"messages": [], "sampling": {"n": 2}}',
+        '{"messages": [], "tools": 7}',
+        '{"messages": [], "tools": [{}]}',
     ],
 )
 def test_a_malformed_file_changes_nothing(session: ChatSession, tmp_path: Path, content: str) -> None:

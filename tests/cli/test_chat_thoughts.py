@@ -105,6 +105,57 @@ def test_tools_are_called_and_answered(chat, terminal, tmp_path):
         assert "weather" in terminal()
 
 
+CALLS = {0: f"{called('weather', {})}\n{called('now', {})}", 2: "It rains."}
+
+
+def test_a_retry_forgets_the_results_that_were_typed(chat, terminal):
+    with scripted_llm(CALLS, "<tool_call>") as llm:
+        session = chat(llm)
+        session.command(f"/tools {TOOLS}")
+        session.say("x")
+        session.say("of the first answer")
+        session.command("/retry")
+        session.say("rain")
+        session.say("noon")
+        assert terminal().endswith("It rains.\n")
+        messages = session._conversation.messages
+        assert [message["content"] for message in messages if message["role"] == "tool"] == ["rain", "noon"]
+
+
+def test_results_that_were_typed_survive_an_error(chat, terminal):
+    with scripted_llm(CALLS, "<tool_call>") as llm:
+        session = chat(llm)
+        session.command(f"/tools {TOOLS}")
+        session.say("x")
+        session.say("rain")
+        with raises(InvalidArgumentError, code="context_length_exceeded"):
+            session.say("z" * 5000)
+        session.say("noon")
+        messages = session._conversation.messages
+        assert [message["content"] for message in messages if message["role"] == "tool"] == ["rain", "noon"]
+
+
+def test_a_saved_chat_keeps_its_tools(chat, terminal, tmp_path):
+    file = tmp_path / "chat.json"
+    with scripted_llm(CALLS, "<tool_call>") as llm:
+        session = chat(llm)
+        session.command(f"/tools {TOOLS}")
+        session.say("x")
+        session.command(f"/save {file}")
+        other = chat(llm)
+        other.command(f"/load {file}")
+        other.say("rain")
+        other.say("noon")
+        assert terminal().endswith("It rains.\n")
+        assert other._tools == session._tools
+    with scripted_llm({0: "yes"}, "no format") as llm:
+        session = chat(llm)
+        with raises(UnsupportedError, param="tools"):
+            session.command(f"/load {file}")
+        session.say("x")
+        assert terminal().endswith("yes\n")
+
+
 def test_tools_that_cannot_be_called_are_refused(chat, terminal):
     with scripted_llm({0: "yes"}, "no format") as llm:
         session = chat(llm)

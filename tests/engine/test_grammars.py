@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -201,44 +202,57 @@ def test_masks_are_those_of_the_library(make_llm):
     assert theirs.is_stopped()
 
 
-def test_answers_do_not_use_up_the_states_of_each_other(make_llm, monkeypatch):
-    """Those of one grammar share a lexer, whose number of states is limited."""
+@pytest.fixture
+def scarce(make_llm, monkeypatch):
+    """Compiles a grammar whose lexer is soon full; ``ends`` says after how many tokens an answer of it fails, if so."""
     monkeypatch.setitem(grammar_compiler._LIMITS, "max_lexer_states", 1000)
     llm = make_llm()
     source = GrammarSource("regex", "[a-z]*[a-m][a-z]{30}")
     letters = [llm.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdefghijklmnopqrstuvwxyz"]
-    rng = random.Random(5)
-    answers = [[rng.choice(letters) for _ in range(60)] for _ in range(24)]
+    return SimpleNamespace(compiler=llm._grammars, source=source, letters=letters)
 
-    def masks(grammar, answer):
-        matcher, found = grammar.matcher(), []
-        for token in answer:
+
+def ends(grammar, answer):
+    """Return how many tokens an answer has when its grammar refuses to go on, and its masks."""
+    matcher, masks = grammar.matcher(), []
+    for token in answer:
+        try:
             matcher.accept([token])
-            found.append(matcher.mask.tobytes())
-        return found
+            masks.append(matcher.mask.tobytes())
+        except InvalidArgumentError as error:
+            if (error.param, error.code) != ("regex", "grammar_too_complex"):
+                raise
+            return len(masks), masks
+    return None, masks
 
-    shared = llm._grammars.compile(source)
-    assert all(masks(shared, answer) for answer in answers)
-    assert masks(shared, answers[0]) == masks(make_llm()._grammars.compile(source), answers[0])
+
+def test_answers_do_not_use_up_the_states_of_each_other(scarce):
+    """Those of one grammar share a lexer, whose number of states is limited.  Some need too many, with or without."""
+    rng = random.Random(5)
+    answers = [[rng.choice(scarce.letters) for _ in range(60 + 500 * (i % 4 == 3))] for i in range(24)]
+    shared, ended = scarce.compiler.compile(scarce.source), []
+    for answer in answers:
+        scarce.compiler._forget(scarce.source)
+        alone = ends(scarce.compiler.compile(scarce.source), answer)
+        assert ends(shared, answer) == alone
+        ended.append(alone[0])
+    assert None in ended
+    assert any(ended)
 
 
-def test_a_slow_grammar_is_not_compiled_again_for_an_answer(make_llm, monkeypatch):
-    """That would run where masks are made; the next request compiles it elsewhere."""
-    monkeypatch.setitem(grammar_compiler._LIMITS, "max_lexer_states", 1000)
-    monkeypatch.setattr(grammar_compiler, "MAX_RENEWED_S", 0.0)
-    llm, rng = make_llm(), random.Random(5)
-    source = GrammarSource("regex", "[a-z]*[a-m][a-z]{30}")
-    letters = [llm.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdefghijklmnopqrstuvwxyz"]
-    shared = llm._grammars.compile(source)
-    compiled = shared._compiled
-    with raises(InvalidArgumentError, param="regex", code="grammar_too_complex"):
-        for _ in range(24):
-            matcher = shared.matcher()
-            for _ in range(60):
-                matcher.accept([rng.choice(letters)])
-                _ = matcher.mask
-    assert shared._compiled is compiled
-    assert llm._grammars.compile(source) is not shared
+def test_a_full_lexer_is_compiled_once_for_an_answer(scarce, monkeypatch):
+    """Masks are made there, so others would wait.  A request that comes later has it compiled elsewhere."""
+    rng = random.Random(5)
+    shared, calls = scarce.compiler.compile(scarce.source), []
+    compile_again = shared._compile
+    monkeypatch.setattr(shared, "_compile", lambda: calls.append(1) or compile_again())
+    long = [rng.choice(scarce.letters) for _ in range(2000)]
+    assert ends(shared, long)[0] is not None
+    assert not calls  # the only answer
+    assert scarce.compiler.compile(scarce.source) is not shared
+    for number in (1, 2):
+        assert ends(shared, long)[0] is not None
+        assert len(calls) == number
 
 
 def test_a_special_token_of_a_grammar_allows_no_other(make_llm):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,15 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     built = Builder()
     monkeypatch.setattr(cache_module, "build_in_child", built)
     monkeypatch.setattr(cache_module, "_find_damage", lambda *_: "")  # what it writes is no bundle
+    monkeypatch.setattr(cache_module, "remember_when_written", lambda path, note: note(path.stat()))
     return built
+
+
+def wait_for_disk() -> None:
+    """Wait until the disk has new bundles, and their records say so."""
+    for thread in threading.enumerate():
+        if thread.name == "penstock-write-behind":
+            thread.join()
 
 
 def age(cache: Cache, seconds: float = 1000.0) -> None:
@@ -90,6 +99,29 @@ def test_a_damaged_bundle_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(made) == 2
 
 
+def test_never_verifies_a_bundle_that_was_never_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut may have damaged it, and no other start noticed."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "records"))
+    builds = []
+
+    def build(source: Path, out: Path, **_: Any) -> dict[str, Any]:
+        builds.append(write_bundle(out, tiny_graph()))
+        return {}
+
+    monkeypatch.setattr(cache_module, "build_in_child", build)
+    cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
+    with monkeypatch.context() as cut:
+        cut.setattr(cache_module, "remember_when_written", lambda *_: None)
+        path = cache.find_or_build(folder, verify="never")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert not cache.list()[0].is_on_disk
+    assert cache.find_or_build(folder, verify="never").read_bytes() == data
+    wait_for_disk()
+    assert len(builds) == 2
+    assert cache.list()[0].is_on_disk
+
+
 def test_overwritten_weights_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -103,6 +135,7 @@ def test_overwritten_weights_are_made_again(
     monkeypatch.setattr(cache_module, "build_in_child", build)
     cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
     path = cache.find_or_build(folder)
+    wait_for_disk()
     data, status = path.read_bytes(), path.stat()
     damaged = data[:-1] + bytes([data[-1] ^ 1])
     for verify, expected in (("never", damaged), ("once", data)):

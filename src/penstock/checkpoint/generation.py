@@ -208,7 +208,7 @@ class TokenizerConfig:
     ``special_tokens``: the text of special tokens by role ("bos_token", "eos_token", "unk_token", "sep_token",
     "pad_token", "cls_token", "mask_token"), and of others by the names that the file gives them, such as "image_token".
     ``add_bos_token`` and ``add_eos_token``: None when the file has no such key; the post-processor of tokenizer.json
-    then decides.
+    then decides.  ``response_template``: the JSON of the model's description of its answers; "" without one.
     """
 
     special_tokens: dict[str, str] = field(default_factory=dict)
@@ -216,6 +216,7 @@ class TokenizerConfig:
     add_eos_token: bool | None = None
     max_len: int | None = None
     padding_side: str = "right"
+    response_template: str = ""
 
 
 SPECIAL_ROLES: Final = (
@@ -238,6 +239,7 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
         add_eos_token=reader.bool("add_eos_token") if reader.has("add_eos_token") else None,
         max_len=_max_len(reader),
         padding_side="left" if reader.values.get("padding_side") == "left" else "right",
+        response_template=json.dumps(template) if (template := reader.values.get("response_template")) else "",
     )
 
 

@@ -11,6 +11,7 @@ from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.answer.budget import ThoughtsBudget
 from penstock.text.answer.formats import find_reasoning_format
+from penstock.text.answer.response_template import declared_formats
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.text_stream import StopRules, TextStream
 from penstock.text.tokenizer import Tokenizer
@@ -88,7 +89,8 @@ def _thoughts_budget(
         return None
     own = None if tokenizer is None else tokenizer()
     template = "" if own is None else own.chat_template or ""
-    form = find_reasoning_format(params.thinking_format or "auto", template, "thinking_format")
+    declared = None if own is None else declared_formats(own)
+    form = find_reasoning_format(params.thinking_format or "auto", template, "thinking_format", declared)
     if own is None or form is None:
         name = "thinking_token_budget"
         raise UnsupportedError(

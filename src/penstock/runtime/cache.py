@@ -4,7 +4,7 @@ One folder holds ``KEY.psm`` (the bundle), ``KEY.json`` (its source; the modific
 and ``KEY.lock`` (locked while a process builds).  A bundle appears by rename, so a kill at any point leaves the cache
 valid; the next build removes incomplete files.  A new bundle is opened at once, from the memory in which it was packed,
 while the system writes it to the disk.  Until that is done it has no record of its checksums: a start after a power cut
-verifies them, and builds a damaged bundle again.
+verifies them, even with ``verify="never"``, and builds a damaged bundle again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class CacheNotWritableError(FileAccessError):
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A cached bundle; ``last_used`` in seconds since the epoch, ``rounding_note`` as in ``ExportReport``."""
+    """A cached bundle; ``last_used`` in seconds since the epoch, ``rounding_note`` as in ``ExportReport``.
+
+    ``is_on_disk``: a power cut no longer damages it.
+    """
 
     key: str
     path: Path
@@ -82,6 +85,7 @@ class CacheEntry:
     num_bytes: int
     last_used: float
     rounding_note: str = ""
+    is_on_disk: bool = True
 
 
 Entries: TypeAlias = list[CacheEntry]
@@ -255,8 +259,16 @@ class Cache:
             "rounding_note": built.get("rounding_note", ""),
         }
         self._write_record(key, record)
-        remember_when_written(path)
+        remember_when_written(path, lambda status: self._note_written(key, status))
         return path
+
+    def _note_written(self, key: str, written: os.stat_result) -> None:
+        """Note in the record of a bundle that the disk has it, unless another one took its place meanwhile."""
+        path = self.folder / f"{key}.psm"
+        with contextlib.suppress(PenstockError, OSError):
+            record = self._read_record(key)
+            if os.path.samestat(path.stat(), written):
+                self._write_record(key, {**record, "is_on_disk": True})
 
     def find_any(self, folder: Path | str, network: str | None = None) -> Path | None:
         """Return the cached bundle of a checkpoint folder in any scheme, unverified; None if there is none."""
@@ -318,14 +330,21 @@ class Cache:
         """Return the record of a key whose bundle is complete, else None."""
         path, record_path = self.folder / f"{key}.psm", self.folder / f"{key}.json"
         try:
-            record = parse_object(read_small_file(record_path, _MAX_RECORD_BYTES), record_path.name)
+            record = self._read_record(key)
             used, num_bytes = record_path.stat().st_mtime, path.stat().st_size
             if not _KEY_PATTERN.fullmatch(key) or num_bytes != record["num_bytes"]:
                 return None
-            note = str(record.get("rounding_note", ""))
-            return CacheEntry(key, path, str(record["source"]), str(record["scheme"]), num_bytes, used, note)
+            note, is_on_disk = str(record.get("rounding_note", "")), record.get("is_on_disk") is True
+            return CacheEntry(
+                key, path, str(record["source"]), str(record["scheme"]), num_bytes, used, note, is_on_disk
+            )
         except (PenstockError, OSError, ValueError, KeyError, TypeError):  # a damaged record counts as missing
             return None
+
+    def _read_record(self, key: str) -> dict[str, Any]:
+        """Return the record of a key.  Raises the errors of a missing or damaged one."""
+        name = f"{key}.json"
+        return parse_object(read_small_file(self.folder / name, _MAX_RECORD_BYTES), name)
 
     def _find(self, key: str, verify: str, is_last: bool = False) -> Path | None:
         """Return the bundle of a key if it is undamaged; ``is_last``, before a build, logs the damage."""
@@ -334,7 +353,10 @@ class Cache:
             return None
         with contextlib.suppress(OSError):  # a read-only cache can still be read
             os.utime(self.folder / f"{key}.json")
-        damage = _find_damage(entry.path, verify)
+        is_unsure = verify == "never" and not entry.is_on_disk
+        damage = _find_damage(entry.path, "once" if is_unsure else verify)
+        if is_unsure and not damage:
+            remember_when_written(entry.path, lambda status: self._note_written(key, status))
         if damage and is_last:
             _LOG.warning("penstock: the cached bundle of %s is damaged and is built again: %s", entry.source, damage)
         if not damage:

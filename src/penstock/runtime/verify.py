@@ -12,6 +12,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -62,17 +63,19 @@ def open_verified(path: str | os.PathLike[str], verify: str = "once") -> tuple[n
     return model, seconds
 
 
-def remember_when_written(path: str | os.PathLike[str]) -> threading.Thread:
-    """Record a file whose checksums were computed while a child of this process made it, once it is on the disk.
+def remember_when_written(
+    path: str | os.PathLike[str], note: Callable[[os.stat_result], None] | None = None
+) -> threading.Thread:
+    """Record a file whose checksums are known to be right, once it is on the disk.
 
-    A thread waits for the disk.  Without the record the next start verifies the file.
+    A thread waits for the disk, and then calls ``note``.  Without the record the next start verifies the file.
     """
-    thread = threading.Thread(target=_remember_written, args=(path,), name="penstock-write-behind")
+    thread = threading.Thread(target=_remember_written, args=(path, note), name="penstock-write-behind")
     thread.start()
     return thread
 
 
-def _remember_written(path: str | os.PathLike[str]) -> None:
+def _remember_written(path: str | os.PathLike[str], note: Callable[[os.stat_result], None] | None) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -81,6 +84,8 @@ def _remember_written(path: str | os.PathLike[str]) -> None:
         finally:
             os.close(descriptor)
         _remember(path, status)
+        if note is not None:
+            note(status)
 
 
 def forget_verified() -> None:

@@ -18,6 +18,7 @@ from penstock.serving.admission import deadline_s
 from penstock.serving.openai.answer_format import checked_grammar
 from penstock.serving.openai.answer_plan import (
     chat_grammar,
+    format_of_history,
     num_tool_chars,
     plan_of,
     prompt_of_tools,
@@ -25,10 +26,11 @@ from penstock.serving.openai.answer_plan import (
     template_variables,
 )
 from penstock.serving.openai.bodies import BY_ROUTE
-from penstock.serving.openai.messages import num_chars, rendered
+from penstock.serving.openai.messages import continued_field, num_chars, rendered
 from penstock.serving.openai.thinking_budget import budget_fields
 from penstock.serving.request_fields import SAMPLING
-from penstock.text.answer.tool_prompt import with_tool_prompt
+from penstock.text.answer.response_template import declared_formats
+from penstock.text.answer.tool_prompt import render_described, with_plain_calls
 from penstock.text.cut import encode_text
 from penstock.text.grammar.source import GRAMMAR_FIELDS
 from penstock.text.reranking import encode_pair
@@ -47,9 +49,10 @@ if TYPE_CHECKING:
         ScoreRequest,
         TokenizeRequest,
     )
-    from penstock.serving.openai.messages import Message
+    from penstock.serving.openai.messages import Message, continued_field
     from penstock.serving.request_fields import SamplingFields, ServingFields
     from penstock.serving.settings import GatewaySettings
+    from penstock.text.answer.formats import AnswerFormat
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -109,7 +112,7 @@ async def chat_request(call: Call) -> EngineRequest:
     plan = await plan_of(body, call.settings, tokenizer_of(backend), prompt.template, prompt.text)
     ids = _cut(prompt.ids, backend.card.max_len, body)
     _check_fits(backend, ids, "messages")
-    own = await chat_grammar(body, plan) | budget_fields(body, call.settings, prompt.template)
+    own = await chat_grammar(body, plan) | budget_fields(body, call.settings, prompt.template, prompt.declared)
     if plan is not None and plan.kept_special_ids:
         own["kept_special_token_ids"] = plan.kept_special_ids
     num_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -217,11 +220,15 @@ def _too_long(what: str, backend: Backend, field: str) -> RefusalError:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A rendered conversation, and the template that rendered it."""
+    """A rendered conversation, and the template that rendered it.
+
+    ``declared``: the formats that the model declares.
+    """
 
     text: str
     ids: list[int]
     template: str
+    declared: AnswerFormat
 
 
 async def chat_prompt(
@@ -238,7 +245,7 @@ async def chat_prompt(
     size = num_chars(messages) + num_tool_chars(body)
     if size > await _bound(backend, tokenizer, size):
         raise _too_long(f"messages have {size} characters", backend, "messages")
-    continues = bool(body.continue_final_message)
+    continues = continued_field(body)
     render = partial(
         render_chat,
         template,
@@ -248,14 +255,16 @@ async def chat_prompt(
         tools=tools,
         variables=template_variables(body, template),
     )
-    described = prompt_of_tools(body, settings.tool_format, template)
+    declared = declared_formats(tokenizer)
+    described = prompt_of_tools(body, settings.tool_format, template, declared)
+    written = format_of_history(settings.tool_format, template, declared)
 
     def render_with_tools(listed: list[dict[str, Any]]) -> str:
-        return render(with_tool_prompt(listed, described))
+        return render_described(render, listed if written is None else with_plain_calls(listed, written), described)
 
     text = await asyncio.to_thread(rendered, messages, render_with_tools)  # may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
-    return ChatPrompt(text, ids, template)
+    return ChatPrompt(text, ids, template, declared)
 
 
 def _sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:

@@ -45,6 +45,10 @@ MAX_SEARCH: Final = 1 << 30
 MAX_LAYOUT_CHARS: Final = 1 << 20
 """Limit on the strings that the filters urlize and wordwrap lay out with regular expressions."""
 
+RETRY_S: Final = 60.0
+"""A template that reached the deadline is compiled again after so long: the machine may have been slow."""
+MAX_SLOW: Final = 32
+
 _WATCHED_MODULES: Final = ("jinja2.", "json.", __name__)
 """Modules of the functions that a template runs, beside its own."""
 _DIGITS: Final = re.compile(r"\d{5,}")
@@ -216,6 +220,10 @@ def _check_tabs(text: str, tabsize: int = 8) -> None:
 def _check_search(text: str, other: object) -> None:
     if isinstance(other, str) and len(text) * len(other) > MAX_SEARCH:
         raise SecurityError("it searches for a string that is too long")
+
+
+class DeadlineError(SecurityError):
+    """Raised where a template takes longer than ``MAX_SECONDS``."""
 
 
 def _raise_exception(message: str) -> None:
@@ -428,7 +436,7 @@ def deadline() -> Iterator[None]:
     def watch(_frame: FrameType, event: str, _argument: object) -> Any:
         # a generator that is closed has events too, but no line
         if event == "line" and time.thread_time() > end:
-            raise SecurityError(f"it takes longer than {MAX_SECONDS:g} s")
+            raise DeadlineError(f"it takes longer than {MAX_SECONDS:g} s")
         return watch
 
     def enter(frame: FrameType, _event: str, _argument: object) -> Any:
@@ -451,13 +459,38 @@ def compiled_template(template: str) -> CodeType:
     return template_environment().compile(template)
 
 
-def template_error(template: str) -> str:
-    """Return why a template does not compile; "" if it does."""
+@functools.lru_cache(maxsize=32)
+def _lasting_error(template: str) -> str:
+    """Return why a template does not compile; "" if it does.  Raises DeadlineError."""
     try:
         with deadline():
             compiled_template(template)
+    except DeadlineError:
+        raise
     except jinja2.TemplateSyntaxError as error:
         return f"chat template: line {error.lineno}: {error.message}"
     except Exception as error:  # any exception of the compilers of jinja2 and of Python
         return f"chat template: {error}"
     return ""
+
+
+_slow: Final[dict[str, tuple[float, str]]] = {}
+"""Templates that reached the deadline, with the time from which they are compiled again, and the reason."""
+
+
+def template_error(template: str) -> str:
+    """Return why a template does not compile; "" if it does.
+
+    The result is kept, but only for ``RETRY_S`` if the template took too long.
+    """
+    until, reason = _slow.get(template, (0.0, ""))
+    if time.monotonic() < until:
+        return reason
+    try:
+        return _lasting_error(template)
+    except DeadlineError as error:
+        reason = f"chat template: {error}"
+        if len(_slow) >= MAX_SLOW:
+            _slow.clear()
+        _slow[template] = time.monotonic() + RETRY_S, reason
+        return reason

@@ -64,17 +64,18 @@ class Tokenizer:
         self._backend: _Backend = compiled or self._library
         if compiled is None:
             self._library.open()
-        self.special_tokens = read_tokenizer_config(files).special_tokens
+        config = read_tokenizer_config(files)
+        self.special_tokens, self.response_template = config.special_tokens, config.response_template
         self.chat_templates, self._template_damage = _chat_templates(files)
         self.pooling_head = read_pooling_head(files)
         self._special_ids: dict[str, int | None] = {}
 
-    @cached_property
+    @property
     def chat_template(self) -> str | None:
         """The chat template; None if the model has none, or none that can be used."""
         return None if self.chat_template_error else self.chat_templates.get("default")
 
-    @cached_property
+    @property
     def chat_template_error(self) -> str:
         """Why the model's chat templates cannot be used; "" if they can, or if it has none.
 

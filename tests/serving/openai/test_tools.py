@@ -32,6 +32,10 @@ FORMATTED = {
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+THINKS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<answer>{{ opening }}{{ m.reasoning_content }}</think>"
+    "{{ m.content }}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
 UNTOLD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"
 
 
@@ -53,6 +57,7 @@ def scripted() -> Iterator[Service]:
     models["extra"] = scripted_llm({0: "<think>so<extra></think>yes"}, "</think>", ["<think>", "</think>", "<extra>"])
     models["json"] = scripted_llm({0: "so</think>\n\n" + ANSWER}, "</think>", opening="<think>\n")
     models["channels"] = scripted_llm({0: FORMATTED["harmony"]}, "<|channel|>functions.<|message|>", HARMONY)
+    models["cut"] = scripted_llm({0: f"because</think>\n\n{ANSWER}"}, "", opening="<think>\n", template=THINKS)
     models["untold"] = scripted_llm({0: TEXTS["hermes"]}, "<tool_call>", template=UNTOLD)
     service = Service(models)
     yield service
@@ -178,6 +183,17 @@ def test_a_budget_for_a_model_without_thoughts_is_refused(scripted):
         assert scripted.post("/v1/chat/completions", model="untold", messages=[USER], max_tokens=1, **{name: 0})
 
 
+def test_thoughts_that_were_cut_are_continued(scripted):
+    """Also with a format, which begins behind them."""
+    cut = {"role": "assistant", "reasoning_content": "be", "content": ""}
+    body = {"model": "cut", "messages": [USER, cut], "max_tokens": 50, "continue_final_message": True}
+    for extra in ({}, {"response_format": FORMAT}):
+        message = scripted.post("/v1/chat/completions", **body, **extra)["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("cause", ANSWER)
+    status, _, data = scripted.ask("POST", "/v1/chat/completions", {**body, "thinking_token_budget": 3})
+    assert (status, json.loads(data)["error"]["param"]) == (400, "thinking_token_budget")
+
+
 @pytest.mark.parametrize("name", ["begins", "channels", "json"])
 def test_a_format_comes_behind_thoughts(name, scripted):
     big = {**SCHEMA, "description": "x" * 200_000}
@@ -226,6 +242,11 @@ def test_a_template_without_tools_gets_a_description_of_them(scripted):
     system = {"role": "system", "content": "Be kind."}
     tokens = scripted.post("/tokenize", model="untold", messages=[system, USER], tools=LISTED)["tokens"]
     assert scripted.post("/detokenize", model="untold", tokens=tokens)["prompt"].startswith("<system>Be kind.\n\n#")
+    called = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "now", "arguments": "{}"}}]}
+    history = [USER, called, {"role": "tool", "tool_call_id": "1", "content": "noon"}]
+    tokens = scripted.post("/tokenize", model="untold", messages=history)["tokens"]
+    text = scripted.post("/detokenize", model="untold", tokens=tokens)["prompt"]
+    assert '<assistant><tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><user><tool_response>' in text
 
 
 SIMPLE = {

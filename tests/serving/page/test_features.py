@@ -247,7 +247,6 @@ def test_thoughts_are_open_while_they_grow(open_page, script):
     ask(page, "Why?")
     page.locator(".foot").wait_for()
     assert page.locator(".thoughts .text").is_hidden()
-    assert page.locator(".resume").count() == 0  # only a text can be continued
     page.evaluate(
         """() => {
             const encoder = new TextEncoder();
@@ -272,12 +271,13 @@ def test_thoughts_are_open_while_they_grow(open_page, script):
     page.locator("article.assistant > .text", has_text="So.").wait_for()
 
 
-def test_an_answer_after_thoughts_is_continued(open_page, script):
+@pytest.mark.parametrize("text", ["So", ""])
+def test_an_answer_is_continued_after_or_within_thoughts(text, open_page, script):
     page = open_page("thinker")
-    script(page, {"reasoning_content": "Hm"}, "So", finish="length")
+    script(page, {"reasoning_content": "Hm"}, *filter(None, [text]), finish="length")
     ask(page, "Why?")
     page.locator(".foot").wait_for()
     path, body = sent(page, lambda: page.click(".resume"))
     assert path == "chat/completions"
-    assert body["messages"][-1] == {"role": "assistant", "content": "So", "reasoning_content": "Hm"}
+    assert body["messages"][-1] == {"role": "assistant", "content": text, "reasoning_content": "Hm"}
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)

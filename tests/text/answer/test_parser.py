@@ -8,44 +8,15 @@ import random
 import pytest
 
 from penstock.text.answer.formats import (
-    REASONING_FORMATS,
     TOOL_FORMATS,
     AnswerFormat,
     find_reasoning_format,
     find_tool_format,
 )
-from penstock.text.answer.parser import AnswerParser, MoreArguments, Piece, ToolCall
+from penstock.text.answer.parser import AnswerParser, MoreArguments
 from penstock.text.answer.values import value_types
-from tests.support.answer_texts import ARGUMENTS, SEP, TEXTS, THOUGHTS, TOOLS, J, called
-
-
-def parser_of(name: str, reasoning: str = "none", **options) -> AnswerParser:
-    form = AnswerFormat(TOOL_FORMATS.get(name), REASONING_FORMATS.get(reasoning))
-    return AnswerParser(form, TOOLS, **options)
-
-
-def read(parser: AnswerParser, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
-    """Return the content, the thoughts and the calls."""
-    parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
-    texts = {
-        is_reasoning: "".join(p.text for p in parts if isinstance(p, Piece) and p.is_reasoning is is_reasoning)
-        for is_reasoning in (False, True)
-    }
-    calls: list[tuple[str, str]] = []
-    for part in parts:
-        if isinstance(part, ToolCall):
-            calls.append((part.name, part.arguments))
-        elif isinstance(part, MoreArguments):
-            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
-    return texts[False], texts[True], [(name, value_of(arguments)) for name, arguments in calls]
-
-
-def value_of(arguments: str) -> object:
-    """Return arguments as an object; the text of those that break off."""
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
+from tests.support.answer_texts import ARGUMENTS, SEP, TEXTS, THOUGHTS, J, called
+from tests.support.parsed_answers import parser_of, read
 
 
 def splits(text: str) -> list[list[str]]:
@@ -211,6 +182,39 @@ def test_a_call_of_a_known_tool_needs_no_marker_in_hermes():
     ):
         for pieces in ([text], *splits(text)):
             assert read(parser_of("hermes"), pieces) == expected, pieces
+
+
+def test_calls_without_markers_follow_each_other():
+    """Without the separator of the format, too."""
+    first, second = called("now", {"a": 1}), called("now", {})
+    for name, text, content in (
+        ("hermes", f"{first}\n{second}\n</tool_call>", ""),
+        ("hermes", f"{first}{second}", ""),
+        ("hermes", f"<tool_call>\n{first}\n{second}\n</tool_call>", ""),
+        ("hermes", f'{first}\n{second}\n{{"a": 1}}', '{"a": 1}'),
+        ("hermes", f"{first}\n{second}\n{called('unknown', {})} x", f"{called('unknown', {})} x"),
+        ("llama3_json", f"{first}\n{second}", ""),
+        ("pythonic", "[now(a=1)]\n[now()]", ""),
+    ):
+        for pieces in ([text], *splits(text)):
+            assert read(parser_of(name), pieces) == (content, "", [("now", {"a": 1}), ("now", {})]), pieces
+
+
+def test_calls_of_a_list_keep_their_order():
+    """A call without arguments, or with its name behind them, is not given out as it is read."""
+    calls = ['{"name": "now"}', '{"arguments": {"a": 1}, "name": "now"}', '{"name": "now", "arguments": "{}"}']
+    calls.insert(1, called("weather", {"city": "Bern"}))
+    expected = [("now", {}), ("weather", {"city": "Bern"}), ("now", {"a": 1}), ("now", {})]
+    for name, opening, closing in (
+        ("mistral", "[TOOL_CALLS] [", "]"),
+        ("mistral_v11", "[TOOL_CALLS][", "]"),
+        ("hermes", "<tool_call>[", "]</tool_call>"),
+    ):
+        text = opening + ", ".join(calls)
+        for pieces in ([text + closing], *splits(text + closing), [text]):
+            assert read(parser_of(name), pieces) == ("", "", expected), pieces
+            assert read(parser_of(name, max_calls=1), pieces)[2] == expected[:1]
+        assert read(parser_of(name), [text + ", x"]) == (", x", "", expected)
 
 
 def test_arguments_before_their_name_or_in_a_string_come_whole():

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from penstock.text import template_sandbox
 from penstock.text.answer.template_features import features_of
 from penstock.text.tokenizer import Tokenizer
 from tests.support.fake_model import FILES
@@ -28,6 +29,20 @@ TEMPLATES = {
 }
 
 
+def test_a_refusal_by_the_deadline_does_not_last(monkeypatch):
+    template = "{{ enable_thinking }}{# one of its own #}"
+    config = json.dumps({"bos_token": "<s>", "chat_template": template}).encode()
+    tokenizer = Tokenizer(FILES | {"tokenizer_config.json": config})
+    with monkeypatch.context() as patched:
+        patched.setattr(template_sandbox, "MAX_SECONDS", -1.0)
+        assert "longer than" in tokenizer.chat_template_error
+        assert features_of(tokenizer) == []
+    assert tokenizer.chat_template is None  # not tried for each request
+    monkeypatch.setattr(template_sandbox, "_slow", {})  # as after a minute
+    assert tokenizer.chat_template == template
+    assert features_of(tokenizer) == ["enable_thinking"]
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_features_are_those_of_the_template(name):
     template, features = TEMPLATES[name]
@@ -39,4 +54,6 @@ def test_features_follow_the_formats_of_the_service():
     config = json.dumps({"bos_token": "<s>", "chat_template": "{{ tools }}</think>"}).encode()
     tokenizer = Tokenizer(FILES | {"tokenizer_config.json": config})
     assert features_of(tokenizer, "hermes", "none") == ["tools"]
+    plain = json.dumps({"bos_token": "<s>", "chat_template": "{{ messages }}"}).encode()
+    assert features_of(Tokenizer(FILES | {"tokenizer_config.json": plain}), "hermes") == ["tools"]
     assert features_of(Tokenizer(FILES | {"tokenizer_config.json": b"{}"})) == []

@@ -13,6 +13,7 @@ from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedErro
 from penstock.text.answer.constraint import calls_or_answer, grammar_behind_thoughts
 from penstock.text.answer.formats import AnswerFormat, find_reasoning_format, find_tool_format
 from penstock.text.answer.parser import AnswerParser, AnswerPart, MoreArguments, Piece, ToolCall
+from penstock.text.answer.response_template import declared_formats
 from penstock.text.chat_template import find_template, render_chat
 from penstock.text.grammar.source import GRAMMAR_FIELDS
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["AnswerReader", "AnswerView", "read_tools"]
+__all__ = ["AnswerReader", "AnswerView", "checked_tools", "read_tools"]
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -32,6 +33,11 @@ def read_tools(text: str) -> list[dict[str, Any]]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"tools: expected a JSON list: {error}", param="tools") from None
+    return checked_tools(value)
+
+
+def checked_tools(value: Any) -> list[dict[str, Any]]:
+    """Return tools as ``read_tools`` does.  Raises InvalidArgumentError with ``param`` "tools"."""
     tools = [
         tool if not isinstance(tool, dict) or "function" in tool else {"type": "function", "function": tool}
         for tool in (value if isinstance(value, list) else [value])
@@ -55,10 +61,11 @@ class AnswerReader:
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         template = find_template(tokenizer, has_tools=bool(tools))
-        form = find_tool_format("auto", template) if tools else None
+        declared = declared_formats(tokenizer)
+        form = find_tool_format("auto", template, declared) if tools else None
         if tools and (form is None or "tools" not in template):
             raise UnsupportedError("tools: the model's chat template has no tools of a known format", param="tools")
-        self._form = AnswerFormat(form, find_reasoning_format("auto", template))
+        self._form = AnswerFormat(form, find_reasoning_format("auto", template, declared=declared))
         functions = [tool["function"] for tool in tools]
         self._tools = {one["name"]: one.get("parameters") or _NO_ARGUMENTS for one in functions}
         self._specials = tokenizer.special_ids(self._form.markers)

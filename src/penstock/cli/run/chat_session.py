@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.progress import format_seconds, printable
 from penstock.cli.run.word_wrap import AnswerWriter
-from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.validation import nearest
 from penstock.version import __version__
 
@@ -147,11 +147,11 @@ class ChatSession:
         After calls of tools, the next messages are what these returned.
         """
         if calls := self._open_calls():
-            self._returned.append(message)
-            if len(self._returned) < len(calls):
+            returned = [*self._returned, message]
+            if len(returned) < len(calls):
+                self._returned = returned
                 self._ask_result(calls)
                 return
-            returned, self._returned = self._returned, []
             self._answer = self._show(self._chat("").answer_calls(returned, self._params())).text
         elif self._conversation is not None:
             self._answer = self._show(self._conversation.stream(message, self._params())).text
@@ -192,6 +192,7 @@ class ChatSession:
             view.end()
             self._writer.write("\n")
         result = stream.result()
+        self._returned = []  # not before: after an error the results so far still count
         self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
         note(self._figures(result))
         if self._conversation is not None and self._conversation.num_dropped > before:
@@ -321,7 +322,8 @@ class ChatSession:
             is_own = is_replaced and path.stat().st_mtime_ns == self._own_files.get(path)
         if is_replaced and not is_own:
             raise InvalidArgumentError(f"/save: {path} exists already and was not changed. Choose another name.")
-        text = json.dumps({"messages": messages, "sampling": self._settings}, ensure_ascii=False, indent=1)
+        saved = {"messages": messages, "sampling": self._settings} | ({"tools": self._tools} if self._tools else {})
+        text = json.dumps(saved, ensure_ascii=False, indent=1)
         with _named("/save", path):
             _write_whole(path, f"{text}\n".encode())
             self._own_files[path] = path.stat().st_mtime_ns
@@ -339,15 +341,30 @@ class ChatSession:
             system = next((str(message["content"]) for message in messages if message["role"] == "system"), "")
             settings = {str(key): value for key, value in settings.items()}
             self._check(settings)
-            self._open(messages)
+            self._open_with(messages, data.get("tools", self._tools))
         except InvalidArgumentError as error:
             raise InvalidFileError(f"/load: {path}: {error}", param=error.param) from None
+        except UnsupportedError as error:
+            raise UnsupportedError(f"/load: {path}: {error}", param=error.param) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InvalidFileError(f"/load: {path} is not a conversation of /save") from None
         self._settings, self._system = settings, system
         self._own_files[path] = changed_ns
         self._answer = next((str(message.get("content", "")) for message in messages[-1:]), "")
         note(f"Loaded {_count(len(messages), 'message')} from {path}.")
+
+    def _open_with(self, messages: list[dict[str, Any]], tools: Any) -> None:
+        """Start a conversation with these messages and tools.  Raises the errors of both, and keeps those before."""
+        from penstock.cli.run.answer_reader import AnswerReader, checked_tools
+
+        reader_before, tools_before = self._reader, self._tools
+        tools = checked_tools(tools)
+        self._reader, self._tools = AnswerReader(self._llm.tokenizer, tools), tools
+        try:
+            self._open(messages)
+        except BaseException:
+            self._reader, self._tools = reader_before, tools_before
+            raise
 
     def _set(self, name: str, value: str) -> None:
         from penstock.sampling_fields import FIELD_NAMES
@@ -390,16 +407,14 @@ class ChatSession:
     def _set_tools(self, argument: str) -> None:
         """Start a conversation with other tools.  Raises the errors of wrong ones, and keeps those before."""
         from penstock.cli.options import text_or_file
-        from penstock.cli.run.answer_reader import AnswerReader, read_tools
+        from penstock.cli.run.answer_reader import read_tools
 
         self._chat("/tools")
         if not argument:
             note("\n".join(tool["function"]["name"] for tool in self._tools) or "The model may call no tools.")
             return
         tools = [] if argument == "off" else read_tools(text_or_file("tools", argument))
-        self._reader = AnswerReader(self._llm.tokenizer, tools)
-        self._tools = tools
-        self._begin(self._system)
+        self._open_with([{"role": "system", "content": self._system}] if self._system else [], tools)
         note(f"New conversation with {_count(len(tools), 'tool')}.")
 
     def _check(self, settings: Mapping[str, Any]) -> SamplingParams:

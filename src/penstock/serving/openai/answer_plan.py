@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.api_errors import FieldError, refuse_if
 from penstock.engine.params import SamplingParams
 from penstock.serving.openai.answer_format import asked_grammar, checked_field
-from penstock.serving.openai.messages import NamedTool
+from penstock.serving.openai.messages import NamedTool, continued_field
 from penstock.serving.openai.thinking_budget import thinking_budget
 from penstock.text.answer.constraint import calls_grammar, calls_or_answer, grammar_behind_thoughts
-from penstock.text.answer.formats import AnswerFormat, ReasoningFormat, find_reasoning_format, find_tool_format
+from penstock.text.answer.formats import (
+    AnswerFormat,
+    ReasoningFormat,
+    ToolFormat,
+    find_reasoning_format,
+    find_tool_format,
+)
 from penstock.text.answer.parser import AnswerParser
+from penstock.text.answer.response_template import declared_formats
+from penstock.text.answer.template_features import read_variables
 from penstock.text.answer.tool_prompt import tool_prompt
 from penstock.text.tokenizer_threads import call_tokenizer
 
@@ -26,8 +34,8 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "AnswerPlan", "chat_grammar", "num_tool_chars", "plan_of", "prompt_of_tools", "template_tools",
-    "template_variables",
+    "AnswerPlan", "chat_grammar", "format_of_history", "num_tool_chars", "plan_of", "prompt_of_tools",
+    "template_tools", "template_variables",
 ]  # fmt: skip
 
 _RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -116,14 +124,23 @@ def template_tools(body: ChatCompletionRequest | TokenizeRequest) -> list[dict[s
     return [tool.plain() for tool in body.tools]
 
 
-def prompt_of_tools(body: ChatCompletionRequest | TokenizeRequest, tool_format: str, template: str) -> str:
+def prompt_of_tools(
+    body: ChatCompletionRequest | TokenizeRequest, tool_format: str, template: str, declared: AnswerFormat
+) -> str:
     """Return the description of the tools for a template that does not read them; "" for another one.
 
     Such a template still has the format of calls, which it writes into the history.
     """
     tools = template_tools(body)
-    form = find_tool_format(tool_format, template) if tools is not None and "tools" not in template else None
-    return "" if form is None else tool_prompt(form, tools or ())
+    if tools is None or "tools" in read_variables(template):
+        return ""
+    form = find_tool_format(tool_format, template, declared)
+    return "" if form is None else tool_prompt(form, tools)
+
+
+def format_of_history(tool_format: str, template: str, declared: AnswerFormat) -> ToolFormat | None:
+    """Return the format in which earlier calls are written into messages; None for a template that writes calls."""
+    return None if "tool_calls" in template else find_tool_format(tool_format, template, declared)
 
 
 def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: str) -> dict[str, Any]:
@@ -136,14 +153,15 @@ def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: 
     for name in _RESERVED:
         path = f"chat_template_kwargs.{name}"
         refuse_if(name in variables, f"{path}: expected another name; the request has a field for it", path)
-    switches = [name for name in _THINKING if name in template]
+    reads = read_variables(template)
+    switches = [name for name in _THINKING if name in reads]
     budget = thinking_budget(body, template)
     if budget is not None and budget[1] == 0:
         variables = dict.fromkeys(switches, False) | variables
     effort = getattr(body, "reasoning_effort", None)
     if effort is None:
         return variables
-    reads_effort = "reasoning_effort" in template
+    reads_effort = "reasoning_effort" in reads
     if effort != "none" and not reads_effort and not switches:
         message = "reasoning_effort: this model's chat template has no effort. Leave the field out, or pass none"
         raise FieldError("reasoning_effort", message, "unsupported")
@@ -160,9 +178,9 @@ async def plan_of(
 
     Raises FieldError if the model has no tools.
     """
-    has_tools = template_tools(body) is not None
-    tools = find_tool_format(settings.tool_format, template) if has_tools else None
-    if has_tools and tools is None and "tools" not in template:
+    has_tools, declared = template_tools(body) is not None, declared_formats(tokenizer)
+    tools = find_tool_format(settings.tool_format, template, declared) if has_tools else None
+    if has_tools and tools is None and "tools" not in read_variables(template):
         message = (
             "tools: this model's chat template has no tools. Start the service with --tool-format, or leave them out"
         )
@@ -170,11 +188,13 @@ async def plan_of(
     if has_tools and tools is None:
         message = "tools: the format of this model's calls is not known. Start the service with --tool-format"
         raise FieldError("tools", message, "unsupported")
-    thoughts, shown = find_reasoning_format(settings.reasoning_format, template), prompt.rstrip()
+    thoughts = find_reasoning_format(settings.reasoning_format, template, declared=declared)
+    shown = prompt.rstrip()
     form = AnswerFormat(tools, None if body.reasoning_format == "none" else thoughts)
     if tools is None and thoughts is None:
         return None
     begins = thoughts is not None and not thoughts.has_channels and shown.endswith(thoughts.opening)
+    begins = begins or (thoughts is not None and continued_field(body) == "reasoning_content")
     if thoughts is not None and not begins and (form.reasoning is None or shown.endswith(thoughts.closing)):
         thoughts = None
     markers = dict.fromkeys([*form.markers, *AnswerFormat(None, thoughts).markers])

@@ -16,7 +16,8 @@ from penstock.serving.openai import unsupported_fields
 from penstock.serving.request_fields import MAX_NAME_CHARS, Body, extended
 
 __all__ = [
-    "Message", "Messages", "Tool", "ToolChoice", "Tools", "check_messages", "check_tools", "num_chars", "rendered",
+    "Message", "Messages", "Tool", "ToolChoice", "Tools", "check_messages", "check_tools", "continued_field",
+    "num_chars", "rendered",
 ]  # fmt: skip
 
 MAX_MESSAGES: Final = 4096
@@ -233,6 +234,17 @@ def rendered(messages: Sequence[Message], render: Callable[[list[dict[str, Any]]
             return render([plain(message, has_objects=False) for message in messages])
         except InvalidArgumentError:
             raise error from error.__cause__
+
+
+def continued_field(body: Any) -> str:
+    """Return the field of the last message that the answer continues: the content, or thoughts without a content.
+
+    "" if it continues none.
+    """
+    if not body.continue_final_message:
+        return ""
+    last: Message = body.messages[-1]
+    return "reasoning_content" if last.thoughts and not last.text and not last.tool_calls else "content"
 
 
 def num_chars(messages: Sequence[Message]) -> int:

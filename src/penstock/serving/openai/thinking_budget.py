@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.api_errors import FieldError, refuse_if
 from penstock.serving.openai.answer_format import BUDGETS
+from penstock.serving.openai.messages import continued_field
 from penstock.text.answer.formats import find_reasoning_format
+from penstock.text.answer.template_features import read_variables
 from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
     from penstock.serving.openai.bodies import ChatCompletionRequest, TokenizeRequest
     from penstock.serving.settings import GatewaySettings
+    from penstock.text.answer.formats import AnswerFormat
 
 __all__ = ["budget_fields", "thinking_budget"]
 
@@ -23,7 +26,7 @@ def thinking_budget(body: ChatCompletionRequest | TokenizeRequest, template: str
     """
     values = {name: getattr(body, name, None) for name in ("thinking_token_budget", *BUDGETS)}
     variables = body.chat_template_kwargs or {}
-    if "thinking_budget" not in template:
+    if "thinking_budget" not in read_variables(template):
         values["chat_template_kwargs.thinking_budget"] = variables.get("thinking_budget")
     given = [(name, value) for name, value in values.items() if value is not None]
     for name, value in given:
@@ -34,17 +37,21 @@ def thinking_budget(body: ChatCompletionRequest | TokenizeRequest, template: str
     return given[0] if given and given[0][1] >= 0 else None
 
 
-def budget_fields(body: ChatCompletionRequest, settings: GatewaySettings, template: str) -> dict[str, Any]:
+def budget_fields(
+    body: ChatCompletionRequest, settings: GatewaySettings, template: str, declared: AnswerFormat
+) -> dict[str, Any]:
     """Return the limit on the thoughts as keywords of SamplingParams.
 
     Raises FieldError for a model without thoughts, unless the limit is 0.
     """
     name, limit = thinking_budget(body, template) or ("", None)
-    form = find_reasoning_format(settings.reasoning_format, template)
+    form = find_reasoning_format(settings.reasoning_format, template, declared=declared)
     if limit and form is None:
         raise FieldError(
             name, f"{name}: this model's chat template has no thoughts. Leave the field out", "unsupported"
         )
+    is_begun = limit is not None and continued_field(body) == "reasoning_content"
+    refuse_if(is_begun, f"{name}: expected none where an answer continues thoughts, got {limit}; omit it", name)
     if limit is None or form is None:
         return {"thinking_token_budget": None}
     return {"thinking_token_budget": limit, "thinking_format": form.name}

@@ -223,7 +223,7 @@ def _calls(rules: _Rules, form: ToolFormat, tools: Mapping[str, _Schema], *, is_
     options = [rules.add(f"call{rules.number()}", _call(rules, form, *tool)) for tool in tools.items()]
     one = rules.add("call", " | ".join(options))
     opening, closing = rules.text(form.opening), rules.text(form.closing)
-    is_list = form.call[0] is Slot.PYTHON or form.name == "mistral"
+    is_list = form.is_list
     if form.repeats_opening and not is_list:
         one, opening, closing = f"({opening} {one} {closing})", "", ""
     separator = ", " if is_list else form.separator
@@ -235,7 +235,8 @@ def _calls(rules: _Rules, form: ToolFormat, tools: Mapping[str, _Schema], *, is_
 def _thoughts(rules: _Rules, reasoning: ReasoningFormat, *, has_begun: bool) -> str:
     """Return the thoughts, which may be missing unless the prompt has begun them."""
     if reasoning.has_channels:
-        return f"({rules.text(reasoning.head)} {rules.up_to(reasoning.closing)} {rules.text(f'{START}assistant')})?"
+        rest = f"{rules.up_to(reasoning.closing)} {rules.text(f'{START}assistant')}"
+        return rest if has_begun else f"({rules.text(reasoning.head)} {rest})?"
     body = f"{rules.up_to(reasoning.closing)} /\\n{{0,2}}/"
     return body if has_begun else f"({rules.text(reasoning.opening)} {body})?"
 

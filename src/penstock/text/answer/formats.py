@@ -14,7 +14,7 @@ from typing import Final
 from penstock.validation import refusal
 
 __all__ = [
-    "REASONING_FORMATS", "TOOL_FORMATS", "AnswerFormat", "OptionalPart", "Part", "ReasoningFormat", "Slot",
+    "DECLARED", "REASONING_FORMATS", "TOOL_FORMATS", "AnswerFormat", "OptionalPart", "Part", "ReasoningFormat", "Slot",
     "ToolFormat", "find_reasoning_format", "find_tool_format",
 ]  # fmt: skip
 
@@ -61,7 +61,8 @@ class ToolFormat:
     ``opening``, if a tool has its name.  ``value``: the parts of an argument.  ``arguments_key``: the key of the
     arguments in an object of JSON.  ``ends_reasoning``: a call ends the thoughts.  ``signs``: a chat template with all
     texts of one of these tuples is of this format.  ``id_len``: the length of a call's id if the template demands one,
-    of digits and letters.  ``has_channels``: the whole answer is in the channels of gpt-oss.
+    of digits and letters.  ``has_channels``: the whole answer is in the channels of gpt-oss.  ``is_json_list``: the
+    calls are the items of a list of JSON.
     """
 
     name: str
@@ -79,11 +80,17 @@ class ToolFormat:
     signs: tuple[tuple[str, ...], ...] = ()
     id_len: int = 0
     has_channels: bool = False
+    is_json_list: bool = False
 
     @property
     def all_openings(self) -> tuple[str, ...]:
         """The texts that begin calls."""
         return tuple(text.strip() for text in (self.opening, *self.openings) if text)
+
+    @property
+    def is_list(self) -> bool:
+        """Return True if calls are the items of a list."""
+        return self.call[0] is Slot.PYTHON or self.is_json_list
 
     @property
     def end_of_values(self) -> str:
@@ -160,6 +167,8 @@ class AnswerFormat:
         return tuple(dict.fromkeys([*(mark for part in parts for mark in part.markers), *channels]))
 
 
+DECLARED: Final = "declared"
+"""The name of a format that only a model's own description has."""
 CHANNEL: Final = "<|channel|>"
 MESSAGE: Final = "<|message|>"
 START: Final = "<|start|>"
@@ -219,6 +228,7 @@ _FORMATS: Final = (
         repeats_opening=False,
         signs=(("[TOOL_CALLS]",),),
         id_len=9,
+        is_json_list=True,
     ),
     ToolFormat(
         name="qwen3_coder",
@@ -302,12 +312,14 @@ def _has_signs(signs: tuple[tuple[str, ...], ...], template: str) -> bool:
     return any(all(text in template for text in texts) for texts in signs)
 
 
-def find_tool_format(name: str, template: str) -> ToolFormat | None:
-    """Return the format of a name; for "auto" that of a chat template, or None; for "none" None.
+def find_tool_format(name: str, template: str, declared: AnswerFormat | None = None) -> ToolFormat | None:
+    """Return the format of a name; for "auto" the declared one or that of a chat template, or None; for "none" None.
 
     Raises InvalidArgumentError naming ``tool_format`` for an unknown name.
     """
     if name == "auto":
+        if declared is not None and declared.tools is not None:
+            return declared.tools
         return next((form for form in _FORMATS if _has_signs(form.signs, template)), None)
     plain = name.replace("-", "_")
     plain = _TOOL_ALIASES.get(plain, plain)
@@ -316,11 +328,15 @@ def find_tool_format(name: str, template: str) -> ToolFormat | None:
     return TOOL_FORMATS.get(plain)
 
 
-def find_reasoning_format(name: str, template: str, field: str = "reasoning_format") -> ReasoningFormat | None:
-    """Return the format of a name; for "auto" that of a chat template, or None; for "none" None.
+def find_reasoning_format(
+    name: str, template: str, field: str = "reasoning_format", declared: AnswerFormat | None = None
+) -> ReasoningFormat | None:
+    """Return the format of a name; for "auto" the declared one or that of a chat template, or None; for "none" None.
 
     Raises InvalidArgumentError naming ``field`` for an unknown name.
     """
+    if name in ("auto", DECLARED) and declared is not None and declared.reasoning is not None:
+        return declared.reasoning
     if name == "auto":
         return next((form for form in _THOUGHTS if _has_signs(form.signs, template)), None)
     plain = name.replace("-", "_")

@@ -262,14 +262,18 @@ class AnswerParser:
         try:
             while True:
                 calls = yield from self._call(tools)
-                if is_bare and not all(name in self._tools for name, _ in calls):
+                if not all(self._may_call(name) for name, _ in calls):
                     raise NotACall
                 self._put_calls(calls)
                 incoming.mark()
                 yield from incoming.skip_space()
                 if closing and (yield from incoming.accept(closing)):
                     break
-                if tools.bare and (yield from incoming.accept(tools.separator.strip() or "\n")):
+                separator = tools.separator.strip()
+                if tools.bare and separator and (yield from incoming.accept(separator)):
+                    continue
+                char = yield from incoming.peek()
+                if char and char in tools.bare:  # models leave out the separator
                     continue
                 if tools.repeats_opening or not closing or not (yield from incoming.peek()):
                     break
@@ -279,6 +283,9 @@ class AnswerParser:
             for text in tools.ends if self._is_begun else ():  # it was a call, which breaks off
                 yield from incoming.accept(text)
         incoming.mark()
+
+    def _may_call(self, name: str) -> bool:
+        return name in self._tools or not self._needs_known
 
     def _call(self, tools: ToolFormat) -> Step[_Calls]:
         """Read a call, or a list of calls; return those that were not given out while they were read."""
@@ -291,7 +298,8 @@ class AnswerParser:
         name, calls = "", _NO_CALLS
         for part in parts:
             if part is Slot.CALL:
-                return (yield from self._json_calls(tools.arguments_key))
+                yield from self._json_calls(tools.arguments_key)
+                return _NO_CALLS
             if part is Slot.PYTHON:
                 return (yield from self._python())
             if part is Slot.NAME:
@@ -314,23 +322,23 @@ class AnswerParser:
             return _NO_CALLS
         return [(name, json_object((yield from self._incoming.bracketed(self._marks))))]
 
-    def _json_calls(self, arguments_key: str) -> Step[_Calls]:
-        """Read a call that is an object of JSON, or a list of them."""
+    def _json_calls(self, arguments_key: str) -> Step[None]:
+        """Read a call that is an object of JSON, or a list of them.  Each is given out before the next one is read."""
         incoming = self._incoming
         yield from incoming.skip_space()
         if not (yield from incoming.accept("[")):
-            return (yield from self._json_call(arguments_key))
-        calls: list[tuple[str, str | dict[str, Any]]] = []
+            yield from self._json_call(arguments_key)
+            return
         for _ in range(MAX_CALLS):
-            calls += yield from self._json_call(arguments_key)
+            yield from self._json_call(arguments_key)
             yield from incoming.skip_space()
             if (yield from incoming.accept("]")):
-                return calls
+                return
             if not (yield from incoming.accept(",")):
-                raise NotACall
+                break
         raise NotACall
 
-    def _json_call(self, arguments_key: str) -> Step[_Calls]:
+    def _json_call(self, arguments_key: str) -> Step[None]:
         """Read a call that is an object of JSON.  Its arguments are given out as they come if its name stands before.
 
         The arguments have one of several keys; the first one of them counts.
@@ -351,7 +359,7 @@ class AnswerParser:
             char = yield from incoming.peek()
             is_first = not key_of_arguments and key in (arguments_key, *ARGUMENTS_KEYS)
             key_of_arguments = key if is_first else key_of_arguments
-            if is_first and char == "{" and name and (name in self._tools or not self._needs_known):
+            if is_first and char == "{" and name and self._may_call(name):
                 is_out = True
                 self._begin_call(name)
                 yield from incoming.bracketed(self._marks, put=self._put_arguments)
@@ -368,9 +376,12 @@ class AnswerParser:
                 break
             if not (yield from incoming.accept(",")):
                 raise NotACall
-        if not name:
+        if not name or not self._may_call(name):
             raise NotACall
-        return _NO_CALLS if is_out else [(name, arguments)]
+        if not is_out:
+            self._put_calls([(name, arguments)])
+            incoming.mark()
+            self._is_begun = True
 
     def _json_text(self, char: str) -> Step[str]:
         """Read a value of JSON that begins with a character."""
@@ -430,7 +441,7 @@ class AnswerParser:
 
     def _channels(self) -> Step[None]:
         """Read the channels of gpt-oss: thoughts, calls and content, each with a header."""
-        incoming, header, kind = self._incoming, "", "content"
+        incoming, header, kind = self._incoming, "", "reasoning" if self._begins_reasoning else "content"
         body: list[str] = []  # of a call whose arguments are not given out as they come
         pattern = re.compile("|".join(map(re.escape, CHANNEL_MARKERS)))
         while True:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from penstock.config import show
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
-from penstock.text.grammar.matcher import GrammarMatcher, fill_mask, too_complex
+from penstock.text.grammar.matcher import GrammarMatcher, fill_mask
 from penstock.text.grammar.shared_jobs import SharedJobs
 from penstock.text.grammar.vocabulary import drops_first_space, make_vocabulary
 
@@ -46,8 +45,6 @@ _LIMITS: Final[dict[str, Any]] = {
     "verbose_errors": False,
 }
 """About 20 ms for the first mask of a grammar, and 14 ms for any other one."""
-MAX_RENEWED_S: Final = 0.2
-"""Grammars that took longer are not compiled again for an answer, because the answers of others would wait."""
 MIN_PREPARED: Final = 32_768
 """Vocabularies of fewer tokens are made with the first grammar, in 0.1 s."""
 
@@ -59,37 +56,38 @@ def _limits() -> LLParserLimits:
 
 
 class Grammar:
-    """A compiled grammar.  ``matcher`` begins an answer; any thread may call it."""
+    """A compiled grammar.  ``matcher`` begins an answer; any thread may call it.
+
+    The answers share a lexer, and so the limit on its states.  An answer that finds it full goes on with a lexer of its
+    own, so the limit depends on its own tokens only.
+    """
 
     def __init__(
         self, source: GrammarSource, compile_again: Callable[[], LLMatcher], vocab_size: int, forget: Callable[[], None]
     ) -> None:
         self.source = source
         self._compile, self._forget = compile_again, forget
-        start = time.thread_time()
         self._compiled = compile_again()
-        self._compile_s = time.thread_time() - start
         self._lock = threading.Lock()
+        self._num_answers = 0
         self.first_mask = fill_mask(self._compiled, source.field, -(-vocab_size // 32))
 
     def matcher(self) -> GrammarMatcher:
         """Return the state of a new answer."""
         with self._lock:
+            self._num_answers += 1
             return GrammarMatcher(self._compiled.deep_copy(), self._renew, self.source.field, self.first_mask)
 
-    def _renew(self) -> LLMatcher:
-        """Compile the grammar again: the answers of a compiled one share the limit on its lexer's states.
+    def _renew(self) -> LLMatcher | None:
+        """Return the grammar with a lexer of its own; None for the only answer, which had one.
 
-        This runs where masks are made, and all requests wait for it.  Raises InvalidArgumentError for a grammar that
-        takes long; the next request has it compiled elsewhere.
+        The next request has the grammar compiled anew.  This runs where masks are made, and all requests wait for it,
+        at most once for each answer.
         """
-        if self._compile_s > MAX_RENEWED_S:
-            self._forget()
-            raise too_complex(self.source.field, f"more than {MAX_LEXER_STATES} states of its lexer")
-        compiled = self._compile()
+        self._forget()
         with self._lock:
-            self._compiled = compiled
-            return compiled.deep_copy()
+            is_alone = self._num_answers == 1
+        return None if is_alone else self._compile()
 
 
 class GrammarCompiler:

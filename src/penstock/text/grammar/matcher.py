@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from numpy.typing import NDArray
 
-__all__ = ["GrammarMatcher", "MaskThread", "fill_mask", "too_complex"]
+__all__ = ["GrammarMatcher", "MaskThread", "fill_mask"]
 
 _FULL_LEXER: Final = "too many states"
 
@@ -38,11 +38,6 @@ def _failure(matcher: LLMatcher, field: str) -> InvalidArgumentError:
         return InvalidArgumentError(
             f"{field}: no token of the model continues the answer", param=field, code="grammar_dead_end"
         )
-    return too_complex(field, reason)
-
-
-def too_complex(field: str, reason: str) -> InvalidArgumentError:
-    """Return the error of an answer whose grammar exceeds its limits."""
     return InvalidArgumentError(
         f"{field}: the grammar is too complex to go on: {reason:.200}", param=field, code="grammar_too_complex"
     )
@@ -51,15 +46,16 @@ def too_complex(field: str, reason: str) -> InvalidArgumentError:
 class GrammarMatcher:
     """The state of one answer in its grammar.
 
-    An error leaves no mask that allows more: the request must end.  ``renew`` compiles the grammar again.  One thread
-    at a time may use it.
+    An error leaves no mask that allows more: the request must end.  ``renew`` returns the grammar with a lexer of its
+    own, or None if this answer had one; it is called at most once.  One thread at a time may use it.
     """
 
     def __init__(
-        self, matcher: LLMatcher, renew: Callable[[], LLMatcher], field: str, mask: NDArray[np.uint32]
+        self, matcher: LLMatcher, renew: Callable[[], LLMatcher | None], field: str, mask: NDArray[np.uint32]
     ) -> None:
-        self._matcher, self._renew, self._field = matcher, renew, field
-        self._tokens: list[int] = []
+        self._matcher, self._field = matcher, field
+        self._renew: Callable[[], LLMatcher | None] | None = renew
+        self._taken: list[Sequence[int]] = []
         self._mask: NDArray[np.uint32] | None = mask
         self._num_words = len(mask)
         self._error: PenstockError | None = None
@@ -100,7 +96,7 @@ class GrammarMatcher:
         """
         if not tokens:
             return False
-        self._tokens += tokens
+        self._taken.append(tokens)
         self._mask = None
         try:
             is_complete = self._take(tokens)
@@ -111,19 +107,26 @@ class GrammarMatcher:
         return is_complete
 
     def _begin_again(self, error: InvalidArgumentError) -> bool:
-        """Take the tokens with a grammar of its own, if other answers may have used up the limit of the shared one.
+        """Take the tokens with a lexer of this answer's own, if others may have filled the shared one.
 
-        Any other error would come again, after the time of a compilation.
+        Masks are made behind them as before, so that it is filled as far as if there had been no other answer.
         """
-        if _FULL_LEXER not in str(error):
+        renew, self._renew = self._renew, None
+        renewed = renew() if renew is not None and _FULL_LEXER in str(error) else None
+        if renewed is None:
             raise error
-        self._matcher = self._renew()
-        return self._take(self._tokens)
+        self._matcher, is_complete = renewed, False
+        for tokens in self._taken:
+            fill_mask(self._matcher, self._field, self._num_words)
+            is_complete = self._take(tokens)
+        return is_complete
 
     def _take(self, tokens: Sequence[int]) -> bool:
         if not tokens:
             return False
         num_taken = self._matcher.try_consume_tokens(list(tokens))
+        if num_taken < len(tokens) and not self._matcher.is_error():
+            self._matcher.compute_bitmask()  # without it, a full lexer looks like a forbidden token
         if self._matcher.is_error():
             raise _failure(self._matcher, self._field)
         if num_taken < len(tokens):
