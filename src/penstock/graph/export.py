@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["ExportReport", "build_graph", "export_bundle"]
 
 _PIECE_BYTES: Final = 16 << 20
+_MAX_SECOND_BYTES: Final = 32 << 20
+"""The size of the memory that is packed while the other one is written, of which one has the largest weight."""
 
 ExportProgress = Callable[[str, int, int], None]
 
@@ -122,9 +124,14 @@ def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter) -> None:
     """Pack one weight after another, while a thread writes the one before."""
     with ThreadPoolExecutor(1, "penstock-write") as thread:
         written: Future[None] | None = None
+        memory = 0
         try:
             for weight in graph.weights.values():
-                packed = packer.pack(weight)
+                is_large = native.layout_bytes(int(weight.layout), weight.rows, weight.cols) > _MAX_SECOND_BYTES
+                if is_large and memory == 0 and written is not None:
+                    written.result()
+                memory = 0 if is_large else 1 - memory
+                packed = packer.pack(weight, memory)
                 if written is not None:
                     written.result()
                 written = thread.submit(writer.add_weight, weight.name, packed)
@@ -297,9 +304,9 @@ class _Packer:
         self._done = 0
         self._memories = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
 
-    def pack(self, weight: Weight) -> NDArray[np.uint8]:
-        """Return the bytes of ``weight`` in its layout, in memory that the call after the next reuses."""
-        packed = self._zeroed(native.layout_bytes(int(weight.layout), weight.rows, weight.cols))
+    def pack(self, weight: Weight, memory: int = 0) -> NDArray[np.uint8]:
+        """Return the bytes of ``weight`` in its layout, in one of two memories, which the next call for it reuses."""
+        packed = self._zeroed(memory, native.layout_bytes(int(weight.layout), weight.rows, weight.cols))
         for part in weight.parts:
             try:
                 self._pack_part(weight, part, packed)
@@ -307,15 +314,13 @@ class _Packer:
                 raise InvalidFileError(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
         return packed
 
-    def _zeroed(self, num_bytes: int) -> NDArray[np.uint8]:
+    def _zeroed(self, index: int, num_bytes: int) -> NDArray[np.uint8]:
         """Return zeroed memory, which is reused, because new pages would cost as much time as the packing."""
-        memory = self._memories.pop(0)
-        if len(memory) < num_bytes:
-            memory = np.zeros(num_bytes, np.uint8)
+        if len(self._memories[index]) < num_bytes:
+            self._memories[index] = np.zeros(num_bytes, np.uint8)
         else:
-            memory[:num_bytes] = 0
-        self._memories.append(memory)
-        return memory[:num_bytes]
+            self._memories[index][:num_bytes] = 0
+        return self._memories[index][:num_bytes]
 
     def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> None:
         name, info = part.name, self._checkpoint.tensors.get(part.name)
