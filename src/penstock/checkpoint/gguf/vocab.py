@@ -58,8 +58,9 @@ class Vocab:
         if len(self.ids) < len(self.texts):
             twice = next(text for token, text in enumerate(self.texts) if self.ids[text] != token)
             raise InvalidFileError(f"{metadata.file}: tokenizer.ggml.tokens: {show(twice)} is there twice")
-        length, token = max(zip(map(len, self.texts), range(len(self.texts)), strict=False), default=(0, 0))
+        length = max(map(len, self.texts), default=0)
         if length > MAX_TOKEN_CHARS:
+            token = next(token for token, text in enumerate(self.texts) if len(text) == length)
             raise InvalidFileError(
                 f"{metadata.file}: tokenizer.ggml.tokens: expected up to {MAX_TOKEN_CHARS} characters, got token "
                 f"{token} of {length}"
@@ -99,18 +100,22 @@ class Vocab:
         is all of them.
         """
         found = {int(kind) for kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)}
+        added = [token for token, kind in enumerate(self.types) if kind in found]
         return [
             {
                 "id": token,
-                "content": text,
+                "content": self.texts[token],
                 "single_word": False,
                 "lstrip": False,
-                "rstrip": kind == TokenType.CONTROL and keep_space is not None and text not in keep_space,
+                "rstrip": (
+                    self.types[token] == TokenType.CONTROL
+                    and keep_space is not None
+                    and self.texts[token] not in keep_space
+                ),
                 "normalized": False,
-                "special": kind != TokenType.USER_DEFINED,
+                "special": self.types[token] != TokenType.USER_DEFINED,
             }
-            for token, (text, kind) in enumerate(zip(self.texts, self.types, strict=True))
-            if kind in found
+            for token in added
         ]
 
     def end_tokens(self) -> list[int]:

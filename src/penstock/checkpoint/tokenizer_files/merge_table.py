@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from operator import add
 from typing import Final
 
@@ -45,7 +44,9 @@ class MadeMerges:
         No step is taken for each line, because there are hundreds of thousands.
         """
         joined = _BETWEEN.join(merges)
-        if set(map(str.count, merges, repeat(" "))) != {1} or joined.count(_BETWEEN) != len(merges) - 1:
+        codes = np.frombuffer(joined.encode(), np.uint8)
+        gaps = codes[(codes == ord(" ")) | (codes == ord(_BETWEEN))]  # one space, then the end of the line, and so on
+        if len(gaps) != 2 * len(merges) - 1 or (gaps[::2] != ord(" ")).any() or (gaps[1::2] != ord(_BETWEEN)).any():
             return None
         texts = joined.replace(_BETWEEN, " ").split(" ")
         try:
