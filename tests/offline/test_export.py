@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,6 @@ from penstock.graph.replace_tail import replace_tail
 from tests.support.command import Run
 from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, CHANGED, FOLDER, folder, values
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Exports run in this process, which has loaded PyTorch already; what each was asked for."""
-    asked: list[dict[str, Any]] = []
-
-    def build(source: Path, out: Path, *, progress: object = None, **options: Any) -> dict[str, Any]:
-        asked.append({"source": Path(source), "out": Path(out), **options})
-        return dataclasses.asdict(export_bundle(source, out, **options))
-
-    monkeypatch.setattr("penstock.offline.export.build_in_child", build)
-    return asked
 
 
 @pytest.mark.long
