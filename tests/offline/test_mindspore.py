@@ -115,6 +115,18 @@ def test_model_types_of_mindspore_are_answered(name: str) -> None:
         lite.Model().build_from_file(BUNDLE, lite.ModelType[name])
 
 
+def test_devices_of_mindspore_are_answered() -> None:
+    context = lite.Context()
+    for device in (context.ascend, context.gpu):
+        for field, value in (("device_id", 1), ("rank_id", 1), ("provider", "ge")):
+            with raises(UnsupportedError):
+                setattr(device, field, value)
+        device.device_id = 0
+    for target in ("Ascend", "gpu"):
+        with raises(PenstockError, param="target"):
+            context.target = [target]
+
+
 def test_the_yaml_of_an_export_names_bundles(cut: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The same file is then the pipeline's, which opens what the export wrote."""
     file = written(cut / "run_bloom_560m.yaml", INFER)

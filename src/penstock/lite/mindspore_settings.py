@@ -19,7 +19,7 @@ _LOG: Final = logging.getLogger("penstock.lite")
 
 
 class _Key(NamedTuple):
-    """What a key is here, and the values that mean the same here; none: any value."""
+    """The meaning of a key here, and the values that agree with it; none: any value."""
 
     here: str
     values: tuple[str, ...] = ()
