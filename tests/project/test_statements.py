@@ -34,7 +34,7 @@ def statements() -> list[Statement]:
 
 
 @cache
-def tests_of(file: str) -> set[str]:
+def names_in(file: str) -> set[str]:
     body = ast.parse((ROOT / file).read_text()).body
     return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -61,4 +61,4 @@ def test_what_shows_a_statement_exists(document: str) -> None:
             assert parser.parse_args(shlex.split(row.shown_by.strip("`"))[1:]), row
         else:
             file, _, name = row.shown_by.strip("`").partition("::")
-            assert name in tests_of(file), row
+            assert name in names_in(file), row

@@ -19,7 +19,7 @@ from penstock.ops.reference.attention import attend
 
 __all__ = ["keep_steps", "recording"]
 
-_STEPS: Final = WeakTensorKeyDictionary()
+_STEPS: Final[Any] = WeakTensorKeyDictionary()
 """Keys and values of the last step by state that ``keep_steps`` got: (k, v), both [T, kv_heads, head_dim]."""
 _LINEARS: Final = ("linear", "expert_linear", "head_linear")
 _ATTENTIONS: Final = ("attention", "sink_attention")
@@ -38,7 +38,7 @@ def recording(
     ``has_state``: it reads or writes pages.  UnsupportedError, which names the op, if such an op has no gradients here.
     """
 
-    def run(*tensors: Tensor | None, **attrs: Any) -> Any:
+    def run(*tensors: Any, **attrs: Any) -> Any:
         records = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
         if name == "kv_append" and tensors[2] in _STEPS:
             return _keep(*tensors, **attrs)
