@@ -189,6 +189,8 @@ def _open_source(source: Path, rank: int | None) -> tuple[Checkpoint, ShardedFol
     """Return the checkpoint to export; for a rank its part, and the sharded folder that has it."""
     if is_bundle(source):
         raise InvalidArgumentError(f"{source}: expected a checkpoint folder, got a bundle, which is already exported")
+    if rank is None and not source.is_dir():
+        return Checkpoint.open(source), None
     if rank is None:
         from penstock.sharding.whole import open_checkpoint
 
