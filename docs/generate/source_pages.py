@@ -29,6 +29,15 @@ def links_of(document: str, text: str) -> set[str]:
     return {path for path in targets if path is not None and (ROOT / path).exists()}
 
 
+LOG = re.compile(r"\[([^\]]+)\]\((?:[./\w-]*/)?log\.md(?:#[^)\s]*)?\)")
+"""A link to the log, which is not in the site."""
+
+
+def without_log(text: str) -> str:
+    """Return a document whose links to the log are text that names the file of the repository."""
+    return LOG.sub(r"\1 (`docs/history/log.md`)", text)
+
+
 def rewritten(document: str, site_path: str, text: str) -> str:
     """Return a document with its links as the site needs them.  ``site_path``: where its page is in the site."""
 
@@ -42,7 +51,7 @@ def rewritten(document: str, site_path: str, text: str) -> str:
             return match[0]
         return f"]({os.path.relpath(path, os.path.dirname(site_path) or '.')}{match[2] or ''})"
 
-    return LINK.sub(link, text)
+    return LINK.sub(link, without_log(text))
 
 
 def source_page(path: str) -> str:

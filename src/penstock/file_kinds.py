@@ -10,7 +10,12 @@ import stat
 from pathlib import Path
 from typing import Final
 
-__all__ = ["has_bundle_magic", "is_bundle", "is_gguf"]
+from penstock.errors import UnsupportedError
+
+__all__ = ["MINDSPORE_SUFFIXES", "has_bundle_magic", "is_bundle", "is_gguf", "refuse_mindspore"]
+
+MINDSPORE_SUFFIXES: Final = (".mindir", ".ms", ".ckpt", ".om")
+"""The names of the files of MindSpore, MindSpore Lite and Ascend: graphs, and weights."""
 
 _GGUF: Final = b"GGUF"
 _BUNDLE: Final = b"PENSTOCK"
@@ -32,6 +37,21 @@ def is_bundle(path: Path) -> bool:
 def has_bundle_magic(path: Path) -> bool:
     """Return True for a file that begins as a bundle does, whatever its name."""
     return _head(path) == _BUNDLE
+
+
+def refuse_mindspore(path: Path, *, where: str = "", param: str = "model") -> None:
+    """Raise UnsupportedError, with the way to come over, for a file whose name is that of one of MindSpore.
+
+    ``where``: what the message begins with, by default nothing.  ``param``: the field that names the file.
+    """
+    suffix = path.suffix.lower()
+    if suffix in MINDSPORE_SUFFIXES and not has_bundle_magic(path):
+        raise UnsupportedError(
+            f"{where}{path}: expected a bundle (.psm), a GGUF file or a folder with config.json and *.safetensors, got "
+            f"a {suffix} file, which cannot be read; save the model in the format of Hugging Face (MindFormers: "
+            "`convert_weight.py --reversed`), then `penstock export FOLDER OUT.psm` makes a bundle",
+            param=param,
+        )
 
 
 def _is_kind(path: Path, magic: bytes, suffix: str, other: bytes) -> bool:

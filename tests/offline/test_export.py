@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,6 @@ from penstock.graph.replace_tail import replace_tail
 from tests.support.command import Run
 from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, CHANGED, FOLDER, folder, values
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Exports run in this process, which has loaded PyTorch already; what each was asked for."""
-    asked: list[dict[str, Any]] = []
-
-    def build(source: Path, out: Path, *, progress: object = None, **options: Any) -> dict[str, Any]:
-        asked.append({"source": Path(source), "out": Path(out), **options})
-        return dataclasses.asdict(export_bundle(source, out, **options))
-
-    monkeypatch.setattr("penstock.offline.export.build_in_child", build)
-    return asked
 
 
 @pytest.mark.long
@@ -118,12 +104,13 @@ def test_a_script_of_ones_own(here: list[dict[str, Any]], tmp_path: Path) -> Non
     [
         ("run_mode: finetune\n", "run_mode .*export, not 'finetune'"),
         ("src_strategy_path_or_dir: /a\n", "src_strategy_path_or_dir: "),
+        ("only_save_strategy: True\n", "only_save_strategy: .*penstock plan"),
         ("model:\n  model_config:\n    use_past: 1\n", "use_past: expected true or false, got 1"),
         ("model:\n  model_config:\n    use_psat: True\n", "model_config: .*'use_psat'; did you mean use_past"),
         ("models: {}\n", "'models'; did you mean model"),
         ("load_checkpoint: [a]\n", "load_checkpoint: .*string"),
-        ("infer:\n  prefill_model_path: a.mindir\n", r"prefill_model_path .*\.psm, not 'a\.mindir'"),
-        ("infer:\n  model_type: mindir\n", "model_type .*'penstock'"),
+        ("infer:\n  prefill_model_path: a.onnx\n", r"prefill_model_path .*\.psm, not 'a\.onnx'"),
+        ("infer:\n  model_type: onnx\n", "model_type .*'penstock'"),
         ("infer:\n  increment_model_path: a.psm\n", "increment_model_path .*prefill_model_path"),
         ("infer: []\n", r"infer: .*mapping, got \[\]"),
         ("run_mode: [export\n", 'in "[a-z]+.yaml", line 1'),

@@ -70,6 +70,13 @@ def definitions(file: Path) -> set[str]:
     return {node.name for node in top} | inner
 
 
+def test_the_architecture_names_every_folder() -> None:
+    package, text = ROOT / "src" / "penstock", (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    parents = [package, *(package / name for name in ("models", "checkpoint", "text", "engine", "graph"))]
+    folders = [child for parent in parents for child in parent.iterdir() if (child / "__init__.py").exists()]
+    assert [str(folder.relative_to(package)) for folder in folders if f"{folder.name}/" not in text] == []
+
+
 def test_every_dependency_has_a_line() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = list(project["dependencies"])

@@ -285,7 +285,7 @@ def test_core_includes_point_downwards() -> None:
 
 FOREIGN_PRIVATE = (  # names of the standard library and of PyTorch that have no public form
     "_Hash", "_exit", "_SubParsersAction", "_ActionsContainer", "_ArgumentGroup", "_replace", "_asdict", "_fields_",
-    "_ops", "_opname", "_dynamo", "_parameters", "_buffers",
+    "_ops", "_opname", "_dynamo", "_parameters", "_buffers", "_C", "_AutoDispatchBelowAutograd",
 )  # fmt: skip
 
 

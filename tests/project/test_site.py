@@ -115,6 +115,15 @@ def pages(site: Path) -> Iterator[Path]:
     return site.rglob("*.html")
 
 
+def test_the_log_is_not_in_the_site() -> None:
+    """Links to it become the name of the file in the repository; the figures of today are in the reference."""
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert "  history/log.md\n" in settings.partition("exclude_docs:")[2].partition("theme:")[0]
+    navigation = settings.partition("\nnav:")[2]
+    assert "log.md" not in navigation
+    assert "figures.md" in navigation.partition("- Reference:")[2].partition("- Explanation:")[0]
+
+
 @pytest.mark.long
 def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     for page in pages(site):

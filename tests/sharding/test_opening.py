@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from penstock.llm.llm import LLM
 from penstock.runtime.export_ranks import export_ranks
 from penstock.runtime.open import open_program
 from penstock.runtime.program import ProgramLimits
-from penstock.sharding.folder import STRATEGY, WEIGHTS
+from penstock.sharding.folder import MANIFEST, STRATEGY, WEIGHTS
 from penstock.sharding.strategy import Strategy
 from penstock.sharding.write import shard_folder
 from tests.support.encoders import LIMITS as ENCODER_LIMITS
@@ -107,12 +108,35 @@ def test_ranks_made_apart_have_the_bits_of_the_whole(family: str, scheme: str, t
         assert logits_of(ranks.program, batches) == whole_logits(whole, batches)
 
 
+def test_one_process_opens_a_sharded_folder_whole(sharded: Path, tmp_path: Path) -> None:
+    """Its export is the bundle of the folder that was cut, byte for byte."""
+    export_bundle(sharded, tmp_path / "whole.psm", scheme="w8a8")
+    assert (tmp_path / "whole.psm").read_bytes() == (DEMO.parent / "demo.psm").read_bytes()
+    data = bytearray((sharded / "rank_1" / WEIGHTS).read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged = tmp_path / "damaged"
+    shutil.copytree(sharded, damaged)
+    (damaged / "rank_1" / WEIGHTS).write_bytes(data)
+    with pytest.raises(InvalidFileError, match=MANIFEST):
+        export_bundle(damaged, tmp_path / "damaged.psm")
+    (damaged / "rank_1" / WEIGHTS).unlink()
+    with pytest.raises(InvalidFileError, match="rank_1"):
+        export_bundle(damaged, tmp_path / "damaged.psm")
+
+
+@pytest.mark.long
+def test_one_process_gives_the_answers_of_the_model(sharded: Path) -> None:
+    assert answer(sharded, 1) == answer(DEMO, 1) == answer(sharded, 1, use_cache=False)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("world", [1, 3])
 def test_another_number_of_ranks_is_refused(world: int, sharded: Path, tmp_path: Path) -> None:
     for folder in (sharded, tmp_path / "bundles"):
         if folder != sharded:
             export_ranks(DEMO.parent / "demo.psm", folder, 2)
+        elif world == 1:
+            continue  # the whole model
         with raises(InvalidArgumentError, param="tensor_parallel_size", match="expected 2") as raised:
             answer(folder, world)
         assert raised.value.param == "tensor_parallel_size"

@@ -33,7 +33,7 @@ from penstock.config import ConfigReader, show
 from penstock.core.layouts import BLOCKS
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.file_kinds import is_bundle, is_gguf
+from penstock.file_kinds import is_bundle, is_gguf, refuse_mindspore
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
@@ -102,6 +102,7 @@ def _check_is_whole(folder: Path) -> None:
 
 def _check_folder(path: Path) -> None:
     if path.is_file():
+        refuse_mindspore(path)
         found = "a bundle" if is_bundle(path) else "another file"
         raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, got {found}")
     if not path.is_dir():

@@ -44,7 +44,7 @@ from penstock.core.library import (
 )
 from penstock.core.weights import QuantizedRows, crc32, layout_bytes
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.file_kinds import has_bundle_magic
+from penstock.file_kinds import has_bundle_magic, refuse_mindspore
 from penstock.validation import refusal
 
 __all__ = [
@@ -130,6 +130,7 @@ class Model(Handle):
         try:
             check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
         except InvalidFileError as error:
+            refuse_mindspore(Path(os.fsdecode(path)))
             raise error.with_message(f"{error}{_instead_of(Path(os.fsdecode(path)))}") from None
         model = cls(address_of(out))
         model._is_private = not mmap

@@ -74,6 +74,7 @@ def export_bundle(
 ) -> ExportReport:
     """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears complete or not at all.
 
+    A sharded folder gives the bundle of the folder that was cut.
     ``out`` may be a function, which is called when all but the weights is read.
     ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
     ends the graph in token ids instead of logits.  ``rank``: of a sharded folder, whose other ranks are not read.
@@ -195,8 +196,12 @@ def _open_source(source: Path, rank: int | None) -> tuple[Checkpoint, ShardedFol
     """Return the checkpoint to export; for a rank its part, and the sharded folder that has it."""
     if is_bundle(source):
         raise InvalidArgumentError(f"{source}: expected a checkpoint folder, got a bundle, which is already exported")
-    if rank is None:
+    if rank is None and not source.is_dir():
         return Checkpoint.open(source), None
+    if rank is None:
+        from penstock.sharding.whole import open_checkpoint
+
+        return open_checkpoint(source), None
     from penstock.sharding.folder import ShardedFolder
 
     folder = ShardedFolder.open(source)

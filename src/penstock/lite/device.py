@@ -14,7 +14,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.launch.environment import read_rank_environment
 from penstock.validation import refusal
 
-__all__ = ["Context", "CpuOptions", "GpuOptions", "ParallelOptions"]
+__all__ = ["AscendOptions", "Context", "CpuOptions", "GpuOptions", "ParallelOptions"]
 
 _MAX_WORKERS: Final = 256
 _PRECISIONS: Final = ("", "enforce_fp32", "f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
@@ -149,21 +149,30 @@ class GpuOptions:
     """The options of the GPU, for which this build has no backend: any value except the default is refused by name."""
 
     __slots__ = ()
+    _NAME = "gpu"
     _FIXED: Final = {"device_id": 0, "rank_id": 0, "group_size": 1, "provider": "", "precision_mode": ""}
 
     def __getattr__(self, name: str) -> Any:
         if name in self._FIXED:
             return self._FIXED[name]
-        raise AttributeError(f"gpu: expected one of the options {', '.join(self._FIXED)}, got {name!r}")
+        raise AttributeError(f"{self._NAME}: expected one of the options {', '.join(self._FIXED)}, got {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._FIXED:
-            raise AttributeError(f"gpu: expected one of the options {', '.join(self._FIXED)}, got {name!r}")
+            raise AttributeError(f"{self._NAME}: expected one of the options {', '.join(self._FIXED)}, got {name!r}")
         if value != self._FIXED[name]:
             raise UnsupportedError(
-                f"gpu.{name}: expected {self._FIXED[name]!r}, since this build has no GPU backend, got {value!r:.60}",
-                param=f"gpu.{name}",
+                f"{self._NAME}.{name}: expected {self._FIXED[name]!r}, since this build runs on the CPU only "
+                f"(context.cpu), got {value!r:.60}",
+                param=f"{self._NAME}.{name}",
             )
+
+
+class AscendOptions(GpuOptions):
+    """The options of Ascend, refused as those of the GPU are."""
+
+    __slots__ = ()
+    _NAME = "ascend"
 
 
 class ParallelOptions:
@@ -188,13 +197,14 @@ class ParallelOptions:
 
 
 class Context:
-    """The device that a model runs on: ``target``, and the options in ``cpu``, ``gpu`` and ``parallel``.
+    """The device that a model runs on: ``target``, and the options in ``cpu``, ``gpu``, ``ascend`` and ``parallel``.
 
     The keyword arguments are the options of ``cpu``, and ``ops``: shared libraries of custom ops, which are loaded at
     once and for the whole process (``load_ops``).  Setting an unknown option raises AttributeError.
     """
 
-    __slots__ = ("_ops", "_target", "cpu", "gpu", "parallel")
+    __slots__ = ("_ops", "_target", "ascend", "cpu", "gpu", "parallel")
+    ascend: AscendOptions
     cpu: CpuOptions
     gpu: GpuOptions
     parallel: ParallelOptions
@@ -213,6 +223,7 @@ class Context:
     ) -> None:
         self.ops = ops
         self.cpu, self.gpu, self.parallel = CpuOptions(), GpuOptions(), ParallelOptions()
+        self.ascend = AscendOptions()
         self.target = target
         self.cpu.thread_num = thread_num
         self.cpu.thread_affinity_mode = thread_affinity_mode

@@ -13,6 +13,7 @@ from penstock.core import native as core
 from penstock.core.comm import SharedComm
 from penstock.core.metadata import check_same
 from penstock.errors import UnsupportedError
+from penstock.file_kinds import refuse_mindspore
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
 from penstock.lite.ranks import agree, agreement, check_rank, join_group, rank_of, share_of_cores, threads_of_rank
@@ -28,6 +29,10 @@ class ModelType(Enum):
 
     PENSTOCK = "penstock"
     """A bundle, ``.psm``."""
+    MINDIR = "mindir"
+    """A file of MindSpore, which is refused with the way to come over."""
+    MINDIR_LITE = "mindir_lite"
+    """A file of MindSpore Lite, which is refused in the same way."""
 
 
 class OpenModel:
@@ -44,6 +49,13 @@ class OpenModel:
             raise refusal("model_type", "ModelType.PENSTOCK", model_type)
         if not isinstance(path, (str, os.PathLike)) or not str(path):
             raise refusal("model_path", "the path of a bundle", path)
+        refuse_mindspore(Path(path), param="model_path")
+        if model_type is not ModelType.PENSTOCK:
+            raise UnsupportedError(
+                f"model_type: expected ModelType.PENSTOCK, got ModelType.{model_type.name}: files of MindSpore cannot "
+                "be read; `penstock export FOLDER OUT.psm` makes a bundle of the checkpoint folder",
+                param="model_type",
+            )
         if context is not None and not isinstance(context, Context):
             raise wrong_type("context", "a Context", context)
         self.context = context or Context()

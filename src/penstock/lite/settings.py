@@ -1,4 +1,4 @@
-"""The configuration that a model is built with: a dictionary, or a file with one section.
+"""The configuration that a model is built with: a dictionary, or the section [model] of a file.
 
 [model]
 batch_size = 1
@@ -17,6 +17,7 @@ from typing import Any, Final
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.layouts import KV_LAYOUTS
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.lite.mindspore_settings import SECTIONS, tell_settings
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["ModelConfig", "read_config", "read_values"]
@@ -101,7 +102,8 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig
 def read_values(path: Path) -> dict[str, Any]:
     """Return the fields in a file.
 
-    Raises FileAccessError when it cannot be read, and InvalidFileError, which names the error, for invalid contents.
+    Sections of MindSpore Lite set none; ``tell_settings`` says what their keys are here, and what it raises.  Raises
+    FileAccessError when it cannot be read, and InvalidFileError, which names the error, for invalid contents.
     """
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
@@ -116,9 +118,13 @@ def read_values(path: Path) -> dict[str, Any]:
         parser.read_string(text, source=path.name)
     except configparser.Error as error:
         raise InvalidFileError(f"{path}: {' '.join(str(error).split())}") from None
-    for section in parser.sections():
-        if section != _SECTION:
-            raise InvalidFileError(f"{path}: expected only the section [{_SECTION}], got [{section:.60}]")
+    others = {section: dict(parser[section]) for section in parser.sections() if section != _SECTION}
+    for section in others:
+        if section not in SECTIONS:
+            raise InvalidFileError(
+                f"{path}: expected the section [{_SECTION}], or those of MindSpore Lite, got [{section:.60}]"
+            )
+    tell_settings(str(path), others)
     texts = dict(parser[_SECTION]) if parser.has_section(_SECTION) else {}
     values = {name: _value(name, text) for name, text in texts.items()}
     try:

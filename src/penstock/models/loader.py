@@ -84,14 +84,15 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
     return values if info.dtype == "f32" else values.view(_BITS[info.dtype])
 
 
-def save_network(network: nn.Module, folder: Path | str) -> None:
-    """Write a network of ``load_network``, with its current weights, to a new checkpoint folder.
+def save_network(network: nn.Module, folder: Path | str, side_files: Mapping[str, bytes] | None = None) -> None:
+    """Write a network, with its current weights, to a new checkpoint folder.
 
-    A parameter that is shared is written once, under its first name, and a matrix of experts as one tensor for each.
+    ``side_files``: config.json and the files beside it; None for a network of ``load_network``, which has them.  A
+    parameter that is shared is written once, under its first name, and a matrix of experts as one tensor for each.
     Raises InvalidArgumentError when ``folder`` exists, for a network without ``side_files``, and for quantized weights,
     which ``RoundToNearest.save`` writes.
     """
-    side_files = getattr(network, "side_files", None)
+    side_files = getattr(network, "side_files", None) if side_files is None else dict(side_files)
     if not isinstance(side_files, dict) or "config.json" not in side_files:
         raise InvalidArgumentError(
             "network: expected a network from penstock.load_network, got one without config", param="network"

@@ -35,6 +35,7 @@ from penstock.nn.norm import BareRMSNorm, LayerNorm, RMSNorm
 from penstock.nn.recurrent import ConvWeight, GatedDelta, SsmScan
 from penstock.nn.relative import DistanceBias, PrefixLengths, RelativeAttention, prefix_positions
 from penstock.nn.rope import RotaryEmbedding, apply_rope
+from penstock.nn.training import make_trainable, training_batch
 
 if TYPE_CHECKING:
     from penstock.nn.packing import SharedMatrix, load_weights, pack_network, shared_matrices
@@ -81,6 +82,7 @@ __all__ = [
     "gaussian_topk",
     "gelu",
     "load_weights",
+    "make_trainable",
     "match_rms",
     "pack_network",
     "paged_layers",
@@ -95,6 +97,7 @@ __all__ = [
     "sigmoid_mul",
     "silu_mul",
     "softcap",
+    "training_batch",
 ]
 
 ModuleList = nn.ModuleList

@@ -6,8 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,31 +14,36 @@ from typing import Any
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.graph.passes.append_tail import check_tail
 from penstock.offline.export_config import ExportConfig, read_export_config
+from penstock.offline.joined_folder import joined_folder, saved_network, script_of
 from penstock.offline.model_file import YAML_SUFFIXES
 from penstock.quant.scheme import find_scheme
 from penstock.runtime.build import build_in_child
 from penstock.runtime.open import registered_script
-from penstock.validation import refusal, wrong_type
+from penstock.validation import refusal
 
 __all__ = ["export", "export_config"]
 
 
 def export(
     model: Any,
-    out: Path | str | None = None,
+    out: Path | str | Sequence[Path | str] | None = None,
     *,
     scheme: str | None = None,
     network: str | None = None,
     tail: str | None = None,
+    config: Any = None,
     progress: Callable[[Any], None] | None = None,
 ) -> Path:
     """Make a bundle and return its path.
 
-    ``model``: a checkpoint folder; a network of ``penstock.load_network``, with its current weights; or a YAML file or
-    a model folder with one, which names the bundles (``out`` must be None).  ``out``: the bundle to write, whose name
-    ends in ".psm".  ``scheme``: how weights are stored (None: as in the checkpoint).  ``network``: your own network
-    script as "file.py:Class".  ``tail``: "argmax" or "topk:K" for a graph that ends in token ids.  ``progress`` is
-    called with a ``runtime.build.Progress``.
+    ``model``: a checkpoint folder; a sharded one, which gives the bundle of the whole model; a network in memory, with
+    its current weights; or a YAML file or a model folder with one, which names the bundles (``out`` must be None).
+    ``out``: the bundle to write, whose name ends in ".psm", or a pair of names (prefill, increment) for the same file.
+    ``scheme``: how weights are stored (None: as in the checkpoint).  ``network``: your own network script as
+    "file.py:Class"; of a network in memory by default the file of its class.  ``tail``: "argmax" or "topk:K" for a
+    graph that ends in token ids.  ``config``: a folder with config.json and the tokenizer, for weights that have none
+    beside them: a network that was not loaded from a folder, a folder of *.safetensors, or one such file; or a
+    config.json as a dictionary.  ``progress`` is called with a ``runtime.build.Progress``.
 
     The export runs in a child process, which imports PyTorch only for a network of your own.  The file appears complete
     or not at all.  Raises InvalidArgumentError, InvalidFileError, UnsupportedError or FileAccessError, which name the
@@ -49,16 +53,18 @@ def export(
         find_scheme(scheme)
     if tail is not None:
         check_tail(tail)
-    options = {"scheme": scheme, "network": network, "tail": tail}
+    options: dict[str, Any] = {"scheme": scheme, "network": network, "tail": tail}
     if not isinstance(model, (str, os.PathLike)):
-        with _saved(model) as folder:
-            return export_config(ExportConfig(folder, _checked_out(out), None, scheme, network, tail), progress)[0]
+        names = _checked_out(out)
+        with saved_network(model, config) as folder:
+            options["network"] = network or registered_script(folder) or script_of(model)
+            return export_config(ExportConfig(folder, *names, **options), progress)[0]
     path = Path(model)
-    if path.suffix in YAML_SUFFIXES or (_has_yaml(path) and out is None):
+    if config is None and (path.suffix in YAML_SUFFIXES or (_has_yaml(path) and out is None)):
         if out is not None:
             raise InvalidArgumentError(f"out must be None: {path} names the bundles", param="out")
         return export_config(with_options(read_export_config(path), options, path), progress)[0]
-    return export_config(ExportConfig(path, _checked_out(out), None, scheme, network, tail), progress)[0]
+    return export_config(ExportConfig(path, *_checked_out(out), **options, config=config), progress)[0]
 
 
 def with_options(config: ExportConfig, options: dict[str, str | None], path: Path) -> ExportConfig:
@@ -75,10 +81,13 @@ def export_config(config: ExportConfig, progress: Callable[[Any], None] | None =
 
     The second name of a bundle is a link to the same file.
     """
-    network = config.network or registered_script(config.checkpoint)
-    report = build_in_child(
-        config.checkpoint, config.prefill, scheme=config.scheme, network=network, tail=config.tail, progress=progress
-    )
+    with contextlib.ExitStack() as stack:
+        source = config.checkpoint
+        if config.config is not None:
+            source = stack.enter_context(joined_folder(source, config.config))
+        network = config.network or registered_script(source)
+        options: dict[str, Any] = {"scheme": config.scheme, "network": network, "tail": config.tail}
+        report = build_in_child(source, config.prefill, **options, progress=progress)
     if config.increment is not None:
         _link(config.prefill, config.increment)
     return config.prefill, report
@@ -101,32 +110,14 @@ def _link(file: Path, other: Path) -> None:
         raise FileAccessError(f"{other}: {error.strerror}") from error
 
 
-def _checked_out(out: Path | str | None) -> Path:
-    if not isinstance(out, (str, os.PathLike)) or Path(out).suffix != ".psm":
-        raise refusal("out", "a file name that ends in .psm", out)
-    return Path(out)
+def _checked_out(out: Any) -> tuple[Path, Path | None]:
+    """Return the name of the bundle, and its second name or None."""
+    names = [*out] if isinstance(out, (list, tuple)) else [out]
+    if len(names) > 2 or not all(isinstance(one, (str, os.PathLike)) and Path(one).suffix == ".psm" for one in names):
+        raise refusal("out", "a file name that ends in .psm, or a pair of them", out)
+    paths = [Path(one) for one in names]
+    return paths[0], paths[1] if len(paths) == 2 else None
 
 
 def _has_yaml(path: Path) -> bool:
     return path.is_dir() and any(entry.suffix in YAML_SUFFIXES for entry in path.iterdir())
-
-
-@contextlib.contextmanager
-def _saved(network: Any) -> Iterator[Path]:
-    """Yield a temporary checkpoint folder with the weights of a network in memory."""
-    if not callable(getattr(network, "named_parameters", None)):
-        raise wrong_type("model", "a path or a network from penstock.load_network", network)
-    if not isinstance(getattr(network, "side_files", None), dict):
-        name = type(network).__name__
-        raise InvalidArgumentError(
-            f"model: expected the path of a checkpoint folder or a network from penstock.load_network, got {name}, a "
-            "torch.nn.Module without config.json and tokenizer. Save its weights to a checkpoint folder and export "
-            f"that with network='FILE.py:{name}', as the guide `Write a network` shows.",
-            param="model",
-        )
-    from penstock.models.loader import save_network
-
-    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
-        folder = Path(temporary) / "model"
-        save_network(network, folder)
-        yield folder

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.file_kinds import is_gguf
+from penstock.offline.joined_folder import has_config
 from penstock.offline.model_file import YAML_SUFFIXES, read_model_file
+from penstock.offline.sharded_source import check_sharded
 
 __all__ = ["INCREMENT_SUFFIX", "PREFILL_SUFFIX", "ExportConfig", "only_yaml", "read_export_config"]
 
@@ -17,7 +20,10 @@ INCREMENT_SUFFIX: Final = "_inc_graph.psm"
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """The settings of an export: the checkpoint folder, the bundle, and the second name of the bundle, if any."""
+    """The settings of an export: the checkpoint folder, the bundle, and the second name of the bundle, if any.
+
+    ``config``: where config.json is, if not beside the weights: a folder, or a dictionary.
+    """
 
     checkpoint: Path
     prefill: Path
@@ -25,6 +31,7 @@ class ExportConfig:
     scheme: str | None = None
     network: str | None = None
     tail: str | None = None
+    config: Any = None
 
 
 def only_yaml(folder: Path) -> Path:
@@ -39,7 +46,8 @@ def only_yaml(folder: Path) -> Path:
 def read_export_config(path: Path) -> ExportConfig:
     """Read a configuration file, or the only YAML file of a folder.  Paths are relative to the file.
 
-    Without ``load_checkpoint`` the checkpoint is in the folder of the file.  Without an ``infer`` section the bundle is
+    Without ``load_checkpoint`` the checkpoint is in the folder of the file.  If it has no config.json, that of the
+    folder of the file counts.  Without an ``infer`` section the bundle is
     written there too, named after the file with both suffixes.
     """
     path = only_yaml(path) if path.is_dir() else path
@@ -53,10 +61,14 @@ def read_export_config(path: Path) -> ExportConfig:
     for name, out in (("prefill_model_path", prefill), ("increment_model_path", increment)):
         if out and not str(out).endswith(".psm"):
             raise InvalidFileError(f"{path}: infer: {name} must end in .psm, not {out!r:.100}", param=name)
+    checkpoint = file.checkpoint() or path.parent
+    check_sharded(path, checkpoint, file.strategy, {})
+    is_elsewhere = not has_config(checkpoint) and has_config(path.parent)
     return ExportConfig(
-        checkpoint=file.checkpoint() or path.parent,
+        checkpoint=checkpoint,
         prefill=path.parent / prefill,
         increment=path.parent / increment if increment else None,
         scheme=file.scheme,
         tail="argmax" if file.is_sample_acceleration else None,
+        config=path.parent if is_elsewhere and not is_gguf(checkpoint) else None,
     )

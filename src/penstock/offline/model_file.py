@@ -15,8 +15,10 @@ from typing import Any, Final
 
 from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.file_kinds import refuse_mindspore
 from penstock.llm.sampling_keywords import sampling_of_keywords
 from penstock.offline.infer_config import check_file
+from penstock.offline.mindspore_names import with_bundles
 from penstock.offline.yaml_file import read_yaml
 from penstock.quant.scheme import find_scheme
 
@@ -43,6 +45,11 @@ _OF_OTHERS: Final = {
     "expert_parallel": "experts are divided over the ranks of model_parallel",
 }
 """The other sizes of parallel_config, which change no token, and what there is instead."""
+_OF_PARALLEL: Final = (
+    *_RANKS, *_OF_OTHERS, "gradient_aggregation_group", "micro_batch_num", "optimizer_shard", "recompute",
+    "select_recompute", "seq_split_num", "use_seq_parallel", "vocab_emb_dp",
+)  # fmt: skip
+"""The fields of parallel_config that are known; those that are not sizes change no token."""
 _FOR_OTHERS: Final = frozenset((
     "auto_trans_ckpt", "auto_tune", "autotune_per_step", "callbacks", "context", "eval_callbacks", "eval_dataset",
     "eval_dataset_task", "filepath_prefix", "init_start_profile", "layer_decay", "layer_scale", "load_ckpt_format",
@@ -62,7 +69,8 @@ _LOG: Final = logging.getLogger("penstock.offline")
 class ModelFile:
     """The content of a configuration file, whose paths are relative to it.
 
-    ``load_checkpoint``: the path of a checkpoint folder, a GGUF file or a bundle, or None.  ``infer``: the section of
+    ``load_checkpoint``: the path of a checkpoint folder, a GGUF file or a bundle, or None.  ``strategy``: the path of
+    the strategy that a sharded folder is cut with, or of the folder with it, or None.  ``infer``: the section of
     that name.  ``seq_length``: tokens of prompt and answer, or None.  ``generation``: defaults of sampling, by the
     names of ``AutoModel.generate``.  ``ranks``: options of LLM.  ``is_sample_acceleration``: whether the graph chooses
     its tokens.
@@ -72,6 +80,7 @@ class ModelFile:
     run_mode: str
     load_checkpoint: str | None
     scheme: str | None
+    strategy: str | None = None
     infer: dict[str, Any] = field(default_factory=dict)
     seq_length: int | None = None
     generation: dict[str, Any] = field(default_factory=dict)
@@ -83,13 +92,7 @@ class ModelFile:
         if self.load_checkpoint is None:
             return None
         path = self.path.parent / self.load_checkpoint
-        if path.suffix in (".ckpt", ".mindir"):
-            raise UnsupportedError(
-                f"{self.path}: load_checkpoint: {self.load_checkpoint}: expected a folder with config.json and "
-                f"*.safetensors, or a .psm bundle; {path.suffix} files cannot be read. Save the model with "
-                "transformers' save_pretrained.",
-                param="load_checkpoint",
-            )
+        refuse_mindspore(path, where=f"{self.path}: load_checkpoint: ", param="load_checkpoint")
         return path
 
 
@@ -106,7 +109,7 @@ def read_model_file(path: Path, *, skip: tuple[str, ...] | None = None) -> Model
     for name in ("use_past", "is_sample_acceleration"):
         if name in config and not isinstance(config[name], bool):
             raise _wrong(path, f"model_config.{name}", "true or false", config[name])
-    infer = dict(_mapping(path, "infer", values.get("infer")))
+    infer = with_bundles(path, _mapping(path, "infer", values.get("infer")))
     if skip is None:
         check_file(infer, path)
     else:
@@ -116,6 +119,7 @@ def read_model_file(path: Path, *, skip: tuple[str, ...] | None = None) -> Model
         str(values.get("run_mode", "export")),
         _load_checkpoint(path, values.get("load_checkpoint") or config.get("checkpoint_name_or_path")),
         _scheme(path, values.get("scheme")),
+        _path(path, "src_strategy_path_or_dir", values.get("src_strategy_path_or_dir")),
         infer,
         _seq_length(path, config.get("seq_length")),
         _generation(path, config),
@@ -130,11 +134,11 @@ def _check_names(path: Path, values: Mapping[str, Any]) -> None:
             f"{path}: network: not allowed in a file, because it names code to run; use --network or network=",
             param="network",
         )
-    if values.get("src_strategy_path_or_dir"):
+    if values.get("only_save_strategy"):
         raise UnsupportedError(
-            f"{path}: src_strategy_path_or_dir: merge the weights of all ranks first; a checkpoint folder "
-            "has whole weights",
-            param="src_strategy_path_or_dir",
+            f"{path}: only_save_strategy: expected false; `penstock plan MODEL --tp N --out strategy.json` writes a "
+            "strategy",
+            param="only_save_strategy",
         )
     others = {name: value for name, value in values.items() if name not in _FOR_OTHERS}
     _check_typos(str(path), others, SECTIONS)
@@ -153,6 +157,12 @@ def _check_typos(where: str, values: Mapping[str, Any], known: tuple[str, ...]) 
 def _load_checkpoint(path: Path, value: object) -> str | None:
     if value is not None and not isinstance(value, str):
         raise _wrong(path, "load_checkpoint", "the path of a checkpoint folder or a bundle, a string", value)
+    return value or None
+
+
+def _path(path: Path, name: str, value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise _wrong(path, name, "a path, a string", value)
     return value or None
 
 
@@ -201,6 +211,7 @@ def _ranks(path: Path, values: Mapping[str, Any]) -> dict[str, int]:
     if not isinstance(uses, bool):
         raise _wrong(path, "use_parallel", "true or false", uses)
     config = _mapping(path, "parallel_config", values.get("parallel_config"))
+    _check_typos(f"{path}: parallel_config", config, _OF_PARALLEL)
     for name, instead in _OF_OTHERS.items():
         size = config.get(name, 1)
         if not is_integer(size, 1, 1 << 16):

@@ -16,6 +16,7 @@ from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, only_yaml
 from penstock.offline.infer_config import FIELDS, FileConfig, InferConfig, infer_config
 from penstock.offline.model_file import YAML_SUFFIXES, ModelFile, read_model_file
+from penstock.offline.sharded_source import check_sharded
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["check_pair", "find_file", "find_source", "is_checkpoint"]
@@ -148,6 +149,7 @@ def _of_file(file: ModelFile, values: Mapping[str, Any]) -> FileConfig:
             raise FileAccessError(
                 f"{file.path}: load_checkpoint: {checkpoint}: no such file or folder", param="load_checkpoint"
             )
+        check_sharded(file.path, checkpoint, file.strategy, file.ranks)
         section["prefill_model_path"] = checkpoint
     if file.seq_length and not section.get("infer_seq_length"):
         section["infer_seq_length"] = file.seq_length

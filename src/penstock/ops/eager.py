@@ -23,11 +23,12 @@ from penstock.env import use_reference
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.ops import reference
 from penstock.ops.pages import page_elements
+from penstock.ops.reference.gradients import recording
 from penstock.ops.schema import Argument, parse_arguments
 from penstock.ops.shapes import OUTPUT_DTYPES, infer_shapes
 from penstock.ops.table import OPS, Op
 
-__all__ = ["EagerOp", "core_context", "ops", "torch_schema", "use_context"]
+__all__ = ["EagerOp", "core_context", "ops", "record_gradients", "torch_schema", "use_context"]
 
 _DTYPES: Final = {
     torch.float32: layouts.F32,
@@ -238,6 +239,24 @@ def _register(library: Any) -> None:
         library.define(op.name + torch_schema(op.schema), tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(op.name, eager_op.run, "CPU")
         torch.library.register_fake(f"penstock::{op.name}", eager_op.fake, lib=library)
+
+
+@cache
+def record_gradients() -> None:
+    """Let ops run their references while gradients are recorded; before the first call an op has no gradients."""
+    for op in OPS:
+        has_state = any(argument.kind == "state" for argument in parse_arguments(op.schema))
+        native_op = _below_autograd(getattr(ops, op.name))
+        run = recording(op.name, has_state, native_op, getattr(reference, op.name))
+        _LIBRARY.impl(op.name, run, "AutogradCPU")  # type: ignore[no-untyped-call]
+
+
+def _below_autograd(op: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*tensors: Tensor | None, **attrs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*tensors, **attrs)
+
+    return run
 
 
 _LIBRARY: Final = torch.library.Library("penstock", "DEF")  # type: ignore[no-untyped-call]

@@ -154,9 +154,13 @@ def _request(path: Path, scheme: str | None, network: str | None) -> list[Any] |
 def _open(folder: Path | str, rank: int | None) -> Checkpoint:
     """Open a checkpoint, or a rank's part of a sharded folder, which the build verifies."""
     if rank is None:
-        from penstock.checkpoint.folder import Checkpoint  # imported here: a known GGUF file is not opened
+        if not Path(folder).is_dir():  # a file: ranks, and their imports, are for folders
+            from penstock.checkpoint.folder import Checkpoint  # imported here: a known GGUF file is not opened
 
-        return Checkpoint.open(folder)
+            return Checkpoint.open(folder)
+        from penstock.sharding.whole import open_checkpoint
+
+        return open_checkpoint(Path(folder))
     from penstock.sharding.folder import ShardedFolder
 
     return ShardedFolder.open(Path(folder)).rank(rank, verify=False)

@@ -38,6 +38,7 @@ __all__ = [
     "check_network",
     "is_cut",
     "open_program",
+    "opens_whole",
     "rank_bundles",
     "rank_notes",
     "registered_script",
@@ -150,7 +151,7 @@ def open_program(
                     param="verify",
                 )
             return _open_eager(path, scheme, threads, limits, network, options.tensor_parallel_size)
-        if is_cut(path):
+        if is_cut(path) and not opens_whole(path, options):
             return _open_cut(path, scheme, threads, limits, network, options)
         network = network or registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, options)
@@ -185,9 +186,9 @@ def registered_script(folder: Path) -> str | None:
     registry = sys.modules.get("penstock.models.registry")  # without it, nothing was registered
     if registry is None:
         return None
-    from penstock.checkpoint.folder import Checkpoint
+    from penstock.sharding.whole import open_checkpoint
 
-    model_type = Checkpoint.open(folder).stored_config.optional_str("model_type")
+    model_type = open_checkpoint(folder).stored_config.optional_str("model_type")
     script: str | None = None if model_type is None else registry.registered_script(model_type)
     return script
 
@@ -368,6 +369,13 @@ def is_cut(folder: Path) -> bool:
     from penstock.sharding.folder import is_sharded, rank_bundle
 
     return is_sharded(folder) or (folder / rank_bundle(0)).exists()
+
+
+def opens_whole(folder: Path, options: OpenOptions) -> bool:
+    """Return True for a sharded folder that one process opens: it runs the whole model."""
+    from penstock.sharding.folder import is_sharded
+
+    return is_sharded(folder) and options.layout.world == 1 and options.stage_server is None
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile
 from penstock.config import ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.file_kinds import refuse_mindspore
 
 __all__ = ["INDEX", "SINGLE", "open_shards", "refuse_other_formats", "shards_without_index", "weight_names"]
 
@@ -40,6 +41,8 @@ def refuse_other_formats(folder: Path) -> NoReturn:
             tool = "`penstock convert`" if suffix == ".bin" else "transformers' save_pretrained"
             message = f"{foreign}: {kind} weights are not supported; {_SAFE_VERSION}, or convert it with {tool}"
             raise UnsupportedError(message)
+    for name in names:
+        refuse_mindspore(folder / name)
     raise InvalidFileError(f"{folder}: expected {SINGLE} or {INDEX}, got neither")
 
 

@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from penstock.cli.options import add_options, add_parser_of
+from penstock.cli.options import add_options, add_parser_of, spellings
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError
@@ -28,9 +28,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "model", metavar="MODEL", nargs="?", help="a checkpoint folder, a GGUF file, or ORG/NAME of a hub"
     )
     parser.add_argument("out", metavar="OUT.psm", nargs="?", help="the bundle to write; an existing file is replaced")
-    parser.add_argument("--config-path", metavar="FILE.yaml", help="a YAML file with run_mode: export (default: none)")
     parser.add_argument(
-        "--model-dir", metavar="DIR", help="a folder with one YAML file and the checkpoint (default: none)"
+        *spellings("--config-path"), metavar="FILE.yaml", help="a YAML file with run_mode: export (default: none)"
+    )
+    parser.add_argument(
+        *spellings("--model-dir"), metavar="DIR", help="a folder with one YAML file and the checkpoint (default: none)"
+    )
+    parser.add_argument(
+        "--config",
+        metavar="DIR",
+        help="a folder with config.json and the tokenizer, for a MODEL of weights only: a folder of *.safetensors, or "
+        "one such file (default: those beside the weights)",
     )
     add_options(parser, "--scheme", "--network")
     parser.add_argument(
@@ -71,9 +79,13 @@ def run(args: argparse.Namespace) -> int:
     options = {"scheme": args.scheme, "network": args.network, "tail": args.tail}
     source = _source(args)
     if (args.tp, args.pp, args.cp) != (None, None, None):
+        if args.config is not None:
+            raise InvalidArgumentError("--config: expected one bundle, got --tp, --pp or --cp", param="config")
         return _export_ranks(args, source)
     if args.rounded:
         raise InvalidArgumentError("--rounded requires --tp", param="rounded")
+    if args.config is not None and source is not None:
+        raise InvalidArgumentError("--config: expected MODEL and OUT.psm, got a configuration file", param="config")
     if source is not None:
         config = with_options(read_export_config(source), options, source)
     else:
@@ -81,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
             raise InvalidArgumentError(f"{args.out}: the name of a bundle must end in .psm")
         from penstock.cli.model_source import model_path
 
-        config = ExportConfig(Path(model_path(args, args.model)), Path(args.out), None, **options)
+        source = Path(args.model) if args.config is not None else Path(model_path(args, args.model))
+        config = ExportConfig(source, Path(args.out), None, **options, config=args.config)
     with ProgressLine() as progress:
         path, report = export_config(config, progress)
     also = "" if config.increment is None else f" (also {config.increment}, the same file)"

@@ -354,7 +354,7 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
     options, hint = config.options, ""
     scheme, parts = options.scheme, list[Path]()
     if Path(config.path).is_dir() or is_gguf(Path(config.path)):
-        from penstock.runtime.open import OpenOptions, bundle_of, is_cut, rank_bundles
+        from penstock.runtime.open import OpenOptions, bundle_of, is_cut, opens_whole, rank_bundles
 
         opening = OpenOptions(
             options.use_cache,
@@ -364,7 +364,7 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
             context_parallel_size=options.context_parallel_size,
             stage_server=options.stage_server,
         )
-        if is_cut(Path(config.path)):
+        if is_cut(Path(config.path)) and not opens_whole(Path(config.path), opening):
             parts = stack.enter_context(rank_bundles(Path(config.path), scheme, options.network, opening))
             if not options.use_cache:
                 config = replace(config, path=str(parts[0].parent))
