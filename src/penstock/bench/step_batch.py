@@ -10,18 +10,18 @@ from penstock.bench.node_costs import StepSize
 from penstock.core.native import StepBatch
 from penstock.runtime.program import ProgramInfo
 
-__all__ = ["Step", "make_step"]
+__all__ = ["StepArrays", "make_step"]
 
 
 @dataclass(frozen=True)
-class Step:
+class StepArrays:
     """The arrays of a step, and its sizes."""
 
     batch: StepBatch
     size: StepSize
 
 
-def make_step(info: ProgramInfo, size: StepSize, random: np.random.Generator) -> Step:
+def make_step(info: ProgramInfo, size: StepSize, random: np.random.Generator) -> StepArrays:
     """Return a step: request i has ``size.lens[i]`` random tokens from position ``size.starts[i]``.
 
     The steps of as many requests use the same pages.
@@ -40,4 +40,4 @@ def make_step(info: ProgramInfo, size: StepSize, random: np.random.Generator) ->
         page_tables=tables.reshape(len(own), num_requests, width),
         output_rows=np.ascontiguousarray(ends[1:] - 1)[num_requests - size.num_rows :],
     )
-    return Step(batch, size)
+    return StepArrays(batch, size)

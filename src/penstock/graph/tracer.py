@@ -15,7 +15,7 @@ from penstock.nn.base import nn
 from penstock.ops.schema import Argument, parse_arguments
 from penstock.ops.shapes import OUTPUT_DTYPES, infer_shapes
 from penstock.ops.table import find_op
-from penstock.symbolic.tensor import Size, TracedTensor, active_trace, untraceable
+from penstock.symbolic.tensor import SymbolicSize, TracedTensor, active_trace, untraceable
 
 __all__ = ["trace_network"]
 
@@ -46,7 +46,7 @@ class _Trace:
         self._nodes = builder.graph.nodes
         self._paths = {module: path for path, module in builder.network.named_modules()}
         self._stack: list[str] = []
-        self._sizes = {Dim("B", 1, 1): Size("S"), **{Dim(name, 1): Size(name) for name in "TBPR"}}
+        self._sizes = {Dim("B", 1, 1): SymbolicSize("S"), **{Dim(name, 1): SymbolicSize(name) for name in "TBPR"}}
         self._dims = {size: dim for dim, size in self._sizes.items()}
         self._used: set[str] = set()
         builder.remember_names()
@@ -147,7 +147,7 @@ class _Trace:
         return constant
 
     def _shape(self, sizes: Sequence[Any]) -> tuple[Dim, ...]:
-        return tuple(self._dims[size] if isinstance(size, Size) else Dim(None, 0, int(size)) for size in sizes)
+        return tuple(self._dims[size] if isinstance(size, SymbolicSize) else Dim(None, 0, int(size)) for size in sizes)
 
     def _tensor(self, name: str) -> TracedTensor:
         value = self._builder.graph.values[name]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from penstock.checkpoint.pickles.decoder import ELEMENT_TYPES, MAX_PICKLE_BYTES, Decoder, Storage, StoredTensor
+from penstock.checkpoint.pickles.decoder import ELEMENT_TYPES, MAX_PICKLE_BYTES, PickleDecoder, PickledTensor, Storage
 from penstock.config import show
 from penstock.errors import InvalidFileError
 
@@ -73,7 +73,7 @@ class PickledFile:
         pickle = self._bytes_of(records["data.pkl"])
         if len(pickle) > MAX_PICKLE_BYTES:
             raise InvalidFileError(f"data.pkl: expected at most {MAX_PICKLE_BYTES} bytes, got {len(pickle)}")
-        return Decoder(pickle).decode()
+        return PickleDecoder(pickle).decode()
 
     def _record_of(self, name: str, info: zipfile.ZipInfo) -> _Record:
         offset, size = info.header_offset, _LOCAL_HEADER.size
@@ -90,7 +90,7 @@ class PickledFile:
 
     def _read_row(self) -> Any:
         """Read magic number, version, system, value, keys of the storages, and each one's length and bytes."""
-        decoder = Decoder(self._data)
+        decoder = PickleDecoder(self._data)
         if decoder.decode() != _MAGIC or decoder.decode() != _PROTOCOL:
             raise InvalidFileError("expected a checkpoint of torch.save, got another file")
         system, value, keys = decoder.decode(), decoder.decode(), decoder.decode()
@@ -115,7 +115,7 @@ class PickledFile:
             position += count * size
         return value
 
-    def place_of(self, tensor: StoredTensor) -> tuple[int, int]:
+    def place_of(self, tensor: PickledTensor) -> tuple[int, int]:
         """Return the byte at which the storage of a tensor begins, and its length in bytes.
 
         InvalidFileError for a storage that is missing, that claims more than its record has, or that has two types,
@@ -157,7 +157,7 @@ def _check_apart(infos: list[zipfile.ZipInfo], records: Iterable[_Record]) -> No
 def is_convertible(value: Any) -> bool:
     """Return True for a tensor whose type of elements is converted."""
     return (
-        isinstance(value, StoredTensor)
+        isinstance(value, PickledTensor)
         and value.element_type in ELEMENT_TYPES
         and value.storage.element_type in (*ELEMENT_TYPES, "")
     )

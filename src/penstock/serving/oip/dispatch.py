@@ -22,7 +22,7 @@ from penstock.serving.translation import text_request
 from penstock.tensors import InferRequest, InferResponse, Method
 
 if TYPE_CHECKING:
-    from penstock.llm.backend import Answer, Backend, Delta
+    from penstock.llm.backend import Answer, Backend, TokenDelta
     from penstock.serving.call import Call
 
 __all__ = ["Inference", "answer", "check_version", "found_method", "language_model", "model_called", "run_method"]
@@ -151,11 +151,11 @@ class Inference:
         """Return all answers in one response."""
         choices: dict[int, Choice] = {}
 
-        def keep(index: int, answer: Answer, delta: Delta) -> bool:
+        def keep(index: int, answer: Answer, delta: TokenDelta) -> bool:
             self._add(choices.setdefault(index, Choice(index)), answer, delta)
             return True
 
-        async def take(index: int, answer: Answer, delta: Delta) -> None:
+        async def take(index: int, answer: Answer, delta: TokenDelta) -> None:
             keep(index, answer, delta)
 
         await self._run(take, keep)
@@ -165,7 +165,7 @@ class Inference:
         """Send a response for each delta, with True for the last one."""
         choices: dict[int, Choice] = {}
 
-        async def take(index: int, answer: Answer, delta: Delta) -> None:
+        async def take(index: int, answer: Answer, delta: TokenDelta) -> None:
             choice = choices.setdefault(index, Choice(index))
             self._add(choice, answer, delta)
             if not delta.text and delta.finish_reason is None:
@@ -176,7 +176,7 @@ class Inference:
 
         await self._run(take)
 
-    def _add(self, choice: Choice, answer: Answer, delta: Delta) -> None:
+    def _add(self, choice: Choice, answer: Answer, delta: TokenDelta) -> None:
         if not self._version:
             check_version(self._backend, self._request.version, answer.version)
             self._version = answer.version
@@ -198,10 +198,10 @@ class Inference:
         n = engine_request.params.n
         self._num_answers = len(engine_request.prompts) * n
 
-        async def taken(prompt: int, answer: Answer, delta: Delta) -> None:
+        async def taken(prompt: int, answer: Answer, delta: TokenDelta) -> None:
             await take(prompt * n + delta.index, answer, delta)
 
-        def taken_now(prompt: int, answer: Answer, delta: Delta) -> bool:
+        def taken_now(prompt: int, answer: Answer, delta: TokenDelta) -> bool:
             return take_now is not None and take_now(prompt * n + delta.index, answer, delta)
 
         generation = Generation(call, engine_request)

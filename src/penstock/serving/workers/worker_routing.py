@@ -1,4 +1,4 @@
-"""Which worker of a model gets a request: the workers as replicas of a ``penstock.cluster.routing.Router``."""
+"""Which worker of a model gets a request: the workers as replicas of a ``penstock.cluster.routing.ReplicaRouter``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cluster.routing import MAX_KEYS, Figures, Route, Router, StepTimes
+from penstock.cluster.routing import MAX_KEYS, Figures, ReplicaChoice, ReplicaRouter, StepTimes
 from penstock.runtime.program import PAGE_TOKENS
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ __all__ = ["RoutedRequest", "WorkerRouting"]
 class WorkerRouting:
     """Chooses workers for requests.  Their speed comes from the times of their answers.
 
-    ``policy``: see ``Router``.  The workers of this machine share its cores and count as equally fast, so that noise
-    does not decide between them.  A worker of another machine has its own figures.  Workers report which pages they
-    have; a new ``WorkerRouting`` asks them for all.
+    ``policy``: see ``ReplicaRouter``.  The workers of this machine share its cores and count as equally fast, so that
+    noise does not decide between them.  A worker of another machine has its own figures.  Workers report which pages
+    they have; a new ``WorkerRouting`` asks them for all.
     """
 
     def __init__(self, policy: str = "prefix") -> None:
-        self.router = Router(policy)
+        self.router = ReplicaRouter(policy)
         self._places: dict[WorkerConnection, int] = {}
         self._local_times = StepTimes()
         self._remote_times: dict[WorkerConnection, StepTimes] = {}
@@ -39,7 +39,7 @@ class WorkerRouting:
     def choose(
         self, connections: Sequence[WorkerConnection], num_tokens: int, keys: Sequence[bytes], session: str
     ) -> RoutedRequest:
-        """Return the choice among ``connections``, of which there is at least one.  ``session``: see ``Router``."""
+        """Return the choice among ``connections``, at least one.  ``session``: see ``ReplicaRouter``."""
         for connection in [one for one in self._places if one.gone.is_set()]:
             self.router.remove(self._places.pop(connection))
             self._remote_times.pop(connection, None)
@@ -110,7 +110,7 @@ class RoutedRequest:
         self,
         routing: WorkerRouting,
         connection: WorkerConnection,
-        route: Route,
+        route: ReplicaChoice,
         num_tokens: int,
         keys: Sequence[bytes],
         session: str,
