@@ -263,7 +263,7 @@ def test_routing_looks_at_as_many_pages_as_in_the_service(monkeypatch) -> None:
             looked.append(len(keys))
             return super().begin(place, num_queued, keys, session)
 
-    monkeypatch.setattr("penstock.cluster.simulate.Router", Spy)
+    monkeypatch.setattr("penstock.cluster.simulate.ReplicaRouter", Spy)
     requests = [TraceRequest(time, [("book", 20_000)], 4) for time in (0.0, 1000.0)]
     report = simulate(requests, Simulation(replicas=2, limits=ReplicaLimits(num_pages=2048)))
     assert set(looked) == {len(page_keys(range(20_000), ""))}

@@ -41,7 +41,7 @@ _DIM = struct.Struct("<i4xqq")
 _PAIR = struct.Struct("<ii")
 
 
-class _Encoder:
+class _MetadataEncoder:
     def __init__(self, graph: Graph, segments: Sequence[Segment]) -> None:
         self.graph = graph
         self.segments = segments
@@ -171,7 +171,7 @@ def _bases_first(graph: Graph) -> list[Value]:
 
 def encode_metadata(graph: Graph, segments: Sequence[Segment]) -> bytes:
     """Return the metadata bytes.  Equal arguments give equal bytes; other numbers give bytes of the same size."""
-    return _Encoder(graph, segments).encode()
+    return _MetadataEncoder(graph, segments).encode()
 
 
 def with_segments(metadata: bytes, segments: Sequence[Segment]) -> bytes:

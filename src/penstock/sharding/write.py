@@ -201,7 +201,7 @@ class _Cutter:
         ranks = range(len(self._writers))
         parts = {rank: part for rank in ranks if (part := self._strategy.part_of(name, rank)) is not None}
         whole, digests = hashlib.sha256(), {rank: hashlib.sha256() for rank in parts}
-        select = _Columns(own, num_bytes) if own.cut == "columns" else _Rows(own, num_bytes)
+        select = _Columns(own, num_bytes) if own.cut == "columns" else _RowFilter(own, num_bytes)
         for piece in select.blocks(self._whole.stream(name)):
             whole.update(piece.data)
             for rank, part in parts.items():
@@ -213,7 +213,7 @@ class _Cutter:
             self.parts[rank][name] = digest.hexdigest()
 
 
-class _Rows:
+class _RowFilter:
     """Selects rows from the bytes of a tensor, which come in pieces."""
 
     def __init__(self, own: ParameterCut, num_bytes: int) -> None:

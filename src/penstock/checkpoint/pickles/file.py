@@ -23,7 +23,7 @@ _MAX_RECORDS: Final = 200_000
 
 
 @dataclass(frozen=True)
-class _Record:
+class _ZipRecord:
     start: int
     num_bytes: int
 
@@ -33,7 +33,7 @@ class PickledFile:
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, _ZipRecord] = {}
         self._types: dict[str, str] = {}
         if bytes(data[:2]) == b"PK":
             self.value = self._read_archive()
@@ -48,7 +48,7 @@ class PickledFile:
             raise InvalidFileError("expected a ZIP archive of torch.save, got a damaged one") from None
         if len(infos) > _MAX_RECORDS:
             raise InvalidFileError(f"expected at most {_MAX_RECORDS} records, got {len(infos)}")
-        records: dict[str, _Record] = {}
+        records: dict[str, _ZipRecord] = {}
         for info in infos:
             name = info.filename.partition("/")[2]
             if name in records:
@@ -75,7 +75,7 @@ class PickledFile:
             raise InvalidFileError(f"data.pkl: expected at most {MAX_PICKLE_BYTES} bytes, got {len(pickle)}")
         return PickleDecoder(pickle).decode()
 
-    def _record_of(self, name: str, info: zipfile.ZipInfo) -> _Record:
+    def _record_of(self, name: str, info: zipfile.ZipInfo) -> _ZipRecord:
         offset, size = info.header_offset, _LOCAL_HEADER.size
         if not 0 <= offset <= len(self._data) - size:
             raise InvalidFileError(f"record {show(name)}: expected its bytes in the file, got none")
@@ -83,9 +83,9 @@ class PickledFile:
         start = offset + size + name_len + extra_len
         if signature != b"PK\x03\x04" or start + info.file_size > len(self._data):
             raise InvalidFileError(f"record {show(name)}: expected its bytes in the file, got a damaged archive")
-        return _Record(start, info.file_size)
+        return _ZipRecord(start, info.file_size)
 
-    def _bytes_of(self, record: _Record) -> memoryview:
+    def _bytes_of(self, record: _ZipRecord) -> memoryview:
         return self._data[record.start : record.start + record.num_bytes]
 
     def _read_row(self) -> Any:
@@ -111,7 +111,7 @@ class PickledFile:
             position += 8
             if not 0 <= count * size <= len(self._data) - position:
                 raise InvalidFileError(f"storage {show(key)}: expected its bytes in the file, got fewer")
-            self._records[key] = _Record(position, count * size)
+            self._records[key] = _ZipRecord(position, count * size)
             position += count * size
         return value
 
@@ -142,7 +142,7 @@ class PickledFile:
         return record.start, num_bytes
 
 
-def _check_apart(infos: list[zipfile.ZipInfo], records: Iterable[_Record]) -> None:
+def _check_apart(infos: list[zipfile.ZipInfo], records: Iterable[_ZipRecord]) -> None:
     """Raise InvalidFileError if a record, with its header, reaches into the next one, whose bytes it would read."""
     starts = (info.header_offset for info in infos)
     spans = sorted((start, record.start + record.num_bytes) for start, record in zip(starts, records, strict=True))

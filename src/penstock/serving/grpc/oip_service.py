@@ -132,7 +132,7 @@ async def _infer(call: GrpcCall) -> pb.ModelInferResponse:
     return await _written(response, name, message.id)
 
 
-class _Stream:
+class _RpcStream:
     """Handles the requests of one stream concurrently; responses are written one at a time."""
 
     def __init__(self, call: GrpcCall) -> None:
@@ -237,7 +237,7 @@ def _failed(message: pb.ModelInferRequest, refusal: RefusalError, request_id: st
 
 async def _stream_infer(call: GrpcCall) -> None:
     """Handle ModelStreamInfer."""
-    await _Stream(call).run()
+    await _RpcStream(call).run()
 
 
 _ONE_OF_STREAM: Final = GrpcMethod(f"/{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _infer, is_work=True)
