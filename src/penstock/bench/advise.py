@@ -284,9 +284,10 @@ def misses(row: SchemeRow, wishes: Wishes) -> list[str]:
 
 
 def recommend(rows: list[SchemeRow]) -> str | None:
-    """Return the fastest of the best schemes that miss no wish; None if every one misses some.
+    """Return the scheme to recommend; None if every scheme misses a wish.
 
-    Schemes within EQUAL_QUALITY of the least perplexity among those that miss none are equally good.
+    Among the schemes that miss none, those within EQUAL_QUALITY of the lowest perplexity count as equally good.  The
+    fastest of these is returned.
     """
     meeting = [row for row in rows if not row.missed]
     if not meeting:

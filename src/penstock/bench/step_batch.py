@@ -24,7 +24,7 @@ class StepArrays:
 def make_step(info: ProgramInfo, size: StepSize, random: np.random.Generator) -> StepArrays:
     """Return a step: request i has ``size.lens[i]`` random tokens from position ``size.starts[i]``.
 
-    The steps of as many requests use the same pages.
+    Steps with the same number of requests use the same pages.
     """
     num_requests, width = len(size.lens), size.width
     # A group with fewer pages reuses those that the window has left.

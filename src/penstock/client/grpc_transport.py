@@ -25,7 +25,7 @@ _SERVICE: Final = "/inference.GRPCInferenceService"
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
-    ("grpc.enable_retries", 0),  # Retries decides, and heeds retry-after
+    ("grpc.enable_retries", 0),  # class Retries does them, and honours retry-after
     ("grpc.use_local_subchannel_pool", 1),
 )
 _STATUSES: Final = {

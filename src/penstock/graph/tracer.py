@@ -100,7 +100,7 @@ class _Trace:
         return self._tensor(self._builder.new_view(self.module_path(), source.name, dims, offset))
 
     def call_op(self, name: str, args: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-        """Write down a call of an op of the table and return its outputs."""
+        """Record a call of an op of the table and return its outputs."""
         arguments = parse_arguments(find_op(name).schema)
         tensors = [argument for argument in arguments if not argument.is_attr]
         values = dict(zip((argument.name for argument in arguments), args, strict=False)) | attrs

@@ -138,14 +138,14 @@ class _Peer:
         first = await self.receive()
         if "refused" in first and not is_host:
             raise InvalidArgumentError(f"{self.name} refused this machine: {_printable_text(first['refused'])}")
-        if not is_host and (problem := self.stranger(token)):
+        if not is_host and (problem := self.token_error(token)):
             raise InvalidArgumentError(f"--rdzv: {self.name} {problem}", param="rdzv")
         theirs = str(first.get("nonce"))
         self.send(answer=_answer(token, is_host, theirs, own))
         answer = str((await self.receive()).get("answer"))
         return hmac.compare_digest(answer.encode(), _answer(token, not is_host, own, theirs).encode())
 
-    def stranger(self, token: bytes) -> str:
+    def token_error(self, token: bytes) -> str:
         """Return why the peer is not trusted without a token; empty if it is, or if there is one.
 
         The table of connections has the user of a peer within this machine.  Another machine is trusted: the user has
@@ -387,7 +387,7 @@ async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _JoiningMember | None:
         return None
     host, port, *_ = peername
     peer.name = f"the machine at {host}:{port}"
-    if problem := peer.stranger(rendezvous.token):
+    if problem := peer.token_error(rendezvous.token):
         await peer.refuse(f"its connection {problem}")
         return None
     try:

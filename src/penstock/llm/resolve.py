@@ -21,7 +21,10 @@ __all__ = ["answer_text", "default_sampling", "end_ids", "resolve_params"]
 
 
 def default_sampling(generation: GenerationDefaults, tail: str, bidirectional: bool) -> ResolvedSampling:
-    """Return a model's sampling defaults; greedy if its graph chooses tokens, one token if it is not causal."""
+    """Return a model's sampling defaults.
+
+    They are greedy if the graph chooses the tokens, and max_tokens is 1 if the model is not causal.
+    """
     defaults = ResolvedSampling() if tail else ResolvedSampling.of_model(generation)
     return replace(defaults, max_tokens=1) if bidirectional else defaults
 

@@ -271,9 +271,10 @@ class NativeProgram:
         return make_memory(*self._memory_of(state, start, stop))
 
     def _prefault_pages(self, batch: native.StepBatch) -> None:
-        """Report the used pages.
+        """Tell the prefault thread how many pages the batch uses.
 
-        The page group that uses fewest counts, among the largest groups: layers with a window never need as many.
+        The number is that of the group with the fewest used pages, among the largest groups.  Layers with a window are
+        in smaller groups.
         """
         if batch.page_tables.size:
             last = int(batch.page_tables.max(axis=(1, 2))[self._largest_groups].min())

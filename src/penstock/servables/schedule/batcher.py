@@ -108,7 +108,7 @@ class Batcher(Generic[R]):
         group.add(entry)
         if deadline != math.inf:
             self._deadlines.put(entry, (deadline, self._num_added))
-        if not group.is_due or entry is group.first():  # otherwise the place of the group does not change
+        if not group.is_due or entry is group.first():  # any other entry leaves the position of its group as it is
             self._place(group)
 
     def cancel(self, request: R) -> int:

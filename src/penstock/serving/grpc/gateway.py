@@ -66,17 +66,17 @@ class GrpcMethod:
 
     @property
     def name(self) -> str:
-        """The name of the HTTP operation that does the same, for work; "" for other methods, which have no spans."""
+        """The equal HTTP operation if the method runs a model; "" for other methods, which have no spans."""
         return "infer" if self.is_work else ""
 
     @property
     def is_counted(self) -> bool:
-        """True for work: a stream may stay open without a request."""
+        """True if a call counts as an open request, as those that run a model do; a watched stream does not."""
         return self.is_work
 
     @property
     def is_probe(self) -> bool:
-        """True unless it works or changes models."""
+        """True for a method that neither runs a model nor changes the loaded models."""
         return not (self.is_work or self.is_admin)
 
 

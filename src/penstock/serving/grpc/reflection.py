@@ -53,7 +53,7 @@ def _answer(request: pb.ServerReflectionRequest, response: pb.ServerReflectionRe
         response.error_response.error_code = _INVALID
         response.error_response.error_message = "The request has no message_request."
         return
-    if file_proto is None:  # also requests for extensions, which these files do not have
+    if file_proto is None:  # includes requests for extensions: these files define none
         response.error_response.error_code = _NOT_FOUND
         response.error_response.error_message = "No file or symbol has that name."
         return

@@ -33,8 +33,9 @@ class WorkerRouting:
         self._local_times = StepTimes()
         self._remote_times: dict[WorkerConnection, StepTimes] = {}
         self._followers: tuple[np.ndarray, np.ndarray] | None = None
-        """The places whose prefill and whose decode steps are those of this machine's workers; None: find them anew.
-        Workers of other machines are among them until they have measured their own."""
+        """The places of the workers that use this machine's prefill times, and of those that use its decode times.
+
+        A worker of another machine is among them until it has measured its own.  None: compute them again."""
 
     def choose(
         self, connections: Sequence[WorkerConnection], num_tokens: int, keys: Sequence[bytes], session: str

@@ -53,7 +53,7 @@ class MambaSizes:
 
     @property
     def channels(self) -> int:
-        """The inputs of the convolution: those of the heads, and two rows of the state for each group."""
+        """The number of channels of the convolution: x of all heads, and B and C of each group."""
         return self.width + 2 * self.groups * self.state_dim
 
 
