@@ -118,7 +118,7 @@ def clean_generation_config(data: bytes) -> bytes | None:
 
 
 def _sampling_defaults(defaults: _Defaults) -> dict[str, Any]:
-    """Return the fields of GenerationConfig that are not tokens."""
+    """Return the fields of GenerationDefaults that are not tokens."""
     do_sample = defaults.flag("do_sample")
     top_k = 0 if defaults.is_one_of("top_k", (0, -1)) else defaults.count("top_k") or 50
     typical_p = defaults.number("typical_p", 1.0, high=1.0)  # 0, which transformers refuses, is off
