@@ -461,7 +461,7 @@ def compiled_template(template: str) -> CodeType:
 
 @functools.lru_cache(maxsize=32)
 def _lasting_error(template: str) -> str:
-    """Return why a template does not compile; "" if it does.  Raises DeadlineError."""
+    """Return why a template does not compile; "" if it does.  Raises RenderTimeoutError."""
     try:
         with deadline():
             compiled_template(template)
