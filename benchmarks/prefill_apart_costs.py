@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.prefill_apart import HEAD, Taken, row
 from penstock.cluster.costs import COSTS_348M, StepCosts, read_costs
 from penstock.cluster.replica import NS, Arrived, Replica, ReplicaLimits, StepTable, new_request
-from penstock.cluster.routing import Router
+from penstock.cluster.routing import ReplicaRouter
 from penstock.cluster.trace import SegmentKeys, TraceRequest
 from penstock.runtime.program import PAGE_TOKENS
 
@@ -52,7 +52,7 @@ class Pool:
 
     def __init__(self, num_replicas: int, costs: StepCosts, limits: ReplicaLimits, keys: SegmentKeys) -> None:
         table, figures = StepTable(costs, limits), costs.figures(limits.max_requests)
-        self.router = Router("prefix")
+        self.router = ReplicaRouter("prefix")
         self.replicas = [Replica(limits, table, keys, is_stepwise=True) for _ in range(num_replicas)]
         for _ in self.replicas:
             self.router.add(figures, limits.max_requests, limits.num_pages)

@@ -24,7 +24,7 @@ from penstock.bench.charts.latency_chart import draw_policies
 from penstock.cli.progress import format_seconds
 from penstock.cluster.replica import ReplicaLimits
 from penstock.cluster.routing import POLICIES
-from penstock.cluster.simulate import Report, Simulation, simulate
+from penstock.cluster.simulate import Simulation, SimulationReport, simulate
 from penstock.cluster.trace import parse_trace
 
 NUM_REQUESTS = {"short": 20_000, "ample": 20_000, "large": 1_000_000}
@@ -36,7 +36,7 @@ HEAD = (
 )
 
 
-def row(report: Report, seconds: float) -> str:
+def row(report: SimulationReport, seconds: float) -> str:
     """Return a line of the table."""
     first, token = report.ttft, report.tpot
     return (

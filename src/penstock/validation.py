@@ -9,8 +9,8 @@ from penstock.config import check_integer, is_integer, is_number
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "id_lists", "listed_token_ids",
-    "missing_attribute", "nearest",
+    "MAX_TOKEN", "LogitBias", "bias_pairs", "biases", "check_listed", "check_vocabulary", "id_lists",
+    "listed_token_ids", "missing_attribute", "nearest",
     "optional_integer", "optional_number", "optional_text", "printable", "refusal", "required", "set_fields",
     "some_token_ids", "strings", "token_id", "token_ids", "word_ids", "wrong_type",
 ]  # fmt: skip
@@ -108,7 +108,7 @@ def token_id(name: str, value: object) -> int:
     return check_integer(name, value, 0, MAX_TOKEN)
 
 
-class Biases(Mapping[int, float]):
+class LogitBias(Mapping[int, float]):
     """An immutable mapping from token id to bias: what was checked is what runs."""
 
     def __init__(self, values: Mapping[int, float]) -> None:
@@ -127,10 +127,10 @@ class Biases(Mapping[int, float]):
         return repr(self._values)
 
 
-def biases(value: object) -> Biases:
+def biases(value: object) -> LogitBias:
     """Check a mapping from token id to bias.  Ids may be strings, as in JSON."""
     if value is None:
-        return Biases({})
+        return LogitBias({})
     if not isinstance(value, Mapping):
         raise refusal("logit_bias", "a mapping of token ids to numbers", value)
     if len(value) > MAX_BIASES:
@@ -145,7 +145,7 @@ def biases(value: object) -> Biases:
         if int(token) in checked:  # "1" and "01", or "1" and 1
             raise InvalidArgumentError(f"logit_bias: token id {int(token)} appears twice", param="logit_bias")
         checked[int(token)] = float(bias)
-    return Biases(checked)
+    return LogitBias(checked)
 
 
 def bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:

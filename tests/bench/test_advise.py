@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bench import advise as module
 from penstock.bench import step_probe
-from penstock.bench.advise import PYTHON_BYTES, Advice, Advise, Row, Wishes, advise, misses, recommend
+from penstock.bench.advise import PYTHON_BYTES, Advice, Advise, SchemeRow, Wishes, advise, misses, recommend
 from penstock.bench.node_costs import StepSize
 from penstock.bench.step_probe import Measured, StepProbe, Workload, expect
 from penstock.bench.ways import bundle_commands, ways
@@ -160,11 +160,11 @@ def test_layers_add_equal_parts_to_the_roofline(tmp_path):
     assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0])
 
 
-def row(scheme: str, first_s: float = 0.1, token_s: float = 0.01, rate: float = 100.0, memory: int = 1000) -> Row:
-    plan = native.Plan(memory, 0, 0, 0, 0, memory, 1)
+def row(scheme: str, first_s: float = 0.1, token_s: float = 0.01, rate: float = 100.0, memory: int = 1000) -> SchemeRow:
+    plan = native.MemoryPlan(memory, 0, 0, 0, 0, memory, 1)
     bound = Bound(1, 1, 0.001, "memory")
     times = [expect(bound, Measured(seconds, 0.0, bound)) for seconds in (first_s, token_s, token_s)]
-    return Row(scheme, PERPLEXITY_COST[scheme], plan, memory, memory, True, *times, tokens_per_s=rate)
+    return SchemeRow(scheme, PERPLEXITY_COST[scheme], plan, memory, memory, True, *times, tokens_per_s=rate)
 
 
 @pytest.mark.parametrize(

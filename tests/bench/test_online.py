@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from penstock.bench.charts.latency_chart import draw_latency
-from penstock.bench.online import OnlineBench, RateReport, Trace, _Run, bench_online
+from penstock.bench.online import OnlineBench, RateReport, SyntheticTrace, _Run, bench_online
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import DEMO
 from tests.support.engine_requests import prompt_of
 
-SMALL = Trace(num_requests=6, prompt_tokens=40, new_tokens=6, shared_tokens=32)
+SMALL = SyntheticTrace(num_requests=6, prompt_tokens=40, new_tokens=6, shared_tokens=32)
 
 
 def test_a_trace_has_the_lengths_that_were_asked_for():
-    equal = Trace(num_requests=5, prompt_tokens=30, new_tokens=7, spread=0).lengths()
+    equal = SyntheticTrace(num_requests=5, prompt_tokens=30, new_tokens=7, spread=0).lengths()
     assert equal == ([30] * 5, [7] * 5)
-    trace = Trace(num_requests=2000, prompt_tokens=100, new_tokens=50, shared_tokens=60)
+    trace = SyntheticTrace(num_requests=2000, prompt_tokens=100, new_tokens=50, shared_tokens=60)
     prompts, answers = trace.lengths()
     assert (prompts, answers) == trace.lengths()
     assert 90 < sorted(prompts)[1000] < 110
@@ -105,7 +105,7 @@ def test_the_picture_is_sound_and_shows_every_rate(report):
     [
         ({"rates": (0.0,)}, "^rate: .* 0.0"),
         ({"rates": (1.0,) * 33}, "^rate .* 32"),
-        ({"trace": Trace(prompt_tokens=5000)}, "holds 1024"),
+        ({"trace": SyntheticTrace(prompt_tokens=5000)}, "holds 1024"),
     ],
 )
 def test_unmeasurable_settings_are_refused(fields, fact):
@@ -125,4 +125,4 @@ def test_unmeasurable_settings_are_refused(fields, fact):
 )
 def test_a_bad_trace_is_refused_by_name(fields, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        Trace(**fields)
+        SyntheticTrace(**fields)

@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks.simulated_traces import TRACES, requests
 from penstock.cluster.replica import ReplicaLimits
-from penstock.cluster.simulate import Report, Simulation, simulate
+from penstock.cluster.simulate import Simulation, SimulationReport, simulate
 from penstock.cluster.trace import parse_trace
 
 
-def report_of(name: str, num_requests: int, policy: str) -> Report:
+def report_of(name: str, num_requests: int, policy: str) -> SimulationReport:
     shape = TRACES[name]
     lines = (json.dumps(request) for request in requests(shape, num_requests))
     settings = Simulation(shape.replicas, policy, limits=ReplicaLimits(num_pages=shape.pages))

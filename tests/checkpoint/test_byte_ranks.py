@@ -15,7 +15,7 @@ from penstock.checkpoint.generation import read_generation_config, read_tokenize
 from penstock.checkpoint.side_files import read_folder_files
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
 from penstock.cli.run.run import check_tokenizer
-from penstock.core.tokenizer import Tokenizer as CoreTokenizer
+from penstock.core.tokenizer import NativeTokenizer as CoreTokenizer
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from tests.support.errors import raises

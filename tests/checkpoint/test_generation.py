@@ -11,7 +11,7 @@ import pytest
 
 from penstock.checkpoint.generation import (
     ADDITIONAL_TEMPLATES,
-    GenerationConfig,
+    GenerationDefaults,
     clean_generation_config,
     read_chat_templates,
     read_generation_config,
@@ -53,7 +53,7 @@ def test_a_tiny_top_p_keeps_only_the_likeliest_token(name: str, of_zero: float) 
 
 def test_end_tokens_fall_back_to_config() -> None:
     assert read_generation_config(files(config={"eos_token_id": 2, "bos_token_id": 1})).eos_token_ids == (2,)
-    assert read_generation_config({}) == GenerationConfig()
+    assert read_generation_config({}) == GenerationDefaults()
 
 
 def test_without_sampling_the_defaults_are_greedy() -> None:
@@ -79,7 +79,7 @@ def test_a_default_that_says_nothing_is_off(
     values: dict[str, object], expected: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = read_generation_config(files(generation_config={"do_sample": True} | values))
-    assert config == replace(GenerationConfig(do_sample=True, temperature=1.0, top_k=50), **expected)
+    assert config == replace(GenerationDefaults(do_sample=True, temperature=1.0, top_k=50), **expected)
     assert not caplog.records
     data = json.dumps({"do_sample": True} | values).encode()
     assert clean_generation_config(data) == data or values == {"do_sample": 1}
@@ -105,7 +105,7 @@ def test_an_unusable_default_is_a_warning(values: dict[str, object], caplog: pyt
 def test_a_damaged_generation_config_is_a_warning(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """As in transformers, which then takes the values of config.json."""
     config = read_generation_config({"generation_config.json": data} | files(config={"eos_token_id": 2}))
-    assert config == GenerationConfig(eos_token_ids=(2,))
+    assert config == GenerationDefaults(eos_token_ids=(2,))
     assert len(caplog.records) == 1
     assert clean_generation_config(data) is None
 

@@ -12,7 +12,7 @@ import torch
 
 from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
+from penstock.checkpoint.gguf.weights import GgufFile, GgufSource, GgufWeights
 from tests.support.gguf_models import in_pairs, write_gguf
 from tests.support.own_references import Baichuan
 
@@ -75,7 +75,7 @@ def test_rows_of_length_1_are_no_blocks(tmp_path: Path) -> None:
     values, path = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32), tmp_path / "model.gguf"
     values[2], kind = 0, gguf.GGMLQuantizationType.Q8_0
     write_gguf(path, gguf.MODEL_ARCH.LLAMA, {"a.weight": values}, {}, kind)
-    file = GgufWeights(GgufFile(path), {"a": Source("a.weight", is_unit=True)})
+    file = GgufWeights(GgufFile(path), {"a": GgufSource("a.weight", is_unit=True)})
     expected = gguf.dequantize(gguf.quantize(values, kind), kind)
     assert file.block_scheme("a") is None
     assert np.allclose(file.read("a"), expected / np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-9))

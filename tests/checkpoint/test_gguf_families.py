@@ -12,7 +12,7 @@ import torch
 
 from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
+from penstock.checkpoint.gguf.weights import GgufFile, GgufSource, GgufWeights
 from penstock.errors import InvalidFileError, UnsupportedError
 from tests.support.gguf_experts import EXPERT_FAMILIES
 from tests.support.gguf_gemma import GEMMA_FAMILIES
@@ -309,8 +309,8 @@ def test_columns_move_in_whole_blocks_or_as_floats(tmp_path: Path) -> None:
     blocks = gguf.quantize(values, kind)
     expected = gguf.dequantize(blocks, kind)
     whole, apart = ((64, 96), (0, 64)), ((16, 96), (0, 16))
-    file = GgufWeights(GgufFile(path), {"whole": Source("a.weight", columns=whole),
-                                        "apart": Source("a.weight", columns=apart)})  # fmt: skip
+    file = GgufWeights(GgufFile(path), {"whole": GgufSource("a.weight", columns=whole),
+                                        "apart": GgufSource("a.weight", columns=apart)})  # fmt: skip
     assert [file.block_scheme(name) for name in ("whole", "apart")] == ["q8_0", None]
     assert np.array_equal(file.read_blocks("whole"), np.roll(blocks, 34, axis=1))
     assert np.array_equal(file.read("whole"), np.roll(expected, 32, axis=1))

@@ -15,7 +15,7 @@ import tokenizers
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.tokenizer import tokenizer_files
-from penstock.core.tokenizer import Tokenizer
+from penstock.core.tokenizer import NativeTokenizer
 from penstock.errors import InvalidFileError
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from tests.support.gguf_files import llama_file
@@ -71,7 +71,7 @@ def test_ids_are_those_of_the_source(kind: str) -> None:
     metadata, theirs = unigram_metadata() if kind == "t5" else bert_metadata(kind == "bert")
     segment, reason = compile_tokenizer(tokenizer_files(Metadata(metadata, "model.gguf"), 10_000))
     assert reason == ""
-    ours, r = Tokenizer.of_segment(segment), random.Random(kind)
+    ours, r = NativeTokenizer.of_segment(segment), random.Random(kind)
     for text in (*SAMPLES, *(text_of(r, []) for _ in range(40))):
         assert ours.encode(text) == theirs.encode(text).ids, repr(text)
 
@@ -106,4 +106,4 @@ def test_a_file_has_its_tokenizer(tmp_path: Path) -> None:
     metadata = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in bert_metadata()[0].items()}
     path.write_bytes(llama_file(metadata, vocab_size=1000))
     segment, reason = compile_tokenizer(Checkpoint.open(path).side_files())
-    assert (reason, Tokenizer.of_segment(segment).encode("the")[0]) == ("", 2)
+    assert (reason, NativeTokenizer.of_segment(segment).encode("the")[0]) == ("", 2)

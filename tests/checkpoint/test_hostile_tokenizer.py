@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer as Library
+from tokenizers import NativeTokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from penstock.checkpoint.bert_vocab import bert_tokenizer
 from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
-from penstock.core.tokenizer import Tokenizer
+from penstock.core.tokenizer import NativeTokenizer
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from tests.support.file_damage import count_refusals, num_mutants
 
@@ -42,7 +42,7 @@ def sound() -> bytes:
 def use_in_the_core(data: bytes) -> bool:
     """Compile a tokenizer.json, and encode and decode where the core can; return whether it can."""
     segment, reason = compile_tokenizer({"tokenizer.json": data})
-    compiled = Tokenizer.of_segment(segment)
+    compiled = NativeTokenizer.of_segment(segment)
     for text in TEXTS if not reason else ():
         compiled.decode(compiled.encode(text))
     return not reason

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.checkpoint.pickled import open_pickled, unpickle
-from penstock.checkpoint.pickles.decoder import Decoder
+from penstock.checkpoint.pickles.decoder import PickleDecoder
 from penstock.checkpoint.pickles.file import PickledFile
 from penstock.errors import InvalidFileError, PenstockError
 from penstock.launch.local_group import describe_end
@@ -179,8 +179,8 @@ def test_a_record_does_not_reach_into_the_next(tmp_path: Path) -> None:
 def test_numbers_whose_hashes_collide_are_no_names() -> None:
     number = (3 * sys.hash_info.modulus).to_bytes(12, "little")  # the hash of each multiple is 0
     with pytest.raises(InvalidFileError, match="expected names of tensors, got int"):
-        Decoder(memoryview(b"\x80\x02}\x8a\x0c" + number + b"Ns.")).decode()
-    assert Decoder(memoryview(b"\x80\x02}K\x01Ns.")).decode() == {1: None}
+        PickleDecoder(memoryview(b"\x80\x02}\x8a\x0c" + number + b"Ns.")).decode()
+    assert PickleDecoder(memoryview(b"\x80\x02}K\x01Ns.")).decode() == {1: None}
 
 
 def test_what_a_pickle_would_run_is_named(tmp_path: Path) -> None:

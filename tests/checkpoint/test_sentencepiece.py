@@ -48,7 +48,7 @@ def test_tokens_are_those_of_the_package(tmp_path: Path) -> None:
     files = read_folder_files(tmp_path)  # without the extra
     library = Tokenizer.from_str(files["tokenizer.json"].decode())
     data, note = compile_tokenizer(files)
-    compiled = core_tokenizer.Tokenizer.of_segment(data)
+    compiled = core_tokenizer.NativeTokenizer.of_segment(data)
     assert (note, compiled.info.unsupported) == ("", "")
     for text, ids in PAIRS:
         assert library.encode(text, add_special_tokens=False).ids == ids

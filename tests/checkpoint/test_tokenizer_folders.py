@@ -11,7 +11,7 @@ import pytest
 from penstock.checkpoint.generation import read_tokenizer_config
 from penstock.checkpoint.side_files import read_folder_files
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
-from penstock.core.tokenizer import Tokenizer as CoreTokenizer
+from penstock.core.tokenizer import NativeTokenizer as CoreTokenizer
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from tests.support.tokenizer_folders import SHAPES, TEXTS
 

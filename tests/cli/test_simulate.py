@@ -12,7 +12,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.cli.scale import simulate as simulate_command
-from penstock.cluster.simulate import Report
+from penstock.cluster.simulate import SimulationReport
 
 
 def write_trace(path: Path, num_requests: int = 20) -> str:
@@ -189,8 +189,8 @@ def test_a_dash_is_standard_input(penstock_command, tmp_path) -> None:
 def test_columns_hold_long_names_and_large_numbers() -> None:
     """Every line of a table is as wide as the others, and each number ends where its column's name ends."""
     costs = {"model": "m", "machine": "n", "source": "s"}
-    small = Report("prefix", 1, 1, costs, ttft={"p50": 0.1, "p90": 0.2, "p99": 0.3}, tpot={"p50": 0.01})
-    large = Report("a-policy-with-a-long-name", 100_000, 1, costs, prefilled_tokens=10**13)
+    small = SimulationReport("prefix", 1, 1, costs, ttft={"p50": 0.1, "p90": 0.2, "p99": 0.3}, tpot={"p50": 0.01})
+    large = SimulationReport("a-policy-with-a-long-name", 100_000, 1, costs, prefilled_tokens=10**13)
     large.ttft = {"mean": 1e6, "p50": 1e7, "p90": 1e8, "p99": 1e9}
     large.tpot, large.load_imbalance = {"p50": 1e5}, 12345.0
     lines = simulate_command._comparison([small, large]).splitlines()[3:]

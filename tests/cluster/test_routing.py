@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cluster.routing import POLICIES, Figures, Router, StepTimes
+from penstock.cluster.routing import POLICIES, Figures, ReplicaRouter, StepTimes
 from penstock.engine.page_journal import PageReport
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.program import PAGE_TOKENS
@@ -16,13 +16,13 @@ def keys_of(name: str, num_pages: int) -> list[bytes]:
     return [f"{name} {page}".encode() for page in range(num_pages)]
 
 
-def router_of(num_replicas: int, policy: str = "prefix", **options) -> Router:
-    router = Router(policy)
+def router_of(num_replicas: int, policy: str = "prefix", **options) -> ReplicaRouter:
+    router = ReplicaRouter(policy)
     assert [router.add(FIGURES, 8, **options) for _ in range(num_replicas)] == list(range(num_replicas))
     return router
 
 
-def send(router: Router, num_tokens: int, keys: list[bytes], session: str = "") -> int:
+def send(router: ReplicaRouter, num_tokens: int, keys: list[bytes], session: str = "") -> int:
     route = router.route(num_tokens, keys, session)
     router.begin(route.place, num_tokens - route.num_known * PAGE_TOKENS, keys, session)
     return route.place
@@ -57,7 +57,7 @@ def test_a_full_step_costs_the_wait_for_a_place() -> None:
 
 
 def test_ties_go_to_knowledge_then_session_then_turn() -> None:
-    router = Router()
+    router = ReplicaRouter()
     tiny = Figures(1e-9, 1e-9, 0)
     for _ in range(3):
         router.add(tiny, 0)
@@ -175,7 +175,7 @@ def test_a_restarted_router_learns_again_without_a_stampede() -> None:
     num, prefixes = 8, [keys_of(f"prefix {number}", 40) for number in range(24)]
     reports = [full([key for own in prefixes[place::num] for key in own]) for place in range(num)]
 
-    def serve(router: Router, num_rounds: int) -> tuple[list[int], int]:
+    def serve(router: ReplicaRouter, num_rounds: int) -> tuple[list[int], int]:
         """Send each prompt once a round; return the requests by replica, and the pages computed that others had."""
         sent, computed = [0] * num, 0
         for _ in range(num_rounds):
@@ -234,8 +234,8 @@ def test_replicas_of_different_speed() -> None:
 
 def test_bad_values_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match=f"policy: expected one of {', '.join(POLICIES)}, got 'random'"):
-        Router("random")
+        ReplicaRouter("random")
     with pytest.raises(InvalidArgumentError, match="prefill_token_s"):
         Figures(prefill_token_s=-1)
     with pytest.raises(InternalError, match="at least one replica"):
-        Router().route(1, [])
+        ReplicaRouter().route(1, [])

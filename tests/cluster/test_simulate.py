@@ -10,7 +10,7 @@ import pytest
 from penstock.cluster.autoscale import ScalePolicy
 from penstock.cluster.costs import COSTS_348M, StepCosts, read_costs, write_costs
 from penstock.cluster.replica import ReplicaLimits
-from penstock.cluster.routing import POLICIES, Router
+from penstock.cluster.routing import POLICIES, ReplicaRouter
 from penstock.cluster.simulate import Simulation, simulate
 from penstock.cluster.trace import SegmentKeys, TraceRequest, parse_trace
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
@@ -254,7 +254,7 @@ def test_routing_looks_at_as_many_pages_as_in_the_service(monkeypatch) -> None:
     """The same leading pages of a long prompt; the replica still shares all of its pages."""
     looked: list[int] = []
 
-    class Spy(Router):
+    class Spy(ReplicaRouter):
         def route(self, num_tokens, keys, session="", places=None):
             looked.append(len(keys))
             return super().route(num_tokens, keys, session, places)
@@ -263,7 +263,7 @@ def test_routing_looks_at_as_many_pages_as_in_the_service(monkeypatch) -> None:
             looked.append(len(keys))
             return super().begin(place, num_queued, keys, session)
 
-    monkeypatch.setattr("penstock.cluster.simulate.Router", Spy)
+    monkeypatch.setattr("penstock.cluster.simulate.ReplicaRouter", Spy)
     requests = [TraceRequest(time, [("book", 20_000)], 4) for time in (0.0, 1000.0)]
     report = simulate(requests, Simulation(replicas=2, limits=ReplicaLimits(num_pages=2048)))
     assert set(looked) == {len(page_keys(range(20_000), ""))}

@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from penstock.core.native import Model
-from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
+from penstock.core.tokenizer import TOKENIZER_SEGMENT, NativeTokenizer
 from tests.support.charsmap import REPLACEMENTS, charsmap
 from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import KINDS, SAMPLES, bytes_only, segment_of, text_of
@@ -38,7 +38,7 @@ NUM_TEXTS = int(os.environ.get("PENSTOCK_TOKENIZER_TEXTS", "400"))
 
 @dataclass
 class Pair:
-    ours: Tokenizer
+    ours: NativeTokenizer
     theirs: tokenizers.Tokenizer
     added: list[str]
 
@@ -68,7 +68,7 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tokenizers.To
         theirs = tokenizers.Tokenizer.from_str(theirs.to_str())  # training leaves added tokens as they were
         path = tmp_path_factory.mktemp("pair") / "a.psm"
         with Model.open(write_bundle(path, tiny_graph(), segments={TOKENIZER_SEGMENT: segment_of(theirs)})) as model:
-            ours = Tokenizer(model)
+            ours = NativeTokenizer(model)
         added = [token.content for token in theirs.get_added_tokens_decoder().values()]
         return Pair(ours, theirs, added)
 

@@ -16,7 +16,7 @@ import tokenizers
 
 from penstock.core.library import check, library
 from penstock.core.native import Model
-from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
+from penstock.core.tokenizer import TOKENIZER_SEGMENT, NativeTokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from penstock.graph.tokenizer.segment import KIND_BYTES, STEP_REPLACE, TokenizerTables, encode_tables
@@ -33,11 +33,11 @@ NAMES = (
 
 
 @pytest.fixture
-def open_segment(tmp_path: Path) -> Callable[[bytes], Tokenizer]:
-    def get(segment: bytes) -> Tokenizer:
+def open_segment(tmp_path: Path) -> Callable[[bytes], NativeTokenizer]:
+    def get(segment: bytes) -> NativeTokenizer:
         path = tmp_path / "a.psm"
         with Model.open(write_bundle(path, tiny_graph(), segments={TOKENIZER_SEGMENT: segment})) as model:
-            return Tokenizer(model)
+            return NativeTokenizer(model)
 
     return get
 
@@ -103,7 +103,7 @@ def unigram(normalizer: Any = None, unk_id: int | None = 0, **components: Any) -
     ],
 )
 def test_uncompiled_tokenizers_are_named_and_ids_still_work(
-    files: dict[str, bytes], named: str, open_segment: Callable[[bytes], Tokenizer]
+    files: dict[str, bytes], named: str, open_segment: Callable[[bytes], NativeTokenizer]
 ) -> None:
     segment, reason = compile_tokenizer(
         files | {"generation_config.json": b'{"eos_token_id": [7, 9], "bos_token_id": 3}'}
@@ -121,12 +121,12 @@ def test_a_bundle_without_one_is_refused(bundle_of: Callable[..., Path]) -> None
         Model.open(bundle_of()) as model,
         pytest.raises(UnsupportedError, match="has none"),
     ):
-        Tokenizer(model)
+        NativeTokenizer(model)
 
 
 def test_the_demo_says_its_ids() -> None:
     with Model.open(ROOT / "demo" / "demo.psm") as model:
-        info = Tokenizer(model).info
+        info = NativeTokenizer(model).info
     assert (info.kind, info.num_tokens, info.bos_id, info.eos_ids) == ("byte-level BPE", 4096, 0, (1,))
 
 
@@ -160,7 +160,7 @@ def place_of(segment: bytes, name: str) -> tuple[int, int]:
     ],
 )
 def test_damaged_tables_are_refused_by_name(
-    table: str, at: int, value: int, message: str, open_segment: Callable[[bytes], Tokenizer]
+    table: str, at: int, value: int, message: str, open_segment: Callable[[bytes], NativeTokenizer]
 ) -> None:
     segment = bytearray(segment_of(KINDS["WordPiece" if NAMES.index(table) > NAMES.index("text") else "llama3"]()))
     struct.pack_into("<I", segment, place_of(bytes(segment), table)[0] + at, value)
@@ -169,7 +169,9 @@ def test_damaged_tables_are_refused_by_name(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_beyond_the_segment_are_refused_by_name(name: str, open_segment: Callable[[bytes], Tokenizer]) -> None:
+def test_tables_beyond_the_segment_are_refused_by_name(
+    name: str, open_segment: Callable[[bytes], NativeTokenizer]
+) -> None:
     segment = segment_of(KINDS["Unigram"]())
     for at, value in ((0, 1 << 30), (0, 0), (4, 1 << 31)):
         damaged = bytearray(segment)
@@ -178,7 +180,7 @@ def test_tables_beyond_the_segment_are_refused_by_name(name: str, open_segment: 
             open_segment(bytes(damaged))
 
 
-def test_headers_of_others_are_refused(open_segment: Callable[[bytes], Tokenizer]) -> None:
+def test_headers_of_others_are_refused(open_segment: Callable[[bytes], NativeTokenizer]) -> None:
     segment = segment_of(KINDS["qwen2"]())
     for at, value, kind, message in (
         (0, 1, InvalidFileError, "magic"),
@@ -201,7 +203,7 @@ def test_headers_of_others_are_refused(open_segment: Callable[[bytes], Tokenizer
         open_segment(segment[:60])
 
 
-def test_wrong_calls_are_errors(open_segment: Callable[[bytes], Tokenizer]) -> None:
+def test_wrong_calls_are_errors(open_segment: Callable[[bytes], NativeTokenizer]) -> None:
     tokenizer = open_segment(segment_of(KINDS["qwen2"]()))
     core, handle, count = library(), tokenizer.handle, ctypes.c_int64(-5)
     ids = np.zeros(4, np.int32)
@@ -240,7 +242,7 @@ def test_a_tokenizer_keeps_its_model(tmp_path: Path) -> None:
     path = write_bundle(tmp_path / "a.psm", tiny_graph(), segments={TOKENIZER_SEGMENT: segment})
     for mmap in (True, False):
         model = Model.open(path, mmap=mmap)
-        tokenizer = Tokenizer(model)
+        tokenizer = NativeTokenizer(model)
         model.close()
         assert tokenizer.decode(tokenizer.encode("def add(a, b):")) == "def add(a, b):"
 
@@ -265,20 +267,20 @@ def hostile(**tables: object) -> bytes:
     ],
 )
 def test_tables_that_make_much_of_little_are_refused(
-    tables: dict[str, object], message: str, open_segment: Callable[[bytes], Tokenizer]
+    tables: dict[str, object], message: str, open_segment: Callable[[bytes], NativeTokenizer]
 ) -> None:
     with pytest.raises(InvalidFileError, match=rf"^segment tokenizer.bin: {message}"):
         open_segment(hostile(**tables))
 
 
-def test_the_text_of_ids_is_limited(open_segment: Callable[[bytes], Tokenizer]) -> None:
+def test_the_text_of_ids_is_limited(open_segment: Callable[[bytes], NativeTokenizer]) -> None:
     tokenizer = open_segment(hostile(token_texts=[b"a" * 4096] * 256))
     assert len(tokenizer.decode([7] * 1000)) == 4_096_000
     with pytest.raises(InvalidArgumentError, match=r"^ids: .* 268435456 bytes"):
         tokenizer.decode([7] * 70_000)
 
 
-def test_growth_stops_before_it_needs_memory(open_segment: Callable[[bytes], Tokenizer]) -> None:
+def test_growth_stops_before_it_needs_memory(open_segment: Callable[[bytes], NativeTokenizer]) -> None:
     """Two steps of 16 times each: the second ends at the limit, not behind it."""
     tokenizer = open_segment(hostile(steps=[(STEP_REPLACE, b"a", b"a" * 16)] * 2))
     text = "a" * (4 << 20)

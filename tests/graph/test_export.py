@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.core import native
-from penstock.core.tokenizer import Tokenizer
+from penstock.core.tokenizer import NativeTokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
@@ -198,7 +198,7 @@ def test_an_unsupported_tokenizer_is_named_in_the_export(tmp_path: Path) -> None
         assert export_bundle(folder, tmp_path / "out.psm").tokenizer_note == reason
         with native.Model.open(tmp_path / "out.psm", verify=True) as model:
             assert model.segment("tokenizer.json") is not None  # with Python it runs either way
-            assert Tokenizer(model).info.unsupported == reason
+            assert NativeTokenizer(model).info.unsupported == reason
 
 
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from penstock.models.families import built_in_families
+from penstock.models.families import built_in_families, family_modules
 from tests.support.families import FAMILIES
 from tests.support.own_references import OWN_REFERENCES
 
@@ -20,6 +21,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 def generator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS))
     monkeypatch.delitem(sys.modules, "generate", raising=False)
+
+
+def test_each_file_with_a_network_is_registered() -> None:
+    source = DOCS.parent / "src" / "penstock" / "models"
+    names = {f"penstock.models.{path.parent.name}.{path.stem}" for path in source.glob("*/*.py")}
+    networks = {name for name in names if hasattr(importlib.import_module(name), "Network")}
+    assert networks == set(family_modules().values())
 
 
 def test_measured_are_the_networks_of_the_tests() -> None:

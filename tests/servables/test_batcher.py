@@ -9,16 +9,16 @@ import pytest
 
 from penstock.errors import InvalidArgumentError, QueueFullError
 from penstock.servables.api.batch_rules import BatchRules
-from penstock.servables.schedule.batcher import OLDEST_EVERY, Batch, Batcher, Part
+from penstock.servables.schedule.batcher import OLDEST_EVERY, Batcher, BatchPart, InstanceBatch
 from tests.support.errors import raises
 
 
-def counts(batch: Batch[Any] | None) -> list[tuple[Any, int, int]]:
+def counts(batch: InstanceBatch[Any] | None) -> list[tuple[Any, int, int]]:
     assert batch is not None
     return [(part.request, part.first, part.count) for part in batch.parts]
 
 
-def drain(batcher: Batcher[Any], now: float) -> list[Batch[Any]]:
+def drain(batcher: Batcher[Any], now: float) -> list[InstanceBatch[Any]]:
     found = []
     while (batch := batcher.take(now)) is not None:
         found.append(batch)
@@ -94,7 +94,7 @@ def test_batches_are_padded_to_the_next_size() -> None:
         batcher.add("a", number, 0.0)
         batch = batcher.take(0.0)
         assert batch is not None
-        assert (batch.size, batch.parts) == (size, (Part("a", 0, number),))
+        assert (batch.size, batch.parts) == (size, (BatchPart("a", 0, number),))
 
 
 def test_lower_priorities_first_and_splits_keep_place() -> None:

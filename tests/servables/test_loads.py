@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
 from penstock.servables.lifecycle.loaded_version import LoadedVersion, wait_until_done
-from penstock.servables.lifecycle.open_version import OpenedVersion, Source
+from penstock.servables.lifecycle.open_version import OpenedVersion, VersionSource
 from penstock.servables.lifecycle.repository import ServableRepository
 from tests.support.errors import raises
 from tests.support.servable_folders import PATIENCE, ask, children, pids, run, serving, write
@@ -323,7 +323,7 @@ def test_process_of_a_cancelled_stop_is_killed(tmp_path: Path) -> None:
     script = folder / "servable.py"
 
     async def work() -> None:
-        source = Source("one", script, script.read_bytes(), "1", folder / "1", tmp_path)
+        source = VersionSource("one", script, script.read_bytes(), "1", folder / "1", tmp_path)
         ending = asyncio.ensure_future((await OpenedVersion.open(source, PATIENCE)).close())
         await asyncio.sleep(0.01)
         ending.cancel()

@@ -19,7 +19,7 @@ from penstock.cli.service.serve import settings_of
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.llm.llm import LLM
-from penstock.servables.lifecycle.open_version import Source
+from penstock.servables.lifecycle.open_version import VersionSource
 from tests.support.admin_socket import call
 from tests.support.command import DEMO, FOLDER
 from tests.support.http_service import until
@@ -154,7 +154,7 @@ def test_unsupported_checkpoint_is_refused_by_name(
 
 def test_language_model_files_must_be_inside(tmp_path: Path) -> None:
     folder = write(tmp_path / "root", "story", "")
-    source = Source("story", folder / "servable.py", b"", "1", folder / "1", tmp_path / "root")
+    source = VersionSource("story", folder / "servable.py", b"", "1", folder / "1", tmp_path / "root")
     one_language_model(folder, "{}", "model.safetensors")
     assert source.check_language_model("weights") == folder / "1" / "weights"
     with pytest.raises(InvalidFileError, match=r"no config\.json"):
@@ -176,7 +176,7 @@ def test_language_model_files_must_be_inside(tmp_path: Path) -> None:
 def test_language_models_of_every_form_are_checked(tmp_path: Path) -> None:
     folder = write(tmp_path / "root", "story", "")
     version = folder / "1"
-    source = Source("story", folder / "servable.py", b"", "1", version, tmp_path / "root")
+    source = VersionSource("story", folder / "servable.py", b"", "1", version, tmp_path / "root")
     (version / "weights" / "0_Transformer").mkdir(parents=True)
     (version / "weights" / "modules.json").write_text('[{"path": "0_Transformer"}]')
     config = version / "weights" / "0_Transformer" / "config.json"

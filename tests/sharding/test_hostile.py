@@ -22,7 +22,7 @@ from penstock.env import child_environment
 from penstock.errors import PenstockError
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 from penstock.sharding.folder import MANIFEST, STRATEGY, ShardedFolder
-from penstock.sharding.strategy import Parameter, Strategy, config_checksum
+from penstock.sharding.strategy import ParameterCut, Strategy, config_checksum
 from penstock.sharding.write import merge_folder, shard_folder
 from tests.support.sharded_folders import DEMO, strategy_of
 
@@ -141,10 +141,10 @@ def test_memory_does_not_depend_on_the_model(tmp_path: Path) -> None:
     checksum = config_checksum(ConfigReader({"model_type": "llama", "num_attention_heads": 4}))
     for cut, size in (("rows", 30000), ("columns", 2000)):
         ranges = (((0, size // 2),), ((size // 2, size),))
-        own = {name: Parameter("bf16", shape, cut, ranges=ranges) for name, shape in shapes.items()}
+        own = {name: ParameterCut("bf16", shape, cut, ranges=ranges) for name, shape in shapes.items()}
         if cut == "rows":
             table = "model.embed_tokens.weight"
-            own[table] = Parameter("bf16", shapes[table], cut, ranges=(((0, 69999),), ((69999, 70000),)))
+            own[table] = ParameterCut("bf16", shapes[table], cut, ranges=(((0, 69999),), ((69999, 70000),)))
         Strategy("llama", checksum, RankLayout(2), own).write(tmp_path / f"{cut}.json")
     command = [sys.executable, "-c", PEAK, str(source), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)

@@ -27,7 +27,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 from penstock.runtime.convert import convert
 from penstock.sharding.folder import MANIFEST, STRATEGY, WEIGHTS, ShardedFolder, kept_files
 from penstock.sharding.source import INDEX, open_whole
-from penstock.sharding.strategy import Parameter, Strategy, config_checksum
+from penstock.sharding.strategy import ParameterCut, Strategy, config_checksum
 from penstock.sharding.write import merge_folder, shard_folder
 from tests.support.encoders import build, sentence_transformer
 from tests.support.errors import raises
@@ -101,7 +101,7 @@ def handmade(source: Path) -> Strategy:
     """A strategy of three ranks for tensors that no network has: matrices by rows or columns, the others whole."""
     model, parameters = open_whole(source), {}
     for name, info in model.tensors.items():
-        own = Parameter(info.dtype, info.shape, "replicated")
+        own = ParameterCut(info.dtype, info.shape, "replicated")
         if name == "lm_head.weight":
             own = replace(own, cut="same", name="model.embed_tokens.weight")
         elif name.endswith("inv_freq"):

@@ -16,7 +16,7 @@ import tokenizers
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import read_header
 from penstock.checkpoint.gguf.tokenizer import tokenizer_files
-from penstock.core.tokenizer import Tokenizer
+from penstock.core.tokenizer import NativeTokenizer
 from penstock.errors import UnsupportedError
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 
@@ -39,7 +39,7 @@ def compare(path: Path) -> tuple[str, int]:
         return f"refused: {error}", 0
     library = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
     segment, unsupported = compile_tokenizer(files)
-    core = None if unsupported else Tokenizer.of_segment(segment)
+    core = None if unsupported else NativeTokenizer.of_segment(segment)
     is_normalized = any(path.name == f"ggml-vocab-{name}.gguf" for name in NORMALIZED)
     num_texts = num_wrong = 0
     for text, line in zip(texts.read_text().split(SEPARATOR), lines.read_text().split("\n"), strict=False):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.checkpoint.generation import GenerationConfig as ModelDefaults
+from penstock.checkpoint.generation import GenerationDefaults as ModelDefaults
 from penstock.config import check_flag, check_integer
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError

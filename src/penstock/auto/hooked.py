@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Answer", "check_hooked", "run_hooked"]
+__all__ = ["HookedAnswer", "check_hooked", "run_hooked"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class HookedAnswer:
     """One answer.
 
     ``scores`` and ``logits``: a row for each token, None if they were not asked for.  Of a beam search ``step_scores``
@@ -46,7 +46,7 @@ class Answer:
 def run_hooked(
     llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], read: GenerateOptions,
     callables: Sequence[Callables],
-) -> list[list[Answer]]:  # fmt: skip
+) -> list[list[HookedAnswer]]:  # fmt: skip
     """Return the answers to each prompt, ``num_return_sequences`` each.  ``callables``: those of each row."""
     # The steps of a pipeline are sampled where its last stage runs, so rows that nothing changes are computed later.
     is_later = llm.engine.program.info.num_stages > 1 and not read.needs_rows
@@ -107,18 +107,18 @@ def _compute_rows(llm: LLM, request: Request, hook: AnswerHook) -> None:
         hook.accept(again, token)
 
 
-def _answer(request: Request, hook: AnswerHook) -> Answer:
-    return Answer(list(request.output_ids), hook.scores, hook.logits)
+def _answer(request: Request, hook: AnswerHook) -> HookedAnswer:
+    return HookedAnswer(list(request.output_ids), hook.scores, hook.logits)
 
 
-def _answers_of(search: BeamSearch, read: GenerateOptions) -> list[Answer]:
+def _answers_of(search: BeamSearch, read: GenerateOptions) -> list[HookedAnswer]:
     scores, logits = search.scores if read.output_scores else None, search.logits if read.output_logits else None
 
     def along(rows: list[NDArray[np.float32]] | None, path: Sequence[int]) -> list[NDArray[np.float32]] | None:
         return None if rows is None else [step[beam] for step, beam in zip(rows, path, strict=False)]
 
     return [
-        Answer(
+        HookedAnswer(
             list(one.token_ids), along(scores, one.path), along(logits, one.path), scores, logits, one.path,
             float(one.score),
         )

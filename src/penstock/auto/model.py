@@ -14,7 +14,7 @@ import numpy as np
 from penstock.auto.callables import callables_of
 from penstock.auto.config import AutoConfig, existing_path
 from penstock.auto.generation import GenerateOptions, GenerationConfig, read_options
-from penstock.auto.hooked import Answer, check_hooked, run_hooked
+from penstock.auto.hooked import HookedAnswer, check_hooked, run_hooked
 from penstock.auto.output import output_kind, output_of, without_padding, without_pads
 from penstock.engine.decoding.hook import Callables
 from penstock.engine.params import SamplingParams
@@ -141,7 +141,7 @@ class AutoModel:
             answers = self._hooked(prompts, params, read, callables, streamer)
         else:
             results = self.llm.generate(prompts, params, streamer=streamer)
-            answers = [[Answer(one.token_ids) for one in result.choices or (result,)] for result in results]
+            answers = [[HookedAnswer(one.token_ids) for one in result.choices or (result,)] for result in results]
         return output_of(prompts if kind is None else given, answers, read, kind, pad_id)
 
     def _without_padding(self, given: list[Any], mask: Any, read: GenerateOptions, pad_id: int) -> list[Any]:
@@ -167,7 +167,7 @@ class AutoModel:
         read: GenerateOptions,
         callables: list[Callables],
         streamer: Streamer | None,
-    ) -> list[list[Answer]]:
+    ) -> list[list[HookedAnswer]]:
         check_hooked(read)
         if streamer is None:
             with self.llm.engine.search_lock if read.num_beams > 1 else nullcontext():

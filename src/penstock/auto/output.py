@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.auto.callables import as_tensor, is_tensor
 from penstock.auto.generation import GenerateOptions, GenerateOutput
-from penstock.auto.hooked import Answer
+from penstock.auto.hooked import HookedAnswer
 from penstock.errors import InvalidArgumentError
 from penstock.llm.prompts import split_prompts
 from penstock.validation import refusal
@@ -54,7 +54,11 @@ def without_padding(prompts: list[Any], attention_mask: Any) -> list[list[int]]:
 
 
 def output_of(
-    prompts: Sequence[Any], answers: Sequence[Sequence[Answer]], read: GenerateOptions, kind: str | None, pad_id: int
+    prompts: Sequence[Any],
+    answers: Sequence[Sequence[HookedAnswer]],
+    read: GenerateOptions,
+    kind: str | None,
+    pad_id: int,
 ) -> Any:
     """Return the sequences of all answers in a form, or a GenerateOutput with them.
 
@@ -88,7 +92,7 @@ def output_of(
     return GenerateOutput(shown, **fields)
 
 
-def _by_step(answers: Sequence[Sequence[Answer]], name: str, num_beams: int) -> list[NDArray[np.float32]]:
+def _by_step(answers: Sequence[Sequence[HookedAnswer]], name: str, num_beams: int) -> list[NDArray[np.float32]]:
     """Return for each step the rows of all sequences, or of all beams."""
     if num_beams > 1:
         rows = [getattr(of_prompt[0], f"step_{name}") for of_prompt in answers]
@@ -102,7 +106,7 @@ def _by_step(answers: Sequence[Sequence[Answer]], name: str, num_beams: int) -> 
     return steps
 
 
-def _paths(answers: Sequence[Sequence[Answer]], num_beams: int) -> list[list[int]]:
+def _paths(answers: Sequence[Sequence[HookedAnswer]], num_beams: int) -> list[list[int]]:
     return [
         [index * num_beams + beam for beam in answer.path]
         for index, of_prompt in enumerate(answers)

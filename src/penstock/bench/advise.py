@@ -34,7 +34,7 @@ from penstock.runtime.open import check_network, registered_script
 from penstock.runtime.program import KV_LAYOUTS
 from penstock.validation import refusal
 
-__all__ = ["PYTHON_BYTES", "Advice", "Advise", "Row", "Wishes", "advise", "misses", "recommend"]
+__all__ = ["PYTHON_BYTES", "Advice", "Advise", "SchemeRow", "Wishes", "advise", "misses", "recommend"]
 
 PYTHON_BYTES: Final = 64 << 20
 """Memory for Python, the tokenizer and the text beside the plan, as ``runtime.native.fit_limits`` reserves it."""
@@ -95,7 +95,7 @@ class Advise:
 
 
 @dataclass
-class Row:
+class SchemeRow:
     """A scheme: its memory in bytes, its expected times, and the wishes that it misses.
 
     ``plan`` is the core's, for all requests with their whole contexts; ``memory_bytes`` adds Python.  ``device_bytes``
@@ -106,7 +106,7 @@ class Row:
 
     scheme: str
     perplexity_cost: float
-    plan: native.Plan
+    plan: native.MemoryPlan
     memory_bytes: int
     device_bytes: int
     fits: bool
@@ -137,7 +137,7 @@ class Advice:
     available_bytes: int
     only_scheme: str | None
     num_layers: int
-    rows: list[Row]
+    rows: list[SchemeRow]
     recommended: str | None
 
 
@@ -230,12 +230,12 @@ def _workload(question: Advise, context_len: int) -> Workload:
     return Workload(prompt, new, question.concurrency)
 
 
-def _plan(model: Weightless, context: native.Context, work: Workload, kv_cache: str) -> Row:
+def _plan(model: Weightless, context: native.Context, work: Workload, kv_cache: str) -> SchemeRow:
     scheme = model.graph.scheme
     plan = model.plan(context, work.limits(work.concurrency, kv_cache))
     needed = plan.total_bytes + PYTHON_BYTES
     machine_memory = memory()
-    return Row(
+    return SchemeRow(
         scheme,
         PERPLEXITY_COST[scheme],
         plan,
@@ -245,7 +245,9 @@ def _plan(model: Weightless, context: native.Context, work: Workload, kv_cache: 
     )
 
 
-def _measure(row: Row, model: Weightless, work: Workload, kv_cache: str, machine: Machine, seconds: float) -> None:
+def _measure(
+    row: SchemeRow, model: Weightless, work: Workload, kv_cache: str, machine: Machine, seconds: float
+) -> None:
     """Fill in the expected times of a scheme."""
     probe = probe_steps(model.graph, model.path.parent, work, kv_cache, machine, seconds)
     row.num_layers, row.probed_prompt = probe.num_layers, probe.prompt_tokens
@@ -265,7 +267,7 @@ def _rate(work: Workload, first_s: float, token_s: float) -> float:
     return work.concurrency * work.new_tokens / request_s
 
 
-def misses(row: Row, wishes: Wishes) -> list[str]:
+def misses(row: SchemeRow, wishes: Wishes) -> list[str]:
     """Return the wishes that a scheme misses, by field of ``Advise``; "available_memory" if the machine lacks it."""
     missed = [] if row.fits else ["available_memory"]
     if wishes.memory_bytes is not None and row.memory_bytes > wishes.memory_bytes:
@@ -281,10 +283,11 @@ def misses(row: Row, wishes: Wishes) -> list[str]:
     return missed
 
 
-def recommend(rows: list[Row]) -> str | None:
-    """Return the fastest of the best schemes that miss no wish; None if every one misses some.
+def recommend(rows: list[SchemeRow]) -> str | None:
+    """Return the scheme to recommend; None if every scheme misses a wish.
 
-    Schemes within EQUAL_QUALITY of the least perplexity among those that miss none are equally good.
+    Among the schemes that miss none, those within EQUAL_QUALITY of the lowest perplexity count as equally good.  The
+    fastest of these is returned.
     """
     meeting = [row for row in rows if not row.missed]
     if not meeting:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.bench.node_costs import recurrent_page_bytes
-from penstock.bench.open_model import OpenModel, check_size, open_model, stored_weights
+from penstock.bench.open_model import BenchModel, check_size, open_model, stored_weights
 from penstock.bench.step_costs import StepSeconds
 from penstock.core import native
 from penstock.engine.engine import Engine
@@ -44,7 +44,7 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class Bench(OpenModel):
+class Bench(BenchModel):
     """Settings of a measurement.  Sizes in tokens."""
 
     prompt_tokens: int = 512

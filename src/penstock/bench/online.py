@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.bench.open_model import OpenModel
+from penstock.bench.open_model import BenchModel
 from penstock.config import check_integer
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -25,14 +25,14 @@ from penstock.runtime.build import Progress
 from penstock.runtime.program import ProgramLimits
 from penstock.validation import refusal
 
-__all__ = ["OnlineBench", "OnlineReport", "RateReport", "Trace", "bench_online"]
+__all__ = ["OnlineBench", "OnlineReport", "RateReport", "SyntheticTrace", "bench_online"]
 
 PERCENTILES = (50, 90, 99)
 MAX_RATES = 32
 
 
 @dataclass(frozen=True)
-class Trace:
+class SyntheticTrace:
     """The requests: ``num_requests`` prompts and answers with median lengths ``prompt_tokens`` and ``new_tokens``.
 
     Lengths have a lognormal distribution with sigma ``spread``; 0 gives equal lengths.  The first ``shared_tokens``
@@ -70,14 +70,14 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class OnlineBench(OpenModel):
+class OnlineBench(BenchModel):
     """Settings of a measurement.
 
     ``rates`` in requests per second; ``shares`` are rates as shares of the measured capacity.  With neither, only the
     offline run is done.
     """
 
-    trace: Trace = field(default_factory=Trace)
+    trace: SyntheticTrace = field(default_factory=SyntheticTrace)
     rates: tuple[float, ...] = ()
     shares: tuple[float, ...] = (0.5, 0.8)
     limits: ProgramLimits = field(default_factory=ProgramLimits)
@@ -121,7 +121,7 @@ class OnlineReport:
     scheme: str
     cpu_level: str
     num_threads: int
-    trace: Trace
+    trace: SyntheticTrace
     prompt_tokens: int
     output_tokens: int
     runs: list[RateReport] = field(default_factory=list)

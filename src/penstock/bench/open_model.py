@@ -20,13 +20,13 @@ from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import MAX_REQUESTS, ProgramLimits
 from penstock.runtime.ranks.stage_server import StageServer
 
-__all__ = ["OpenModel", "StoredWeights", "check_size", "describe_threads", "open_model", "stored_weights"]
+__all__ = ["BenchModel", "StoredWeights", "check_size", "describe_threads", "open_model", "stored_weights"]
 
 MAX_SIZE: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class OpenModel:
+class BenchModel:
     """The model to measure and how to open it.
 
     ``model``: a bundle or a checkpoint folder.  ``scheme`` (None is that of the checkpoint) and ``network`` (the user's
@@ -100,7 +100,7 @@ def stored_weights(model: Path | str, graph: Graph) -> StoredWeights:
 
 @contextmanager
 def open_model(
-    settings: OpenModel, limits: ProgramLimits, name: str, progress: Callable[[Any], None] | None
+    settings: BenchModel, limits: ProgramLimits, name: str, progress: Callable[[Any], None] | None
 ) -> Iterator[tuple[Opened, NativeProgram, Graph]]:
     """Yield an open model, its program and its graph; UnsupportedError if ``name`` cannot measure it."""
     opened = settings.open(limits, progress)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from penstock.bench.measure import MachineLimits
 from penstock.bench.node_costs import StepSize
-from penstock.bench.open_model import OpenModel, check_size, open_model
+from penstock.bench.open_model import BenchModel, check_size, open_model
 from penstock.bench.phase_report import PhaseReport, ProfiledProgram, ProfileReport, compare_with_limits, rows_by_kind
 from penstock.bench.span_totals import Pass, add_up_spans
-from penstock.bench.step_batch import Step, make_step
+from penstock.bench.step_batch import StepArrays, make_step
 from penstock.core import native, spans
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Graph
@@ -42,7 +42,7 @@ _SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Profile(OpenModel):
+class Profile(BenchModel):
     """Settings of a profile.
 
     ``prompt_tokens`` None is 512 and ``context`` None is 128, or as many as the model's context holds.  ``steps`` 0 is
@@ -196,16 +196,16 @@ class _Profiler:
             spans=middle.spans,
         )
 
-    def _batch(self, starts: Sequence[int], lens: Sequence[int], num_rows: int) -> Step:
+    def _batch(self, starts: Sequence[int], lens: Sequence[int], num_rows: int) -> StepArrays:
         return make_step(self.program.info, StepSize(tuple(starts), tuple(lens), self.width, num_rows), self.random)
 
-    def _prompt(self, num_tokens: int) -> list[Step]:
+    def _prompt(self, num_tokens: int) -> list[StepArrays]:
         """Return the steps of one prompt; the last one computes logits."""
         max_tokens = self.program.limits.max_tokens
         firsts = range(0, num_tokens, max_tokens)
         return [self._batch([at], [min(max_tokens, num_tokens - at)], int(at == firsts[-1])) for at in firsts]
 
-    def _decode(self) -> list[Step]:
+    def _decode(self) -> list[StepArrays]:
         """Fill the contexts (the pages of the first request are copied to the others); return a decode step."""
         batch, context = self.settings.batch, self.num_context
         if context:
@@ -217,7 +217,7 @@ class _Profiler:
                     pages[request * self.width : (request + 1) * self.width] = pages[: self.width]
         return [self._batch([context] * batch, [1] * batch, batch)]
 
-    def _passes(self, steps: list[Step]) -> tuple[list[Pass], list[float]]:
+    def _passes(self, steps: list[StepArrays]) -> tuple[list[Pass], list[float]]:
         """Return passes with spans, and the nanoseconds of passes without, which run alternately."""
         profiled: list[Pass] = []
         plain: list[float] = []
@@ -234,7 +234,7 @@ class _Profiler:
             spans.set_profiling(program, False)
         return profiled, plain
 
-    def _run(self, steps: list[Step]) -> list[tuple[float, NDArray[np.void]]]:
+    def _run(self, steps: list[StepArrays]) -> list[tuple[float, NDArray[np.void]]]:
         """Run the steps; return the nanoseconds and the spans of each."""
         results = []
         for step in steps:

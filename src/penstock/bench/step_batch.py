@@ -10,21 +10,21 @@ from penstock.bench.node_costs import StepSize
 from penstock.core.native import StepBatch
 from penstock.runtime.program import ProgramInfo
 
-__all__ = ["Step", "make_step"]
+__all__ = ["StepArrays", "make_step"]
 
 
 @dataclass(frozen=True)
-class Step:
+class StepArrays:
     """The arrays of a step, and its sizes."""
 
     batch: StepBatch
     size: StepSize
 
 
-def make_step(info: ProgramInfo, size: StepSize, random: np.random.Generator) -> Step:
+def make_step(info: ProgramInfo, size: StepSize, random: np.random.Generator) -> StepArrays:
     """Return a step: request i has ``size.lens[i]`` random tokens from position ``size.starts[i]``.
 
-    The steps of as many requests use the same pages.
+    Steps with the same number of requests use the same pages.
     """
     num_requests, width = len(size.lens), size.width
     # A group with fewer pages reuses those that the window has left.
@@ -40,4 +40,4 @@ def make_step(info: ProgramInfo, size: StepSize, random: np.random.Generator) ->
         page_tables=tables.reshape(len(own), num_requests, width),
         output_rows=np.ascontiguousarray(ends[1:] - 1)[num_requests - size.num_rows :],
     )
-    return Step(batch, size)
+    return StepArrays(batch, size)

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.bench.advise import PYTHON_BYTES, Advice, Row
+from penstock.bench.advise import PYTHON_BYTES, Advice, SchemeRow
 from penstock.bench.step_probe import seconds_of
 
 __all__ = ["Way", "bundle_commands", "ways"]
@@ -48,7 +48,7 @@ def _double_quoted(code: str) -> str:
     return shlex.quote(code) if set(code) & set('"$`\\!') else f'"{code}"'
 
 
-def ways(advice: Advice, model: str, row: Row) -> list[Way]:
+def ways(advice: Advice, model: str, row: SchemeRow) -> list[Way]:
     """Return the ways to run a model in the scheme of a row."""
     bundle, make = bundle_commands(advice, model, row.scheme)
     work = advice.work

@@ -68,7 +68,7 @@ class Weightless:
         write_without_weights(path, graph, files)
         self.model = native.Model.open(path)
 
-    def plan(self, context: native.Context, limits: ProgramLimits) -> native.Plan:
+    def plan(self, context: native.Context, limits: ProgramLimits) -> native.MemoryPlan:
         """Return the core's plan of the memory, whether or not it fits this machine.
 
         Every request has pages for its whole context, where ``limits`` leaves the number of pages open.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.float_types import FLOATS, convert_floats, to_float32
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.fused_layout import LAYOUTS, Piece, Target, fused_config, keep, rearrange
+from penstock.checkpoint.fused_layout import LAYOUTS, RowRange, Target, fused_config, keep, rearrange
 from penstock.checkpoint.lora import Adapter
 from penstock.checkpoint.own_layout import Arrangement
 from penstock.checkpoint.side_files import write_side_files
@@ -159,7 +159,7 @@ class _Writing:
         writer.close()
         return sum(entry.num_bytes for entry in entries)
 
-    def _rows(self, piece: Piece, dtype: str) -> Iterator[NDArray[Any]]:
+    def _rows(self, piece: RowRange, dtype: str) -> Iterator[NDArray[Any]]:
         """Yield the rows of a piece as they are written, and release what was read."""
         info, file = self._checkpoint.tensors[piece.name], self._files[piece.name]
         num_rows = info.shape[0] if info.shape else 1

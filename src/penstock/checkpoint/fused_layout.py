@@ -10,7 +10,7 @@ from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["FUSED_TYPE", "LAYOUTS", "Piece", "Target", "fused_config", "keep", "rearrange"]
+__all__ = ["FUSED_TYPE", "LAYOUTS", "RowRange", "Target", "fused_config", "keep", "rearrange"]
 
 LAYOUTS: Final = ("split", "fused")
 _GROUPS: Final = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -21,7 +21,7 @@ _DEFAULTS: Final[dict[str, Any]] = {"rms_norm_eps": {"phi3": 1e-5, "llama": 1e-6
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowRange:
     """Rows ``start`` to ``stop`` of a stored tensor."""
 
     name: str
@@ -35,7 +35,7 @@ class Target:
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowRange, ...]
 
 
 def keep(tensors: Mapping[str, TensorInfo]) -> dict[str, Target]:
@@ -44,7 +44,7 @@ def keep(tensors: Mapping[str, TensorInfo]) -> dict[str, Target]:
 
 
 def _whole(name: str, info: TensorInfo) -> Target:
-    return Target(info.dtype, info.shape, (Piece(name, 0, info.shape[0] if info.shape else 1),))
+    return Target(info.dtype, info.shape, (RowRange(name, 0, info.shape[0] if info.shape else 1),))
 
 
 def rearrange(layout: str, config: ConfigReader, tensors: Mapping[str, TensorInfo]) -> dict[str, Target]:
@@ -59,7 +59,7 @@ def rearrange(layout: str, config: ConfigReader, tensors: Mapping[str, TensorInf
         if layout == "split" and layer in _GROUPS:
             start = 0
             for own, size in zip(_GROUPS[layer], _sizes(layer, config, name, info), strict=True):
-                piece = Piece(name, start, start + size)
+                piece = RowRange(name, start, start + size)
                 targets[f"{parent}.{own}.{kind}"] = Target(info.dtype, (size, *info.shape[1:]), (piece,))
                 start += size
         elif layout == "fused" and (group := _group_of(layer)) is not None:
@@ -68,7 +68,7 @@ def rearrange(layout: str, config: ConfigReader, tensors: Mapping[str, TensorInf
             sources = [own for own in infos if own is not None]
             if len(sources) != len(names) or len({(own.dtype, own.shape[1:]) for own in sources}) != 1:
                 raise InvalidFileError(f"tensor {show(name)}: expected {', '.join(names)} of one type and width")
-            pieces = tuple(Piece(own, 0, source.shape[0]) for own, source in zip(names, sources, strict=True))
+            pieces = tuple(RowRange(own, 0, source.shape[0]) for own, source in zip(names, sources, strict=True))
             rows = sum(source.shape[0] for source in sources)
             targets[f"{parent}.{group}.{kind}"] = Target(info.dtype, (rows, *info.shape[1:]), pieces)
         else:

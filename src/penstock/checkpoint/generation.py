@@ -20,7 +20,7 @@ from penstock.errors import InvalidFileError
 __all__ = [
     "ADDITIONAL_TEMPLATES",
     "SPECIAL_ROLES",
-    "GenerationConfig",
+    "GenerationDefaults",
     "TokenizerConfig",
     "clean_generation_config",
     "end_token_ids",
@@ -44,7 +44,7 @@ MIN_REPETITION_PENALTY: Final = 0.01
 
 
 @dataclass(frozen=True)
-class GenerationConfig:
+class GenerationDefaults:
     """The checkpoint's defaults for generation; missing fields mean greedy generation without a limit.
 
     ``temperature`` 0 is greedy.  ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1, ``repetition_penalty`` 1,
@@ -69,7 +69,7 @@ class GenerationConfig:
     pad_token_id: int | None = None
 
 
-def read_generation_config(files: Mapping[str, bytes | memoryview]) -> GenerationConfig:
+def read_generation_config(files: Mapping[str, bytes | memoryview]) -> GenerationDefaults:
     """Read generation_config.json, and the end tokens of config.json if it has none.
 
     ``files`` maps file names to their bytes.  Raises InvalidFileError, which names the file and the key.
@@ -82,7 +82,7 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
     bos = _ids(reader, "bos_token_id") or _ids(config, "bos_token_id")
     uses_file = generation is not None and "generation_config.json" in files  # as in transformers
     pad = _Defaults(reader if uses_file else config).token("pad_token_id")
-    return GenerationConfig(
+    return GenerationDefaults(
         eos_token_ids=eos,
         bos_token_id=next(iter(bos), None),
         pad_token_id=pad if pad >= 0 else None,
@@ -118,7 +118,7 @@ def clean_generation_config(data: bytes) -> bytes | None:
 
 
 def _sampling_defaults(defaults: _Defaults) -> dict[str, Any]:
-    """Return the fields of GenerationConfig that are not tokens."""
+    """Return the fields of GenerationDefaults that are not tokens."""
     do_sample = defaults.flag("do_sample")
     top_k = 0 if defaults.is_one_of("top_k", (0, -1)) else defaults.count("top_k") or 50
     typical_p = defaults.number("typical_p", 1.0, high=1.0)  # 0, which transformers refuses, is off

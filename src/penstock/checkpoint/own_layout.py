@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.checkpoint.fused_layout import Piece, Target
+from penstock.checkpoint.fused_layout import RowRange, Target
 from penstock.checkpoint.sources import Source
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import OWN_NAMES, ConfigReader, show, show_tensors
@@ -46,7 +46,7 @@ def split_into_parameters(
             if info is None:
                 raise _missing(config, source.tensor)
             ranges = source.rows or ((0, info.shape[0]),)
-            pieces += [Piece(source.tensor, start, stop) for start, stop in ranges]
+            pieces += [RowRange(source.tensor, start, stop) for start, stop in ranges]
         first = tensors[pieces[0].name]
         num_rows = sum(piece.stop - piece.start for piece in pieces)
         targets[name] = Target(first.dtype, (num_rows, *first.shape[1:]), tuple(pieces))
@@ -60,7 +60,7 @@ def join_rows_of_tensors(
 
     Raises the same errors.
     """
-    rows: dict[str, list[tuple[int, Piece]]] = {}
+    rows: dict[str, list[tuple[int, RowRange]]] = {}
     for name in names:
         info, end = tensors.get(name), 0
         if info is None:
@@ -68,7 +68,7 @@ def join_rows_of_tensors(
         for source in sources.get(name, (Source(name),)):
             _check_rows(name, source)
             for start, stop in source.rows or ((0, info.shape[0]),):
-                rows.setdefault(source.tensor, []).append((start, Piece(name, end, end + stop - start)))
+                rows.setdefault(source.tensor, []).append((start, RowRange(name, end, end + stop - start)))
                 end += stop - start
     targets = {}
     for tensor, found in rows.items():

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.pickles.decoder import ELEMENT_TYPES, MAX_PICKLE_BYTES, Opaque, StoredTensor
+from penstock.checkpoint.pickles.decoder import ELEMENT_TYPES, MAX_PICKLE_BYTES, Opaque, PickledTensor
 from penstock.checkpoint.pickles.file import PickledFile, is_convertible
 from penstock.errors import InvalidFileError, PenstockError
 from penstock.processes.confine import confine, limit_resources
@@ -70,13 +70,13 @@ def _address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 
 
-def _checked(state: Any) -> dict[str, StoredTensor]:
+def _checked(state: Any) -> dict[str, PickledTensor]:
     if not isinstance(state, dict):
         raise InvalidFileError(f"expected tensors by name, got {_kind_of(state)}")
     for name, value in state.items():
         if not isinstance(name, str) or len(name) > _MAX_NAME:
             raise InvalidFileError(f"expected names of tensors, got {name!r:.80}")
-        if not isinstance(value, StoredTensor):
+        if not isinstance(value, PickledTensor):
             raise InvalidFileError(f"{name!r:.80}: expected a tensor, got {_kind_of(value)}")
         if not is_convertible(value):
             raise InvalidFileError(f"{name!r:.80}: type torch.{value.element_type} is not supported")
@@ -116,14 +116,14 @@ def _write(file: PickledFile, data: mmap.mmap, out: int, max_bytes: int) -> None
                 _release(data, *places[name])
 
 
-def _count(tensor: StoredTensor) -> int:
+def _count(tensor: PickledTensor) -> int:
     count = 1
     for size in tensor.shape:
         count *= size
     return count
 
 
-def _view(tensor: StoredTensor, data: mmap.mmap, start: int) -> NDArray[Any]:
+def _view(tensor: PickledTensor, data: mmap.mmap, start: int) -> NDArray[Any]:
     """Return the elements of a tensor in the mapped file, as unsigned integers."""
     size = ELEMENT_TYPES[tensor.element_type][1]
     return np.ndarray(

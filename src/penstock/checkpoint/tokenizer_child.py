@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.tokenizer_frames import (
     MAX_TEXT_BYTES,
-    Operation,
-    Status,
+    FrameOperation,
+    FrameStatus,
     pack_lists,
     receive,
     reply_head,
@@ -90,13 +90,13 @@ def _vocabulary(tokenizer: LibraryTokenizer) -> bytes:
 
 
 def _answer(tokenizer: LibraryTokenizer, operation: int, flag: bool, payload: bytes) -> bytes:
-    if operation == Operation.ENCODE:
+    if operation == FrameOperation.ENCODE:
         return _encode(tokenizer, payload, flag)
-    if operation == Operation.DECODE:
+    if operation == FrameOperation.DECODE:
         return _decode(tokenizer, payload, flag)
-    if operation == Operation.TOKEN_BYTES:
+    if operation == FrameOperation.TOKEN_BYTES:
         return tokenizer.token(unpack_lists(payload)[0][0])
-    if operation == Operation.VOCABULARY:
+    if operation == FrameOperation.VOCABULARY:
         return _vocabulary(tokenizer)
     token = tokenizer.token_id(payload.decode())
     return b"" if token is None else struct.pack("<I", token)
@@ -111,20 +111,20 @@ def _serve(channel: socket.socket) -> None:
         if payload is None:
             return
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        status = Status.OK
+        status = FrameStatus.OK
         try:
-            if tokenizer is None or operation == Operation.OPEN:
+            if tokenizer is None or operation == FrameOperation.OPEN:
                 tokenizer, reply = _open(payload)
             else:
                 reply = _answer(tokenizer, operation, bool(flag), payload)
         except UnsupportedError as error:
-            status, reply = Status.UNSUPPORTED, str(error).encode()
+            status, reply = FrameStatus.UNSUPPORTED, str(error).encode()
         except PenstockError as error:
-            status, reply = Status.INVALID_FILE, str(error).encode()
+            status, reply = FrameStatus.INVALID_FILE, str(error).encode()
         except MemoryError:
-            status, reply = Status.NO_MEMORY, b""
+            status, reply = FrameStatus.NO_MEMORY, b""
         except Exception as error:
-            status, reply = Status.INVALID_FILE, f"tokenizer.json: {type(error).__name__}: {error}"[:200].encode()
+            status, reply = FrameStatus.INVALID_FILE, f"tokenizer.json: {type(error).__name__}: {error}"[:200].encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         channel.sendall(reply_head.pack(status, len(reply)) + reply)
 

@@ -14,8 +14,8 @@ from typing import Final
 
 __all__ = [
     "MAX_TEXT_BYTES",
-    "Operation",
-    "Status",
+    "FrameOperation",
+    "FrameStatus",
     "pack_lists",
     "receive",
     "reply_head",
@@ -27,7 +27,7 @@ MAX_TEXT_BYTES: Final = 64 << 20
 """Limit on the text that one call decodes."""
 
 
-class Operation(IntEnum):
+class FrameOperation(IntEnum):
     """The operation of a request.  The comments give the payload."""
 
     OPEN = 0  # [the file]: the first request
@@ -38,7 +38,7 @@ class Operation(IntEnum):
     VOCABULARY = 5  # []: the bytes of every token
 
 
-class Status(IntEnum):
+class FrameStatus(IntEnum):
     """The status of a reply.  For a status other than OK the payload is an error message."""
 
     OK = 0

@@ -26,8 +26,8 @@ from typing import Final
 
 from penstock.checkpoint.tokenizer_frames import (
     MAX_TEXT_BYTES,
-    Operation,
-    Status,
+    FrameOperation,
+    FrameStatus,
     pack_lists,
     receive,
     reply_head,
@@ -54,12 +54,12 @@ PAUSE_SECONDS: Final = 10.0
 _MAX_REPLY_BYTES: Final = 2 * MAX_TEXT_BYTES
 _MAX_KEPT_CHARS, _MAX_KEPT_TEXTS = 256, 1 << 18
 _INPUTS: Final = {
-    Operation.OPEN: "to open the file",
-    Operation.ENCODE: "for this text",
-    Operation.DECODE: "for these token ids",
-    Operation.TOKEN_BYTES: "for this token id",
-    Operation.TOKEN_ID: "for this token",
-    Operation.VOCABULARY: "for the vocabulary",
+    FrameOperation.OPEN: "to open the file",
+    FrameOperation.ENCODE: "for this text",
+    FrameOperation.DECODE: "for these token ids",
+    FrameOperation.TOKEN_BYTES: "for this token id",
+    FrameOperation.TOKEN_ID: "for this token",
+    FrameOperation.VOCABULARY: "for the vocabulary",
 }
 
 
@@ -144,7 +144,7 @@ class TokenizerProcess:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
-        return unpack_lists(self._call(Operation.ENCODE, text.encode(), add_special_tokens))[0].tolist()
+        return unpack_lists(self._call(FrameOperation.ENCODE, text.encode(), add_special_tokens))[0].tolist()
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
@@ -160,7 +160,7 @@ class TokenizerProcess:
 
     def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
         """Return the text of each list of token ids, with one call to the child."""
-        reply = self._call(Operation.DECODE, _packed(lists), skip_special_tokens)
+        reply = self._call(FrameOperation.DECODE, _packed(lists), skip_special_tokens)
         lengths, begin, texts = struct.unpack_from(f"<{len(lists)}Q", reply), 8 * len(lists), []
         for length in lengths:
             texts.append(reply[begin : begin + length].decode())
@@ -171,14 +171,14 @@ class TokenizerProcess:
         """Return the bytes that an id of a byte-level tokenizer decodes to, and whether it is special."""
         data = self._tokens.get(token)
         if data is None:
-            data = self._call(Operation.TOKEN_BYTES, _packed([[token]]), False)
+            data = self._call(FrameOperation.TOKEN_BYTES, _packed([[token]]), False)
             if len(self._tokens) < _MAX_KEPT_TEXTS:
                 self._tokens[token] = data
         return data, token in self._opened().specials
 
     def token_id(self, token: str) -> int | None:
         """Return the id of the token with this text; None if there is none."""
-        reply = self._call(Operation.TOKEN_ID, token.encode(), False)
+        reply = self._call(FrameOperation.TOKEN_ID, token.encode(), False)
         return struct.unpack("<I", reply)[0] if reply else None
 
     def longest_token(self) -> int:
@@ -193,7 +193,7 @@ class TokenizerProcess:
                 "The tokens of this model's tokenizer are not bytes, and the core does not support its kind: answers "
                 "cannot follow a grammar."
             )
-        reply = self._call(Operation.VOCABULARY, b"", False)
+        reply = self._call(FrameOperation.VOCABULARY, b"", False)
         (count,) = struct.unpack_from("<Q", reply)
         places = accumulate(struct.unpack_from(f"<{count}I", reply, 8), initial=8 + 4 * count)
         return [reply[start:end] for start, end in pairwise(places)], sorted(info.specials)
@@ -205,9 +205,9 @@ class TokenizerProcess:
             raise TokenizerError("tokenizer.json: the tokenizer was not opened")
         return self._info
 
-    def _call(self, operation: Operation, payload: bytes, flag: bool) -> bytes:
+    def _call(self, operation: FrameOperation, payload: bytes, flag: bool) -> bytes:
         with self._lock:
-            base = CALL_SECONDS if operation in (Operation.ENCODE, Operation.VOCABULARY) else STEP_SECONDS
+            base = CALL_SECONDS if operation in (FrameOperation.ENCODE, FrameOperation.VOCABULARY) else STEP_SECONDS
             seconds = base + len(payload) / _BYTES_PER_SECOND
             try:
                 reply = self._ask(self._start(), operation, payload, flag, seconds)
@@ -232,7 +232,7 @@ class TokenizerProcess:
         child = self._child = _Child()
         self._finalizer = weakref.finalize(self, child.end)
         try:
-            info = json.loads(self._ask(child, Operation.OPEN, self._data, False, OPEN_SECONDS))
+            info = json.loads(self._ask(child, FrameOperation.OPEN, self._data, False, OPEN_SECONDS))
         except TokenizerError:
             raise
         except PenstockError:
@@ -248,7 +248,7 @@ class TokenizerProcess:
             self._finalizer = None
         return 0 if child is None else child.end()
 
-    def _ask(self, child: _Child, operation: Operation, payload: bytes, flag: bool, seconds: float) -> bytes:
+    def _ask(self, child: _Child, operation: FrameOperation, payload: bytes, flag: bool, seconds: float) -> bytes:
         """Send one request and return its reply.  After any exception but an error reply, the child is dead."""
         child.channel.settimeout(_WALL_FACTOR * seconds + _WALL_SECONDS)
         reply: tuple[int, bytes] | None = None
@@ -263,14 +263,14 @@ class TokenizerProcess:
         except BaseException:  # KeyboardInterrupt in the middle of a message
             self._end()
             raise
-        if reply is None or reply[0] == Status.NO_MEMORY:
+        if reply is None or reply[0] == FrameStatus.NO_MEMORY:
             raise self._died(operation, timed_out, reply is not None)
         status, data = reply
-        if status == Status.OK:
+        if status == FrameStatus.OK:
             return data
-        raise (UnsupportedError if status == Status.UNSUPPORTED else InvalidFileError)(data.decode())
+        raise (UnsupportedError if status == FrameStatus.UNSUPPORTED else InvalidFileError)(data.decode())
 
-    def _died(self, operation: Operation, timed_out: bool, no_memory: bool) -> TokenizerError:
+    def _died(self, operation: FrameOperation, timed_out: bool, no_memory: bool) -> TokenizerError:
         """Count a death of the child, and return the error that says what killed it."""
         if not (timed_out or no_memory) and self._child is not None:  # otherwise it is still running
             with suppress(subprocess.TimeoutExpired):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.client import calls
 from penstock.client.address import Address
-from penstock.client.calls import DEFAULT_URL, Answer, Call, Messages
+from penstock.client.calls import DEFAULT_URL, Answer, ClientCall, Messages
 from penstock.client.inference_stream import InferenceStream
-from penstock.client.oip_calls import Inference
+from penstock.client.oip_calls import InferCall
 from penstock.client.servables import AsyncServables
 from penstock.errors import ServiceError
 
@@ -142,10 +142,10 @@ class AsyncClient:
 
     def _inference(
         self, caller: str, servable: str, inputs: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Inference:
-        return Inference.from_arguments(f"AsyncClient.{caller}", servable, inputs, options, binary=self._is_binary)
+    ) -> InferCall:
+        return InferCall.from_arguments(f"AsyncClient.{caller}", servable, inputs, options, binary=self._is_binary)
 
-    async def _call(self, call: Call[_T]) -> _T:
+    async def _call(self, call: ClientCall[_T]) -> _T:
         return await self._transport.call(call)
 
 

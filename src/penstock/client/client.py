@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.client import calls
 from penstock.client.address import Address
-from penstock.client.calls import DEFAULT_URL, Answer, Call, Messages
+from penstock.client.calls import DEFAULT_URL, Answer, ClientCall, Messages
 from penstock.client.inference_stream import InferenceStream
-from penstock.client.oip_calls import Inference
+from penstock.client.oip_calls import InferCall
 from penstock.client.servables import Servables
 from penstock.errors import ServiceError
 
@@ -175,10 +175,10 @@ class Client:
 
     def _inference(
         self, caller: str, servable: str, inputs: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Inference:
-        return Inference.from_arguments(f"Client.{caller}", servable, inputs, options, binary=self._is_binary)
+    ) -> InferCall:
+        return InferCall.from_arguments(f"Client.{caller}", servable, inputs, options, binary=self._is_binary)
 
-    def _call(self, call: Call[_T]) -> _T:
+    def _call(self, call: ClientCall[_T]) -> _T:
         return self._transport.call(call)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from penstock.client.address import Address
-from penstock.client.calls import Call
+from penstock.client.calls import ClientCall
 from penstock.client.http_messages import EventDecoder, HttpResponse
 from penstock.client.retries import Retries
 
@@ -23,7 +23,7 @@ class Exchange(Generic[_T]):
     one of these or the connection fails with OSError or ServiceError, ``retries.pause_s`` decides what follows.
     """
 
-    def __init__(self, call: Call[_T], address: Address) -> None:
+    def __init__(self, call: ClientCall[_T], address: Address) -> None:
         self.request = call.http_request()
         self.retries = Retries(address, call.timeout_s, call.is_sent_once)
 

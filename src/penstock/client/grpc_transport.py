@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from penstock.client.address import Address
-from penstock.client.calls import Call, Rpc
+from penstock.client.calls import ClientCall, Rpc
 from penstock.client.http_messages import MAX_RESPONSE_BYTES, seconds_of
 from penstock.client.retries import Retries
 from penstock.errors import InvalidArgumentError, ServiceError
@@ -25,7 +25,7 @@ _SERVICE: Final = "/inference.GRPCInferenceService"
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
-    ("grpc.enable_retries", 0),  # Retries decides, and heeds retry-after
+    ("grpc.enable_retries", 0),  # class Retries does them, and honours retry-after
     ("grpc.use_local_subchannel_pool", 1),
 )
 _STATUSES: Final = {
@@ -46,7 +46,7 @@ class GrpcTransport:
         self._lock = threading.Lock()
         self._channel: Any = None
 
-    def call(self, call: Call[_T]) -> _T:
+    def call(self, call: ClientCall[_T]) -> _T:
         """Send a request, with retries, and return the value of its reply.  Raises ServiceError."""
         retries, rpc = Retries(self._address, call.timeout_s, call.is_sent_once), call.rpc()
         while True:
@@ -61,7 +61,7 @@ class GrpcTransport:
             reply = method(rpc.message, timeout=timeout_s, metadata=self._metadata)
         return rpc.read(reply)
 
-    def stream(self, call: Call[_T]) -> Iterator[_T]:
+    def stream(self, call: ClientCall[_T]) -> Iterator[_T]:
         """Send a request and return the items of its response; closing the iterator ends the request."""
         return self._items(call.rpc(), call.timeout_s)
 
@@ -100,7 +100,7 @@ class AsyncGrpcTransport:
         self._metadata = _metadata(address)
         self._channel: Any = None
 
-    async def call(self, call: Call[_T]) -> _T:
+    async def call(self, call: ClientCall[_T]) -> _T:
         """Send a request, with retries, and return the value of its reply.  Raises ServiceError."""
         retries, rpc = Retries(self._address, call.timeout_s, call.is_sent_once), call.rpc()
         while True:
@@ -115,7 +115,7 @@ class AsyncGrpcTransport:
             reply = await method(rpc.message, timeout=timeout_s, metadata=self._metadata)
         return rpc.read(reply)
 
-    def stream(self, call: Call[_T]) -> AsyncIterator[_T]:
+    def stream(self, call: ClientCall[_T]) -> AsyncIterator[_T]:
         """Send a request and return the items of its response; closing the iterator ends the request."""
         return self._items(call.rpc(), call.timeout_s)
 

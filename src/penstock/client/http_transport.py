@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import httpx
 
 from penstock.client.address import Address
-from penstock.client.calls import Call
+from penstock.client.calls import ClientCall
 from penstock.client.exchange import Exchange
 from penstock.errors import InvalidArgumentError, ServiceError
 
@@ -38,7 +38,7 @@ class HttpTransport:
         self._lock = threading.Lock()
         self._pool: httpx.HTTPTransport | None = None
 
-    def call(self, call: Call[_T]) -> _T:
+    def call(self, call: ClientCall[_T]) -> _T:
         """Send a request, with retries, and return the value of its response.  Raises ServiceError."""
         exchange = Exchange(call, self._address)
         while True:
@@ -58,7 +58,7 @@ class HttpTransport:
                 response.close()
         return exchange.value()
 
-    def stream(self, call: Call[_T]) -> Iterator[_T]:
+    def stream(self, call: ClientCall[_T]) -> Iterator[_T]:
         """Send a request and return the events of its response; closing the iterator ends the request."""
         return self._events(Exchange(call, self._address))
 
@@ -116,7 +116,7 @@ class AsyncHttpTransport:
         self._address = address
         self._pool: httpx.AsyncHTTPTransport | None = None
 
-    async def call(self, call: Call[_T]) -> _T:
+    async def call(self, call: ClientCall[_T]) -> _T:
         """Send a request, with retries, and return the value of its response.  Raises ServiceError."""
         exchange = Exchange(call, self._address)
         while True:
@@ -132,7 +132,7 @@ class AsyncHttpTransport:
             except (OSError, ServiceError) as error:
                 await asyncio.sleep(exchange.retries.pause_s(error))
 
-    def stream(self, call: Call[_T]) -> AsyncIterator[_T]:
+    def stream(self, call: ClientCall[_T]) -> AsyncIterator[_T]:
         """Send a request and return the events of its response; closing the iterator ends the request."""
         return self._events(Exchange(call, self._address))
 

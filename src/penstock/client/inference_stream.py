@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.client.calls import Call, Rpc
+from penstock.client.calls import ClientCall, Rpc
 from penstock.client.http_messages import HttpRequest, json_body
-from penstock.client.oip_calls import Inference, model_path, read_response
+from penstock.client.oip_calls import InferCall, model_path, read_response
 from penstock.client.tensors import InferResult
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.tensors import DTYPES, Tensor
@@ -22,10 +22,10 @@ _OUTPUTS: Final = {
 _PROMPTS: Final = ("text_input", "input_ids")
 
 
-class InferenceStream(Call[InferResult]):
+class InferenceStream(ClientCall[InferResult]):
     """An inference whose result arrives in parts.  The parts have the same form over HTTP and over gRPC."""
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: InferCall) -> None:
         self.timeout_s = inference.timeout_s
         self._inference = inference
 

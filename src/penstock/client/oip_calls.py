@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.client.calls import Answer, Call, Rpc
+from penstock.client.calls import Answer, ClientCall, Rpc
 from penstock.client.http_messages import HttpRequest, HttpResponse, json_body, path_segment
 from penstock.client.tensors import InferResult, array_of, array_of_list, listed, raw_of, tensor_of
 from penstock.errors import InvalidArgumentError
 from penstock.tensors import Tensor
 
-__all__ = ["Inference", "MetadataCall", "ReadyCall", "RepositoryChange", "RepositoryIndex", "StatisticsCall"]
+__all__ = ["InferCall", "MetadataCall", "ReadyCall", "RepositoryChange", "RepositoryIndex", "StatisticsCall"]
 
 _LENGTH_HEADER: Final = "inference-header-content-length"
 _MAX_TIMEOUT_S: Final = 86_400.0
@@ -48,7 +48,7 @@ def model_path(model: str, version: str) -> str:
 
 
 @dataclass(frozen=True)
-class Inference(Call[InferResult]):
+class InferCall(ClientCall[InferResult]):
     """Tensors to a model, and the tensors that it returns."""
 
     model: str
@@ -62,7 +62,7 @@ class Inference(Call[InferResult]):
     @classmethod
     def from_arguments(
         cls, caller: str, servable: str, inputs: Mapping[str, Any], options: Mapping[str, Any], *, binary: bool = True
-    ) -> Inference:
+    ) -> InferCall:
         """Build the call from the arguments of a public method, ``caller``.  Raises InvalidArgumentError."""
         for name in options:
             if name not in _OPTIONS:
@@ -77,7 +77,7 @@ class Inference(Call[InferResult]):
         cls, servable: str, inputs: Mapping[str, Any], *, binary: bool, method: str = "",
         version: str | int = "", outputs: Sequence[str] = (), parameters: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
-    ) -> Inference:  # fmt: skip
+    ) -> InferCall:  # fmt: skip
         if not isinstance(inputs, Mapping) or not all(isinstance(name, str) for name in inputs):
             raise InvalidArgumentError(
                 f'inputs: expected arrays by name, like {{"x": [[1.0]]}}, got {inputs!r:.100}', param="inputs"
@@ -201,7 +201,7 @@ def _parameter(message: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class MetadataCall(Call[Answer]):
+class MetadataCall(ClientCall[Answer]):
     """The inputs, outputs and versions of a model."""
 
     model: str
@@ -220,7 +220,7 @@ class MetadataCall(Call[Answer]):
 
 
 @dataclass(frozen=True)
-class ReadyCall(Call[bool]):
+class ReadyCall(ClientCall[bool]):
     """Return the call that asks if a model accepts requests.  It is sent once, because 503 is an answer here."""
 
     model: str
@@ -241,7 +241,7 @@ class ReadyCall(Call[bool]):
 
 
 @dataclass(frozen=True)
-class StatisticsCall(Call[list[Answer]]):
+class StatisticsCall(ClientCall[list[Answer]]):
     """The counts and times of a model; of all models if ``model`` is empty."""
 
     model: str
@@ -261,7 +261,7 @@ class StatisticsCall(Call[list[Answer]]):
 
 
 @dataclass(frozen=True)
-class RepositoryIndex(Call[list[Answer]]):
+class RepositoryIndex(ClientCall[list[Answer]]):
     """The versions of all servables."""
 
     def http_request(self) -> HttpRequest[list[Answer]]:
@@ -277,7 +277,7 @@ class RepositoryIndex(Call[list[Answer]]):
 
 
 @dataclass(frozen=True)
-class RepositoryChange(Call[None]):
+class RepositoryChange(ClientCall[None]):
     """Load or unload a servable.  ``config`` holds the settings of a load: ``versions`` and ``labels``."""
 
     action: str

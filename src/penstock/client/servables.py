@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
-from penstock.client.calls import Answer, Call
+from penstock.client.calls import Answer, ClientCall
 from penstock.client.oip_calls import (
     MetadataCall,
     ReadyCall,
@@ -23,11 +23,11 @@ _T = TypeVar("_T")
 
 
 class _Send(Protocol):
-    def __call__(self, call: Call[_T]) -> _T: ...
+    def __call__(self, call: ClientCall[_T]) -> _T: ...
 
 
 class _AsyncSend(Protocol):
-    def __call__(self, call: Call[_T]) -> Coroutine[Any, Any, _T]: ...
+    def __call__(self, call: ClientCall[_T]) -> Coroutine[Any, Any, _T]: ...
 
 
 def _load(servable: str, versions: str, labels: Mapping[str, int] | None) -> RepositoryChange:

@@ -38,7 +38,7 @@ from penstock.validation import set_fields
 if TYPE_CHECKING:
     from penstock.engine.page_journal import PageReport
 
-__all__ = ["POLICIES", "ROUTED_PAGES", "TIE_S", "Figures", "Route", "Router", "StepTimes"]
+__all__ = ["POLICIES", "ROUTED_PAGES", "TIE_S", "Figures", "ReplicaChoice", "ReplicaRouter", "StepTimes"]
 
 POLICIES: Final = ("prefix", "least-loaded", "round-robin")
 TIE_S: Final = 0.001
@@ -74,7 +74,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Route:
+class ReplicaChoice:
     """The choice for a request: the place of the replica, and how many leading pages it knows."""
 
     place: int
@@ -142,7 +142,7 @@ class _Replica:
         self.has_reported = False
 
 
-class Router:
+class ReplicaRouter:
     """Chooses replicas, which have places: small numbers, used again after ``remove``.
 
     ``policy``: "prefix" (least cost), "least-loaded" (fewest open requests) or "round-robin".  The caller reports what
@@ -254,7 +254,7 @@ class Router:
 
     def route(
         self, num_tokens: int, keys: Sequence[bytes], session: str = "", places: Sequence[int] | None = None
-    ) -> Route:
+    ) -> ReplicaChoice:
         """Return the choice for a prompt of ``num_tokens`` tokens whose leading pages have these keys.
 
         ``session`` prefers, among equals, the replica of the session's last request.  ``places``: those that may be
@@ -267,17 +267,17 @@ class Router:
             later = allowed[allowed >= self._next]
             place = int(later.min() if len(later) else allowed.min())
             self._next = place + 1
-            return Route(place, self._num_known(place, keys))
+            return ReplicaChoice(place, self._num_known(place, keys))
         if self.policy == "least-loaded":
             cost = self._open[allowed]
             place = self._first(allowed[cost == cost.min()], session)
-            return Route(place, self._num_known(place, keys))
+            return ReplicaChoice(place, self._num_known(place, keys))
         known = self.matches(keys)
         cost = np.rint(self._costs(num_tokens, known)[allowed] / TIE_S)
         best = allowed[cost == cost.min()]
         longest = known[best]
         place = self._first(best[longest == longest.max()], session)
-        return Route(place, int(known[place]))
+        return ReplicaChoice(place, int(known[place]))
 
     def _first(self, places: np.ndarray, session: str) -> int:
         """Return the first of equals: the session's, the one with fewest requests so far, the one added first."""

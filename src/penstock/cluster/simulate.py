@@ -22,13 +22,13 @@ import numpy as np
 from penstock.cluster.autoscale import SAMPLE_S, Autoscaler, Load, ScalePolicy
 from penstock.cluster.costs import COSTS_348M, StepCosts
 from penstock.cluster.replica import NS, Arrived, Replica, ReplicaLimits, StepTable, new_request
-from penstock.cluster.routing import POLICIES, ROUTED_PAGES, Router
+from penstock.cluster.routing import POLICIES, ROUTED_PAGES, ReplicaRouter
 from penstock.cluster.trace import SegmentKeys, TraceRequest
 from penstock.config import check_choice, check_integer, check_number
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.runtime.program import PAGE_TOKENS
 
-__all__ = ["Report", "Simulation", "simulate"]
+__all__ = ["Simulation", "SimulationReport", "simulate"]
 
 MAX_REPLICAS: Final = 100_000
 _PERCENTILES: Final = (50, 90, 99)
@@ -74,7 +74,7 @@ class Simulation:
 
 
 @dataclass
-class Report:
+class SimulationReport:
     """The result.  Times in seconds, of the virtual clock.
 
     ``ttft``, ``tpot`` and ``e2e`` have the mean and the percentiles "p50", "p90" and "p99" of the time to the first
@@ -113,7 +113,7 @@ class Report:
 
 def simulate(
     requests: Iterable[TraceRequest], settings: Simulation, progress: Callable[[int, float], None] | None = None
-) -> Report:
+) -> SimulationReport:
     """Run the requests, which are in order of time.
 
     ``progress`` is called now and then with the number of requests that arrived and the virtual time in seconds.
@@ -142,7 +142,7 @@ class _Cluster:
         costs, limits = settings.costs.on_ranks(settings.tp), settings.limits
         self._settings, self._costs = settings, costs
         self._keys = SegmentKeys()
-        self._router = Router(settings.policy)
+        self._router = ReplicaRouter(settings.policy)
         self._table, self._figures = StepTable(costs, limits), costs.figures(limits.max_requests)
         self._replicas: list[Replica] = []
         self._ended: list[_Totals] = []  # of replicas that failed
@@ -156,7 +156,7 @@ class _Cluster:
         self._first_ns: int | None = None
         self._last_ns = 0
 
-    def run(self, requests: Iterable[TraceRequest], progress: Callable[[int, float], None]) -> Report:
+    def run(self, requests: Iterable[TraceRequest], progress: Callable[[int, float], None]) -> SimulationReport:
         for request in requests:
             now_ns = round(request.time * NS)
             if self._first_ns is None:
@@ -325,10 +325,10 @@ class _Cluster:
             self._tpot.append((now_ns - arrived.first_ns) / NS / (num_tokens - 1))
         self._last_ns = now_ns
 
-    def _report(self) -> Report:
+    def _report(self) -> SimulationReport:
         settings, costs = self._settings, self._costs
         source = {"model": costs.model, "machine": costs.machine, "source": costs.source}
-        report = Report(settings.policy, settings.replicas, settings.tp, source, self._num_requests)
+        report = SimulationReport(settings.policy, settings.replicas, settings.tp, source, self._num_requests)
         totals = [*self._ended, *starmap(_Totals.of, enumerate(self._replicas))]
         busy_ns: Counter[int] = Counter()
         for total in totals:

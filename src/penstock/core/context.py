@@ -46,7 +46,7 @@ class Handle:
     def handle(self) -> int:
         """The address for the C ABI; InvalidArgumentError after ``close``."""
         if self._native is None:
-            raise InvalidArgumentError(f"{type(self).__name__} is closed")
+            raise InvalidArgumentError(f"{type(self).__name__.removeprefix('Native')} is closed")
         return self._native.address
 
     def close(self) -> None:

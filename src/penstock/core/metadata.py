@@ -18,8 +18,8 @@ from flatbuffers.table import Table
 from penstock.errors import FileAccessError, InvalidFileError
 
 __all__ = [
-    "FORMAT_MAJOR", "FORMAT_MINOR", "Row", "StoredPart", "StoredWeight", "check_same", "open_again", "read_metadata",
-    "stamp_of", "state_groups", "stored_segments", "stored_weights",
+    "FORMAT_MAJOR", "FORMAT_MINOR", "FlatTable", "StoredPart", "StoredWeight", "check_same", "open_again",
+    "read_metadata", "stamp_of", "state_groups", "stored_segments", "stored_weights",
 ]  # fmt: skip
 
 FORMAT_MAJOR, FORMAT_MINOR = 1, 0
@@ -28,7 +28,7 @@ _OFFSET_AT, _SIZE_AT, _HEADER_BYTES = 16, 24, 64
 _SEGMENTS, _WEIGHTS, _STATES = 13, 7, 8
 
 
-class Row:
+class FlatTable:
     """A FlatBuffers table of metadata that the core has validated.  Methods read a field by its number."""
 
     def __init__(self, data: bytes, position: int) -> None:
@@ -52,13 +52,13 @@ class Row:
         at = self._at(field)
         return self.table.String(self.table.Pos + at).decode() if at else ""
 
-    def rows(self, field: int) -> list[Row]:
+    def rows(self, field: int) -> list[FlatTable]:
         at = self._at(field)
         if not at:
             return []
         first = self.table.Vector(at)
         positions = [self.table.Indirect(first + 4 * i) for i in range(self.table.VectorLen(at))]
-        return [Row(self.table.Bytes, position) for position in positions]
+        return [FlatTable(self.table.Bytes, position) for position in positions]
 
     def structs(self, field: int, size: int, members: Sequence[tuple[int, Any]]) -> list[tuple[int, ...]]:
         at = self._at(field)
@@ -141,24 +141,24 @@ def read_metadata(path: str | os.PathLike[str], stamp: Sequence[int]) -> bytes:
 
 def stored_segments(metadata: bytes) -> dict[str, tuple[int, int]]:
     """Return the offset and the size in bytes of each segment of a bundle, by name."""
-    root = Row(metadata, int.from_bytes(metadata[:4], "little"))
+    root = FlatTable(metadata, int.from_bytes(metadata[:4], "little"))
     return {row.string(0): (row.long(1), row.long(2)) for row in root.rows(_SEGMENTS)}
 
 
 def state_groups(metadata: bytes) -> list[int]:
     """Return the page group of each state of a bundle, in the order of its table."""
-    root = Row(metadata, int.from_bytes(metadata[:4], "little"))
+    root = FlatTable(metadata, int.from_bytes(metadata[:4], "little"))
     return [row.number(3) for row in root.rows(_STATES)]
 
 
 def stored_weights(metadata: bytes) -> list[StoredWeight]:
     """Return the weights of a bundle in the order of its table."""
-    root = Row(metadata, int.from_bytes(metadata[:4], "little"))
+    root = FlatTable(metadata, int.from_bytes(metadata[:4], "little"))
     segments = [row.string(0) for row in root.rows(_SEGMENTS)]
     return [_stored_weight(row, segments) for row in root.rows(_WEIGHTS)]
 
 
-def _stored_weight(row: Row, segments: Sequence[str]) -> StoredWeight:
+def _stored_weight(row: FlatTable, segments: Sequence[str]) -> StoredWeight:
     parts = tuple(StoredPart(part.string(0), part.long(1), part.long(2)) for part in row.rows(7))
     at = (segments[row.number(4)], row.long(5), row.long(6))
     return StoredWeight(row.string(0), row.long(1), row.long(2), row.number(3), *at, parts)

@@ -48,11 +48,41 @@ from penstock.file_kinds import has_bundle_magic, refuse_mindspore
 from penstock.validation import refusal
 
 __all__ = [
-    "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Biases", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo",
-    "Penalties", "Plan", "ProgramOptions", "QuantizedRows", "RankInfo", "Sampled", "Sampling", "StepBatch",
-    "StepCall", "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas", "pack", "pack_blocks",
-    "pack_quantized", "plan",
-    "probe_bandwidth", "probe_compute", "rank_info", "run_op", "sample_logits", "unpack", "unpack_quantized", "version",
+    "ALL_THREADS",
+    "EMPTY_KERNELS",
+    "POISON",
+    "Biases",
+    "Context",
+    "CoreProgram",
+    "CoreTensor",
+    "MemoryPlan",
+    "Model",
+    "ModelInfo",
+    "Penalties",
+    "ProgramOptions",
+    "QuantizedRows",
+    "RankInfo",
+    "Sampled",
+    "Sampling",
+    "StepBatch",
+    "StepCall",
+    "cpu_levels",
+    "crc32",
+    "layout_bytes",
+    "library_file",
+    "op_schemas",
+    "pack",
+    "pack_blocks",
+    "pack_quantized",
+    "plan",
+    "probe_bandwidth",
+    "probe_compute",
+    "rank_info",
+    "run_op",
+    "sample_logits",
+    "unpack",
+    "unpack_quantized",
+    "version",
 ]  # fmt: skip
 
 pack, unpack = Context.pack, Context.unpack
@@ -207,7 +237,7 @@ class ProgramOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The bytes that a program needs.  ``kv_page_bytes`` is the size of one page, summed over all states."""
 
     weight_bytes: int
@@ -237,12 +267,12 @@ def _options_struct(options: ProgramOptions, num_page_groups: int = 0) -> Progra
     return struct
 
 
-def plan(model: Model, context: Context, options: ProgramOptions) -> Plan:
+def plan(model: Model, context: Context, options: ProgramOptions) -> MemoryPlan:
     """Return the memory that a program with these limits would need.  Allocates nothing."""
     out = sized(PlanStruct)
     struct = _options_struct(options, model.info.num_page_groups)
     check(library().ps_program_plan(model.handle, context.handle, ctypes.byref(struct), ctypes.byref(out)))
-    return Plan(**{name: getattr(out, name) for name, *_ in PlanStruct._fields_ if name != "struct_size"})
+    return MemoryPlan(**{name: getattr(out, name) for name, *_ in PlanStruct._fields_ if name != "struct_size"})
 
 
 @dataclass(frozen=True)

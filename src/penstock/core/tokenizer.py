@@ -16,7 +16,7 @@ from penstock.core.library import TokenizerInfoStruct, check, library, sized
 from penstock.core.native import Model
 from penstock.errors import InvalidArgumentError, PenstockError
 
-__all__ = ["TOKENIZER_SEGMENT", "TextStream", "Tokenizer", "TokenizerInfo"]
+__all__ = ["TOKENIZER_SEGMENT", "NativeTextStream", "NativeTokenizer", "TokenizerInfo"]
 
 TOKENIZER_SEGMENT: Final = "tokenizer.bin"
 """The name of the segment that holds the compiled tokenizer."""
@@ -42,7 +42,7 @@ class TokenizerInfo:
     unsupported: str
 
 
-class Tokenizer(Handle):
+class NativeTokenizer(Handle):
     """The tokenizer of a model.  Any number of threads may use it.
 
     Raises UnsupportedError for a bundle without one.
@@ -57,7 +57,7 @@ class Tokenizer(Handle):
         super().__init__(address_of(out))
 
     @classmethod
-    def of_segment(cls, data: bytes) -> Tokenizer:
+    def of_segment(cls, data: bytes) -> NativeTokenizer:
         """Return the tokenizer of a segment ``tokenizer.bin``, used in place.  Raises the errors of the constructor."""
         tokenizer, out = cls.__new__(cls), ctypes.c_void_p()
         try:
@@ -157,9 +157,9 @@ class Tokenizer(Handle):
         specials = np.flatnonzero(np.frombuffer(flags, np.uint8) & 1).tolist()
         return [text[start:end] for start, end in pairwise(ends)], specials
 
-    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
+    def stream(self, *, skip_special_tokens: bool = True) -> NativeTextStream:
         """Return a stream that decodes id by id."""
-        return TextStream(self, skip_special_tokens)
+        return NativeTextStream(self, skip_special_tokens)
 
     def _decode(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], flags: int, begin: int) -> tuple[str, int]:
         """Return the text of the ids from ``begin`` on, and how many ids are decoded."""
@@ -173,10 +173,10 @@ class Tokenizer(Handle):
             capacity = size.value
 
 
-class TextStream:
+class NativeTextStream:
     """An incremental decoder.  It returns only text that no later id can change; joined, this is ``decode`` of all."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: NativeTokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._flags = _SKIP_SPECIAL * skip_special_tokens
         self._ids: list[int] = []
@@ -198,3 +198,7 @@ class TextStream:
             end = 1
         self._begin = end
         return text
+
+
+Tokenizer = NativeTokenizer
+"""The name that earlier versions document."""

@@ -70,7 +70,7 @@ class Engine:
         self.program = program
         self.options = options or EngineOptions()
         self.max_len = min(info.context_len, limits.context_len or info.context_len, limits.num_pages * PAGE_TOKENS)
-        if info.whole_prompts:  # its prompts run in one step
+        if info.whole_prompts:  # prompts of this model cannot be divided into chunks
             self.max_len = min(self.max_len, limits.max_tokens, self.options.max_chunk or limits.max_tokens)
         self.journal = PageJournal()
         self.scheduler = self._new_scheduler()

@@ -58,7 +58,7 @@ class PageJournal:
         self.restart()
 
     def ask(self) -> None:
-        """Ask for reports.  The next one is full."""
+        """Request reports; the next one lists all pages."""
         with self._lock:
             self._is_asked = True
         self.restart()

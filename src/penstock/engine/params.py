@@ -41,7 +41,7 @@ from penstock.validation import (
 )
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.generation import GenerationConfig
+    from penstock.checkpoint.generation import GenerationDefaults
     from penstock.engine.decoding.row_hook import RowHook
     from penstock.text.answer.budget import ThoughtsBudget
     from penstock.text.grammar.compiler import Grammar
@@ -260,7 +260,7 @@ class ResolvedSampling:
         check_listed("logprobs", self.num_logprobs, vocab_size)
 
     @staticmethod
-    def of_model(config: GenerationConfig) -> ResolvedSampling:
+    def of_model(config: GenerationDefaults) -> ResolvedSampling:
         """Return the defaults that a model's generation_config.json sets."""
         values = {name: value for name, value in vars(config).items() if name in _OFF}
         return ResolvedSampling(max_tokens=config.max_new_tokens or DEFAULT_MAX_TOKENS, **values)

@@ -75,7 +75,7 @@ class BundleWriter:
         self._file_bytes = end
         self._crc = 0
         self._position = 0  # within the weights segment
-        self._piece = bytearray()  # the part of a huge page that is not written yet, and its offset
+        self._piece = bytearray()  # the begun huge page; _piece_offset is its place in the file
         self._piece_offset = self._segments[0].offset
         self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}.part")
         try:

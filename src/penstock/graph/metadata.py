@@ -13,7 +13,7 @@ from functools import cache
 
 from flatbuffers import number_types as types
 
-from penstock.core.metadata import Row, StoredWeight, stored_weights
+from penstock.core.metadata import FlatTable, StoredWeight, stored_weights
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import (
     AttrValue,
@@ -41,7 +41,7 @@ _DIM = struct.Struct("<i4xqq")
 _PAIR = struct.Struct("<ii")
 
 
-class _Encoder:
+class _MetadataEncoder:
     def __init__(self, graph: Graph, segments: Sequence[Segment]) -> None:
         self.graph = graph
         self.segments = segments
@@ -171,13 +171,13 @@ def _bases_first(graph: Graph) -> list[Value]:
 
 def encode_metadata(graph: Graph, segments: Sequence[Segment]) -> bytes:
     """Return the metadata bytes.  Equal arguments give equal bytes; other numbers give bytes of the same size."""
-    return _Encoder(graph, segments).encode()
+    return _MetadataEncoder(graph, segments).encode()
 
 
 def with_segments(metadata: bytes, segments: Sequence[Segment]) -> bytes:
     """Return the bytes of ``encode_metadata`` for segments with the same names and other numbers, much faster."""
     data = bytearray(metadata)
-    rows = Row(metadata, int.from_bytes(metadata[:4], "little")).rows(13)
+    rows = FlatTable(metadata, int.from_bytes(metadata[:4], "little")).rows(13)
     for row, segment in zip(rows, segments, strict=True):
         row.replace(data, 1, "<q", segment.offset)
         row.replace(data, 2, "<q", segment.num_bytes)
@@ -185,7 +185,7 @@ def with_segments(metadata: bytes, segments: Sequence[Segment]) -> bytes:
     return bytes(data)
 
 
-def _decode_value(row: Row, names: Sequence[str], symbols: Sequence[str]) -> Value:
+def _decode_value(row: FlatTable, names: Sequence[str], symbols: Sequence[str]) -> Value:
     members = [(0, types.Int32Flags), (8, types.Int64Flags), (16, types.Int64Flags)]
     shape = tuple(
         Dim(None if symbol < 0 else symbols[symbol], factor, offset)
@@ -201,7 +201,7 @@ def _decode_weight(stored: StoredWeight) -> Weight:
     return Weight(stored.name, stored.rows, stored.cols, Layout(stored.layout), parts, *at)
 
 
-def _decode_attrs(rows: Sequence[Row]) -> dict[str, AttrValue]:
+def _decode_attrs(rows: Sequence[FlatTable]) -> dict[str, AttrValue]:
     attrs: dict[str, AttrValue] = {}
     for row in rows:
         kind = row.number(1)
@@ -213,7 +213,7 @@ def _decode_attrs(rows: Sequence[Row]) -> dict[str, AttrValue]:
 
 def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
     """Return the graph and the segments of metadata that the core has validated."""
-    root = Row(data, int.from_bytes(data[:4], "little"))
+    root = FlatTable(data, int.from_bytes(data[:4], "little"))
     segments = [
         Segment(row.string(0), row.long(1), row.long(2), int(row.number(3, types.Uint32Flags))) for row in root.rows(13)
     ]

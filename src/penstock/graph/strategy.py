@@ -23,7 +23,7 @@ from penstock.graph.rank_bundle import cuts_columns, rows_by_tensor
 from penstock.sharding.folder import ShardedFolder
 from penstock.sharding.parts import join_rows, select_rows
 from penstock.sharding.source import PlainFolder, WholeTensors
-from penstock.sharding.strategy import Parameter, RowRanges, Strategy, config_checksum
+from penstock.sharding.strategy import ParameterCut, RowRanges, Strategy, config_checksum
 
 __all__ = ["CapturedModel", "capture_model", "check_parts", "make_strategy"]
 
@@ -82,7 +82,7 @@ def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy
     embedding, head = find_tied(model.tensors) or ("", "")
     parameters, extra = {}, []
     for name, info in model.tensors.items():
-        base = Parameter(info.dtype, info.shape, "owner")
+        base = ParameterCut(info.dtype, info.shape, "owner")
         owner = name.removesuffix("_scale").removesuffix("_groups")
         if name in cuts.parts:
             parameters[name] = cuts.parameter(name, base)
@@ -130,7 +130,9 @@ def check_parts(strategy: Strategy, needed: Strategy, mapped: Collection[str] = 
                 )
 
 
-def _wrong_field(parameter: Parameter, needed: Parameter, rank: int, layout: RankLayout, may_have_more: bool) -> str:
+def _wrong_field(
+    parameter: ParameterCut, needed: ParameterCut, rank: int, layout: RankLayout, may_have_more: bool
+) -> str:
     """Return which field keeps a rank from running, and what is expected; empty if none does."""
     rows, own = needed.part_of(rank, layout), parameter.part_of(rank, layout)
     if rows is None or (own == rows and parameter.axis == needed.axis):
@@ -214,7 +216,7 @@ class _Cuts:
         shape = self._info(piece.tensor, piece.tensor).shape[0 if piece.index is None else 1 :]
         return (shape[1] if piece.transposed or piece.rows_transposed else shape[0]) if shape else 1
 
-    def parameter(self, name: str, base: Parameter) -> Parameter:
+    def parameter(self, name: str, base: ParameterCut) -> ParameterCut:
         """Return ``base``, which is the tensor ``name`` or one of its scales, as the former is cut."""
         parts = self.parts[name]
         stages = tuple(sorted({stage for stage, _ in parts}))

@@ -15,7 +15,7 @@ from penstock.nn.base import nn
 from penstock.ops.schema import Argument, parse_arguments
 from penstock.ops.shapes import OUTPUT_DTYPES, infer_shapes
 from penstock.ops.table import find_op
-from penstock.symbolic.tensor import Size, TracedTensor, active_trace, untraceable
+from penstock.symbolic.tensor import SymbolicSize, TracedTensor, active_trace, untraceable
 
 __all__ = ["trace_network"]
 
@@ -46,7 +46,7 @@ class _Trace:
         self._nodes = builder.graph.nodes
         self._paths = {module: path for path, module in builder.network.named_modules()}
         self._stack: list[str] = []
-        self._sizes = {Dim("B", 1, 1): Size("S"), **{Dim(name, 1): Size(name) for name in "TBPR"}}
+        self._sizes = {Dim("B", 1, 1): SymbolicSize("S"), **{Dim(name, 1): SymbolicSize(name) for name in "TBPR"}}
         self._dims = {size: dim for dim, size in self._sizes.items()}
         self._used: set[str] = set()
         builder.remember_names()
@@ -100,7 +100,7 @@ class _Trace:
         return self._tensor(self._builder.new_view(self.module_path(), source.name, dims, offset))
 
     def call_op(self, name: str, args: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-        """Write down a call of an op of the table and return its outputs."""
+        """Record a call of an op of the table and return its outputs."""
         arguments = parse_arguments(find_op(name).schema)
         tensors = [argument for argument in arguments if not argument.is_attr]
         values = dict(zip((argument.name for argument in arguments), args, strict=False)) | attrs
@@ -147,7 +147,7 @@ class _Trace:
         return constant
 
     def _shape(self, sizes: Sequence[Any]) -> tuple[Dim, ...]:
-        return tuple(self._dims[size] if isinstance(size, Size) else Dim(None, 0, int(size)) for size in sizes)
+        return tuple(self._dims[size] if isinstance(size, SymbolicSize) else Dim(None, 0, int(size)) for size in sizes)
 
     def _tensor(self, name: str) -> TracedTensor:
         value = self._builder.graph.values[name]

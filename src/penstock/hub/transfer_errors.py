@@ -66,7 +66,7 @@ def network_error(name: ModelName, error: BaseException) -> BaseException:
         return UnavailableError(
             f"{name}: no connection to {endpoint()}: {reason}. Check the network and try again.", code="no_connection"
         )
-    if isinstance(error, ValueError):  # httpx follows no redirect here, but builds its request
+    if isinstance(error, ValueError):  # httpx builds the request of a redirect even if it does not follow it
         return InvalidFileError(
             f"{name}: {endpoint()}: the response cannot be read: {reason}. Check HF_ENDPOINT.", code="invalid_response"
         )

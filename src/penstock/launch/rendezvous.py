@@ -69,7 +69,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
-class _Member:
+class _JoiningMember:
     """A machine as the host knows it; ``peer`` is None for the host itself.
 
     ``wanted``: its --node-rank, or None.  ``address``: where rank 0 listens if it is there.
@@ -138,14 +138,14 @@ class _Peer:
         first = await self.receive()
         if "refused" in first and not is_host:
             raise InvalidArgumentError(f"{self.name} refused this machine: {_printable_text(first['refused'])}")
-        if not is_host and (problem := self.stranger(token)):
+        if not is_host and (problem := self.token_error(token)):
             raise InvalidArgumentError(f"--rdzv: {self.name} {problem}", param="rdzv")
         theirs = str(first.get("nonce"))
         self.send(answer=_answer(token, is_host, theirs, own))
         answer = str((await self.receive()).get("answer"))
         return hmac.compare_digest(answer.encode(), _answer(token, not is_host, own, theirs).encode())
 
-    def stranger(self, token: bytes) -> str:
+    def token_error(self, token: bytes) -> str:
         """Return why the peer is not trusted without a token; empty if it is, or if there is one.
 
         The table of connections has the user of a peer within this machine.  Another machine is trusted: the user has
@@ -286,7 +286,7 @@ async def host(
     ``tell`` gets a sentence about each machine that joined and was lost; its place is free again.  UnavailableError if
     the machines do not come in time.
     """
-    changes: asyncio.Queue[_Member | None] = asyncio.Queue()  # a machine that joined; None: one may be lost
+    changes: asyncio.Queue[_JoiningMember | None] = asyncio.Queue()  # a machine that joined; None: one may be lost
 
     async def greet(connection: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=connection, limit=_LINE)
@@ -301,7 +301,7 @@ async def host(
             changes.put_nowait(member)
 
     server = PendingServer(listener, greet)
-    members = [_Member(None, rendezvous.node_rank, rendezvous.nproc, (address, rendezvous.master_port))]
+    members = [_JoiningMember(None, rendezvous.node_rank, rendezvous.nproc, (address, rendezvous.master_port))]
     try:
         await _gather(members, changes, rendezvous, tell)
         while not changes.empty():  # machines that came at the same time as the last one
@@ -316,8 +316,8 @@ async def host(
 
 
 async def _gather(
-    members: list[_Member],
-    changes: asyncio.Queue[_Member | None],
+    members: list[_JoiningMember],
+    changes: asyncio.Queue[_JoiningMember | None],
     rendezvous: Rendezvous,
     tell: Callable[[str], None],
 ) -> None:
@@ -350,14 +350,14 @@ async def _gather(
             member.peer.watch().add_done_callback(lambda _: changes.put_nowait(None))
 
 
-async def _refuse_late(member: _Member | None, rendezvous: Rendezvous) -> None:
+async def _refuse_late(member: _JoiningMember | None, rendezvous: Rendezvous) -> None:
     """Refuse a machine that comes when the group is whole."""
     if member is not None and member.peer is not None:
         reason = f"the group is whole: all {rendezvous.num_nodes} machines have joined. Is --nnodes right?"
         await member.peer.refuse(reason)
 
 
-async def _without_lost(members: list[_Member], tell: Callable[[str], None]) -> list[_Member]:
+async def _without_lost(members: list[_JoiningMember], tell: Callable[[str], None]) -> list[_JoiningMember]:
     """Return the machines that are still there; close the connections of the others."""
     present = []
     for member in members:
@@ -369,7 +369,7 @@ async def _without_lost(members: list[_Member], tell: Callable[[str], None]) -> 
     return present
 
 
-def _who_is_missing(members: list[_Member], rendezvous: Rendezvous) -> str:
+def _who_is_missing(members: list[_JoiningMember], rendezvous: Rendezvous) -> str:
     """Return which machines have not joined.  Their numbers are known if all that came have one."""
     wanted = {member.wanted for member in members}
     if None not in wanted:
@@ -379,7 +379,7 @@ def _who_is_missing(members: list[_Member], rendezvous: Rendezvous) -> str:
     return f"only these came: {came}{' ...' * (len(members) > 20)}"
 
 
-async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
+async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _JoiningMember | None:
     """Check what a machine brings; return it, or None after it was refused."""
     peername = peer.writer.get_extra_info("peername")
     if peername is None:  # it has closed the connection
@@ -387,7 +387,7 @@ async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
         return None
     host, port, *_ = peername
     peer.name = f"the machine at {host}:{port}"
-    if problem := peer.stranger(rendezvous.token):
+    if problem := peer.token_error(rendezvous.token):
         await peer.refuse(f"its connection {problem}")
         return None
     try:
@@ -400,10 +400,10 @@ async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
     if reason:
         await peer.refuse(reason)
         return None
-    return _Member(peer, message.get("node_rank"), message["nproc"], (host, message["master_port"]))
+    return _JoiningMember(peer, message.get("node_rank"), message["nproc"], (host, message["master_port"]))
 
 
-def _places(members: list[_Member], server: PendingServer) -> tuple[NodePlace, Link]:
+def _places(members: list[_JoiningMember], server: PendingServer) -> tuple[NodePlace, Link]:
     """Number the machines and tell each its place; return that of the host, and the links."""
     free = iter(sorted(set(range(len(members))) - {member.wanted for member in members}))
     ordered = sorted(

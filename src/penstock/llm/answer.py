@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import PenstockError
-from penstock.llm.backend import Delta
+from penstock.llm.backend import TokenDelta
 from penstock.llm.engine_thread import StepEvent
 
 __all__ = ["EventAnswer"]
@@ -36,12 +36,13 @@ class EventAnswer:
         self.last: StepEvent | None = None
         self.on_settled: Callable[[], None] = _nothing
         """Called at the first event, at the last, at an error, and when the reader leaves."""
-        self.take_now: Callable[[Delta], bool] | None = None
-        """Offered each Delta in the middle of an answer while the reader waits.  If it returns True, the reader is not
-        woken; if it raises, the reader gets the error.  Without it, 16 streams take 17 % more processor time of the
-        gateway (``python benchmarks/serving_shortcuts.py MODEL.psm --shortcuts take_now --loads streams``)."""
+        self.take_now: Callable[[TokenDelta], bool] | None = None
+        """Offered each TokenDelta in the middle of an answer while the reader waits.  If it returns True, the reader
+        is not woken; if it raises, the reader gets the error.  Without it, 16 streams take 17 % more processor
+        time of the gateway (``python benchmarks/serving_shortcuts.py MODEL.psm --shortcuts take_now --loads
+        streams``)."""
         self._on_abort: Callable[[], None] | None = on_abort
-        self._unread: deque[Delta] = deque()
+        self._unread: deque[TokenDelta] = deque()
         self._error: BaseException | None = None
         self.is_over = False  # True: nothing more will come
         self._reader: asyncio.Future[None] | None = None
@@ -87,7 +88,7 @@ class EventAnswer:
         if take_now is None or reader is None or reader.done() or self._unread or event.finish_reason is not None:
             return False
         try:
-            return take_now(Delta(event.index, event.text, event.token_ids, None, event.logprobs))
+            return take_now(TokenDelta(event.index, event.text, event.token_ids, None, event.logprobs))
         except Exception as error:
             self._error = error
             return True
@@ -101,7 +102,7 @@ class EventAnswer:
                 if unread.logprobs is not None and event.logprobs is not None:
                     unread.logprobs += event.logprobs
                 return
-        self._unread.append(Delta(event.index, event.text, event.token_ids, event.finish_reason, event.logprobs))
+        self._unread.append(TokenDelta(event.index, event.text, event.token_ids, event.finish_reason, event.logprobs))
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -110,8 +111,8 @@ class EventAnswer:
     def __aiter__(self) -> EventAnswer:
         return self
 
-    async def __anext__(self) -> Delta:
-        """Return the next Delta of one of the answers."""
+    async def __anext__(self) -> TokenDelta:
+        """Return the next TokenDelta of one of the answers."""
         while not self._unread:
             if self._error is not None:
                 error, self._error = self._error, None

@@ -23,8 +23,16 @@ from penstock.llm.result import Embedding, Score
 from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "Answer", "Backend", "Delta", "ModelCard", "Models", "ProfileSettings", "WorkerState", "isolated_tokenizer",
-    "known_card", "tokenizer_of",
+    "Answer",
+    "Backend",
+    "ModelCard",
+    "Models",
+    "ProfileSettings",
+    "TokenDelta",
+    "WorkerState",
+    "isolated_tokenizer",
+    "known_card",
+    "tokenizer_of",
 ]  # fmt: skip
 
 
@@ -52,11 +60,11 @@ class ModelCard:
 
 
 @dataclass(slots=True)
-class Delta:
+class TokenDelta:
     """The new tokens of answer ``index``, one or more.
 
-    ``finish_reason`` is set on the answer's last Delta: "stop", "length", "abort".  ``logprobs`` has one entry for each
-    token if they were requested.
+    ``finish_reason`` is set on the answer's last TokenDelta: "stop", "length", "abort".  ``logprobs`` has one entry for
+    each token if they were requested.
     """
 
     index: int
@@ -74,7 +82,7 @@ class Answer(Protocol):
     """
 
     num_prompt_tokens: int
-    """Tokens of the prompt as it runs, possibly cut.  This and the next two are known from the first Delta on."""
+    """Tokens of the prompt as it runs, possibly cut.  This and the next two are known from the first TokenDelta on."""
     num_cached_tokens: int
     seeds: dict[int, int]
     """Maps the number of each answer that has begun to the seed that gives it again alone (``n`` 1)."""
@@ -83,12 +91,12 @@ class Answer(Protocol):
     prompt_logprobs: list[TokenLogprobs | None] | None
     timings: Mapping[str, float]
     """``Timings.summary`` of the first answer once it has ended."""
-    take_now: Callable[[Delta], bool] | None
+    take_now: Callable[[TokenDelta], bool] | None
     """If set, it is offered each Delta in the middle of an answer while the reader waits; True means it took it."""
 
     def __aiter__(self) -> Self: ...
 
-    async def __anext__(self) -> Delta: ...
+    async def __anext__(self) -> TokenDelta: ...
 
     async def aclose(self) -> None:
         """End the request.  Does nothing if it has ended."""

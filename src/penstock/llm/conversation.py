@@ -17,7 +17,7 @@ from penstock.text.chat_template import TurnTokens, check_messages
 from penstock.validation import wrong_type
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.generation import GenerationConfig
+    from penstock.checkpoint.generation import GenerationDefaults
     from penstock.engine.engine import Engine
     from penstock.engine.options import RequestOptions
     from penstock.llm.stream import Stream
@@ -33,7 +33,7 @@ class ConversationModel(Protocol):
     """The interface that a conversation needs from a model; ``LLM`` implements it."""
 
     engine: Engine
-    generation: GenerationConfig
+    generation: GenerationDefaults
 
     @property
     def tokenizer(self) -> Tokenizer:

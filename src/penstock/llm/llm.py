@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 import numpy as np
 
-from penstock.checkpoint.generation import GenerationConfig, read_generation_config
+from penstock.checkpoint.generation import GenerationDefaults, read_generation_config
 from penstock.checkpoint.pooling.files import has_language_head
 from penstock.checkpoint.pooling.head import read_pooling_head
 from penstock.config import ConfigReader, check_flag, check_integer
@@ -144,7 +144,7 @@ class LLM:
         self.notes = opened.notes
         self._tokenizer: Tokenizer | None = None
         self._families = count(1)
-        self.generation: GenerationConfig = read_generation_config(opened.files)
+        self.generation: GenerationDefaults = read_generation_config(opened.files)
         self.engine = Engine(opened.program, options)
         self.engine.pooling_head = read_pooling_head(opened.files)
         if "config.json" in opened.files:

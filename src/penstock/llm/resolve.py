@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.checkpoint.generation import GenerationConfig
+from penstock.checkpoint.generation import GenerationDefaults
 from penstock.engine.capabilities import refuse_sampling
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
@@ -20,8 +20,11 @@ from penstock.validation import check_listed, check_vocabulary
 __all__ = ["answer_text", "default_sampling", "end_ids", "resolve_params"]
 
 
-def default_sampling(generation: GenerationConfig, tail: str, bidirectional: bool) -> ResolvedSampling:
-    """Return a model's sampling defaults; greedy if its graph chooses tokens, one token if it is not causal."""
+def default_sampling(generation: GenerationDefaults, tail: str, bidirectional: bool) -> ResolvedSampling:
+    """Return a model's sampling defaults.
+
+    They are greedy if the graph chooses the tokens, and max_tokens is 1 if the model is not causal.
+    """
     defaults = ResolvedSampling() if tail else ResolvedSampling.of_model(generation)
     return replace(defaults, max_tokens=1) if bidirectional else defaults
 

@@ -124,8 +124,8 @@ def make_result(requests: Sequence[Request], params: SamplingParams) -> Result:
     for request in requests:
         if request.error is not None:
             raise request.error
-    prompt_logprobs = requests[0].prompt_logprobs  # of the first answer, even if another one is likelier
-    if len(requests) > params.n:  # the likeliest per token; of equal ones the earlier
+    prompt_logprobs = requests[0].prompt_logprobs  # those of the first request: the prompt is the same for all
+    if len(requests) > params.n:  # the highest mean logprob first; ties keep their order
         requests = sorted(requests, key=_mean_logprob, reverse=True)[: params.n]
     first = requests[0]
     choices = tuple(_choice(request, params) for request in requests)

@@ -1,11 +1,9 @@
-"""The families (values of model_type) that Penstock has a network for, found without importing PyTorch."""
+"""The families (values of model_type) that Penstock has a network for; this module imports no network."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 from penstock.config import ConfigReader
@@ -15,12 +13,36 @@ __all__ = [
     "prompt_masks",
 ]  # fmt: skip
 
-# A file of a subfolder defines a network if it defines or re-exports a class Network.
-_DEFINES_NETWORK: Final = re.compile(
-    r"^(class Network\(|from penstock\.models\.\w+\.\w+ import (\w+, )*Network(, \w+)*( +#.*)?$)", re.MULTILINE
-)
+_FAMILIES: Final[dict[str, tuple[str, ...]]] = {
+    "decoders": (
+        "apertus", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
+        "hunyuan_v1_dense", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    ),
+    "encoder_decoder": ("t5", "umt5"),
+    "encoders": ("bert", "distilbert", "eurobert", "modernbert", "nomic_bert", "roberta"),
+    "experts": (
+        "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe", "minimax_m2", "mixtral", "olmoe",
+        "qwen2_moe", "qwen3_moe",
+    ),
+    "hybrids": (
+        "bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+        "qwen3_5_text", "qwen3_next",
+    ),
+    "latent": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4"),
+    "layer_norm": (
+        "bloom", "cohere", "cohere2", "falcon", "gpt2", "gpt_neox", "olmo", "phi", "starcoder2",
+    ),
+    "published": ("baichuan", "chatglm", "chatglm1", "internlm", "internlm2", "internlm3", "minicpm"),
+    "shared_kv": ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
+}  # fmt: skip
+"""The values of model_type that have a network, by the folder of their file, whose name is the model_type."""
 
-_MAPS_TENSORS: Final = re.compile(r"^    (def tensor_sources\(|(unread_tensors|tensor_prefix)\b)", re.MULTILINE)
+_READ_AS_STORED: Final = frozenset({
+    "cohere2", "ernie4_5", "eurobert", "exaone4", "granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm3",
+    "lfm2", "llama", "minimax_m2", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
+})  # fmt: skip
+"""The families each of whose parameters equals the checkpoint's tensor of its name."""
 
 _ALIASES: Final[dict[str, str]] = {"camembert": "roberta", "kimi_k2": "deepseek_v3", "xlm-roberta": "roberta"}
 """Further values of model_type, with the file name of the family whose network they have."""
@@ -39,13 +61,8 @@ DEFAULT_SIZES: Final[dict[str, dict[str, int]]] = {
 
 @cache
 def family_modules() -> dict[str, str]:
-    """Return the module of each model_type: the file's name is the model_type, except for the aliases."""
-    folder = Path(__file__).parent
-    modules = {
-        path.stem: f"penstock.models.{path.parent.name}.{path.stem}"
-        for path in folder.glob("*/*.py")
-        if _DEFINES_NETWORK.search(path.read_text())
-    }
+    """Return the module of each model_type."""
+    modules = {name: f"penstock.models.{folder}.{name}" for folder, names in _FAMILIES.items() for name in names}
     return modules | {alias: modules[name] for alias, name in _ALIASES.items()}
 
 
@@ -68,11 +85,6 @@ def prompt_masks(config: ConfigReader) -> dict[int, str]:
     return {config.int(key, token, min=0): key for key, token in tokens.items()}
 
 
-@cache
 def maps_tensors(model_type: str) -> bool:
-    """Return True for a family whose file says that a parameter differs from the checkpoint's tensor of its name."""
-    module = family_modules().get(model_type)
-    if module is None:
-        return False
-    path = Path(__file__).parent.joinpath(*module.split(".")[2:]).with_suffix(".py")
-    return _MAPS_TENSORS.search(path.read_text()) is not None
+    """Return True for a family with a parameter that differs from the checkpoint's tensor of its name."""
+    return model_type in family_modules() and _ALIASES.get(model_type, model_type) not in _READ_AS_STORED

@@ -11,7 +11,7 @@ __all__ = ["Module"]
 
 
 class Module(nn.Module):
-    """``torch.nn.Module``, typed to return a tensor when called, and told to a trace of the network."""
+    """``torch.nn.Module``, whose call is typed to return a tensor and is recorded when the network is traced."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         trace = active_trace.get()

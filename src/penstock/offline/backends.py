@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.checkpoint.generation import GenerationConfig
+from penstock.checkpoint.generation import GenerationDefaults
 from penstock.core import native
 from penstock.core.memory import can_map_segments
 from penstock.engine.params import SamplingParams
@@ -59,7 +59,7 @@ class Generator(Protocol):
     """Continues prompts of token ids.  ``penstock.LLM`` and LiteGenerator implement it."""
 
     tokenizer: Tokenizer
-    generation: GenerationConfig
+    generation: GenerationDefaults
 
     def generate(self, prompts: Any, params: SamplingParams | list[SamplingParams]) -> Any:
         """Return a list of Results for a list of lists of token ids; ``params`` are those of all, or one for each."""

@@ -57,7 +57,7 @@ class LiteGenerator:
         self._sampler = native.Context(1)
         self._pid = os.getpid()
         self._busy = threading.Lock()
-        self._owner: _Run | None = None
+        self._owner: _LiteRun | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -86,7 +86,7 @@ class LiteGenerator:
         requests = [request for group in groups for request in group]
         with self._busy:
             for first in range(0, len(requests), self._max_batch):
-                run = _Run(self, requests[first : first + self._max_batch])
+                run = _LiteRun(self, requests[first : first + self._max_batch])
                 while run.is_open:
                     run.step()
         return [make_result(group, own) for group, own in zip(groups, each, strict=True)]
@@ -97,7 +97,7 @@ class LiteGenerator:
             raise InvalidArgumentError("n and best_of must be 1 for a stream, which has one answer")
         self.check_process()
         (request,) = self._requests(prompt, params)
-        return LiteStream(_Run(self, [request]), self._busy, params)
+        return LiteStream(_LiteRun(self, [request]), self._busy, params)
 
     def check_process(self) -> None:
         """Raise InvalidArgumentError in a forked child, before it waits for a lock that the parent held."""
@@ -141,7 +141,7 @@ class LiteGenerator:
         return requests
 
 
-class _Run:
+class _LiteRun:
     """Sequences that run in one batch until the last one has ended."""
 
     def __init__(self, generator: LiteGenerator, requests: list[Request]) -> None:
@@ -201,7 +201,7 @@ class _Run:
 class LiteStream:
     """An answer that is being generated; iterate for its Deltas."""
 
-    def __init__(self, run: _Run, busy: threading.Lock, params: SamplingParams) -> None:
+    def __init__(self, run: _LiteRun, busy: threading.Lock, params: SamplingParams) -> None:
         self._run, self._busy, self._params = run, busy, params
         self._ended = False
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from penstock.checkpoint.generation import GenerationConfig
+from penstock.checkpoint.generation import GenerationDefaults
 from penstock.config import check_flag
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.params import SamplingParams
@@ -148,7 +148,7 @@ class TextGeneration:
         max_len = values.pop("max_length", None)
         if is_accelerated:  # the graph chooses the likeliest token
             values = {name: values[name] for name in ("max_new_tokens",) if name in values}
-        base = sampling_of_keywords(values, getattr(self._generator, "generation", GenerationConfig()).temperature)
+        base = sampling_of_keywords(values, getattr(self._generator, "generation", GenerationDefaults()).temperature)
         names = ("temperature", "top_k", "top_p", "repetition_penalty", "max_tokens")
         chosen = {name: getattr(base, name) for name in names if getattr(params, name) is None}
         if max_len is not None and params.max_tokens is None:

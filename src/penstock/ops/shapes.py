@@ -40,7 +40,7 @@ OUTPUT_DTYPES: Final[dict[str, tuple[str, ...]]] = {
 def infer_shapes(op: str, shapes: Mapping[str, Sequence[int] | None], attrs: Attrs) -> list[Shape]:
     """Return the shapes of the outputs of ``op``, given the shapes of its tensor arguments by name and its attributes.
 
-    Raises InvalidArgumentError ("[op] argument: expected ..., found ...").
+    Raises InvalidArgumentError ("[op] argument: expected ..., got ...").
     """
     tensor_shapes = {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
     return _RULES[op](tensor_shapes, attrs) if op in _RULES else _elementwise(op, tensor_shapes)

@@ -69,7 +69,9 @@ def _group_pages(limits: ProgramLimits, info: native.ModelInfo, contexts: int) -
     return pages_by_group(info.page_windows, limits.num_pages, limits.max_requests, limits.max_tokens, ranks)
 
 
-def plan_limits(model: native.Model, context: native.Context, limits: ProgramLimits, contexts: int = 0) -> native.Plan:
+def plan_limits(
+    model: native.Model, context: native.Context, limits: ProgramLimits, contexts: int = 0
+) -> native.MemoryPlan:
     """Return the memory that a program with these limits would need.  Allocates nothing.
 
     ``contexts``: the ranks that pages are dealt out to, of which a stage that needs every page does not know; 0: as the
@@ -84,7 +86,7 @@ def fit_limits(
     limits: ProgramLimits,
     available: int | None = None,
     contexts: int = 0,
-) -> tuple[ProgramLimits, native.Plan]:
+) -> tuple[ProgramLimits, native.MemoryPlan]:
     """Replace zeros in ``limits`` by values whose plan fits into ``available`` bytes (None: the machine's memory).
 
     The default number of pages lets every request use its whole context, within a quarter of the memory that the
@@ -143,7 +145,7 @@ class _KvMemory:
     """
 
     def __init__(
-        self, model: native.Model, context: native.Context, limits: ProgramLimits, plan: native.Plan, ranks: int
+        self, model: native.Model, context: native.Context, limits: ProgramLimits, plan: native.MemoryPlan, ranks: int
     ) -> None:
         self._model, self._context, self._limits, self._ranks = model, context, limits, ranks
         self._page_bytes = max(1, plan.kv_page_bytes if ranks == 1 else plan.kv_bytes // (limits.num_pages // ranks))
@@ -172,7 +174,7 @@ def _pages_of_one_context(model: native.Model, limits: ProgramLimits) -> int:
     return pages_for(min(limits.context_len or longest, longest))
 
 
-def _does_not_fit(plan: native.Plan, limits: ProgramLimits, available: int) -> str:
+def _does_not_fit(plan: native.MemoryPlan, limits: ProgramLimits, available: int) -> str:
     def mib(num_bytes: int) -> str:
         return f"{num_bytes / (1 << 20):,.0f} MiB"
 
@@ -205,9 +207,9 @@ class NativeProgram:
         model: native.Model,
         context: native.Context,
         limits: ProgramLimits,
-        plan: native.Plan,
+        plan: native.MemoryPlan,
         group: RankGroup | RemoteGroup | None = None,
-        rank_plans: Sequence[native.Plan] = (),
+        rank_plans: Sequence[native.MemoryPlan] = (),
         contexts: int = 0,
     ) -> None:
         self.model = model
@@ -269,9 +271,10 @@ class NativeProgram:
         return make_memory(*self._memory_of(state, start, stop))
 
     def _prefault_pages(self, batch: native.StepBatch) -> None:
-        """Report the used pages.
+        """Tell the prefault thread how many pages the batch uses.
 
-        The page group that uses fewest counts, among the largest groups: layers with a window never need as many.
+        The number is that of the group with the fewest used pages, among the largest groups.  Layers with a window are
+        in smaller groups.
         """
         if batch.page_tables.size:
             last = int(batch.page_tables.max(axis=(1, 2))[self._largest_groups].min())

@@ -498,7 +498,7 @@ def _suggestion(program: Program, source: Path) -> list[str]:
     if stored == "f32" and is_gguf(source):
         parts = [part for name in split_names(source.name) if (part := source.with_name(name)).exists()]
         growth = program.info.weight_bytes / max(1, sum(part.stat().st_size for part in parts))
-        if growth > 1.5:  # its blocks have fewer bits
+        if growth > 1.5:  # the GGUF file is quantized
             return [
                 f"The scheme is f32, which holds the exact values of {source.name} in about {growth:.0f} times its "
                 "memory. --scheme w8a8 or w4a8 quantizes them again, reads fewer bytes per token and is faster."

@@ -36,7 +36,7 @@ class PagePrefault:
         self._run_len = run_len
         self._margin = max(MIN_MARGIN, run_len // 2)
         self.num_made = self._wanted = min(num_pages, run_len)
-        """``num_made``: leading pages that are allocated; the first run always counts."""
+        """``num_made``: the number of leading pages that are allocated, at least one run."""
         self._work = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.core.native import Plan, Sampled, Sampling, StepBatch
+    from penstock.core.native import MemoryPlan, Sampled, Sampling, StepBatch
 
 __all__ = [
     "KV_LAYOUTS",
@@ -117,14 +117,14 @@ class ProgramInfo:
     weight_bytes_per_token: int
     num_threads: int
     cpu_level: str
-    plan: Plan | None = None
+    plan: MemoryPlan | None = None
     hidden_size: int = 0
     tail: str = ""
     bidirectional: bool = False
     prefix_token: int = -1
     num_stages: int = 1
     num_ranks: int = 1
-    rank_plans: tuple[Plan, ...] = ()
+    rank_plans: tuple[MemoryPlan, ...] = ()
     context_ranks: int = 1
     group_pages: tuple[int, ...] = ()
     repeated_kv_bytes: int = 0
@@ -135,7 +135,7 @@ class ProgramInfo:
         return self.bidirectional or self.prefix_token >= 0
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
+    def plans(self) -> tuple[MemoryPlan, ...]:
         """The memory plan of each rank; empty in eager mode."""
         return self.rank_plans or (() if self.plan is None else (self.plan,))
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import QueueFullError, UnavailableError
 
 if TYPE_CHECKING:
-    from penstock.llm.backend import Answer, Delta
+    from penstock.llm.backend import Answer, TokenDelta
     from penstock.serving.call import Call
     from penstock.serving.translation import EngineRequest
 
 __all__ = ["Generation", "Take", "TakeNow", "usage"]
 
-Take = Callable[[int, "Answer", "Delta"], Awaitable[None]]
+Take = Callable[[int, "Answer", "TokenDelta"], Awaitable[None]]
 """Handles a delta; its arguments are the index of the prompt, the prompt's answer and the delta."""
-TakeNow = Callable[[int, "Answer", "Delta"], bool]
+TakeNow = Callable[[int, "Answer", "TokenDelta"], bool]
 """Like Take, but without waiting: it returns False, and does nothing, if it would have to wait."""
 
 MAX_AT_ONCE: Final = 32
@@ -97,7 +97,7 @@ class Generation:
         counts: dict[int, int] = {}
         sent = time.perf_counter()
 
-        def note(delta: Delta) -> None:
+        def note(delta: TokenDelta) -> None:
             now, count = time.perf_counter(), len(delta.token_ids)
             before = last.get(delta.index)
             if before is not None:
@@ -111,7 +111,7 @@ class Generation:
         async with await self._begin(ids, is_first) as answer:
             if take_now is not None:
 
-                def offer(delta: Delta) -> bool:
+                def offer(delta: TokenDelta) -> bool:
                     if self._taking.locked() or not take_now(index, answer, delta):
                         return False
                     note(delta)

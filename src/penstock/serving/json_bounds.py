@@ -22,7 +22,7 @@ MAX_VALUES: Final = 1 << 20
 MAX_NESTS: Final = 1 << 16
 """Lists and objects."""
 MAX_KEYS: Final = 1 << 15
-"""Members of all objects together; a conversation of 4,096 messages has 8,192."""
+"""Limit on the total number of members of all objects; a conversation of 4,096 messages has 8,192."""
 MAX_STRINGS: Final = 1 << 17
 """Keys included."""
 MAX_ESCAPES: Final = 1 << 19

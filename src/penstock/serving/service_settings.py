@@ -26,9 +26,9 @@ class ServiceSettings:
     loaded and unloaded.  ``otlp_traces_endpoint``: the URL that receives the spans of requests; "" disables tracing.
     ``servables``: folders that contain servables.  ``networks``: "file.py:Class" for the checkpoint folder of a model
     by name, and under "" for every other one.  ``route_policy``: how workers are chosen for requests, see
-    ``penstock.cluster.routing.Router``.  ``placement``: where workers run; None: on this machine.  ``scale``: how the
-    number of workers follows the load, after ``num_workers`` have started; None: it does not change.  ``roles``: how
-    many of them are for prefill and for decode.
+    ``penstock.cluster.routing.ReplicaRouter``.  ``placement``: where workers run; None: on this machine.  ``scale``:
+    how the number of workers follows the load, after ``num_workers`` have started; None: it does not change.
+    ``roles``: how many of them are for prefill and for decode.
     """
 
     models: tuple[tuple[str, str], ...]

@@ -33,7 +33,7 @@ from penstock.config import ConfigReader, check_integer, parse_object, show
 from penstock.core.comm import MAX_RANKS
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidFileError, UnsupportedError
-from penstock.sharding.strategy import Parameter, Strategy
+from penstock.sharding.strategy import ParameterCut, Strategy
 
 __all__ = [
     "MANIFEST", "STRATEGY", "WEIGHTS", "Manifest", "ShardedFolder", "is_sharded", "kept_files", "rank_bundle",
@@ -323,11 +323,11 @@ class ShardedFolder:
         if digest.hexdigest() != self.manifest.wholes[name]:
             raise _damaged(str(self.folder), name)
 
-    def _stream_rows(self, name: str, own: Parameter) -> Iterator[NDArray[np.uint8]]:
+    def _stream_rows(self, name: str, own: ParameterCut) -> Iterator[NDArray[np.uint8]]:
         for rank, begin, end in _spans(own, self.strategy.layout, self.tensors[name].num_bytes):
             yield from stream_tensor(self.file(rank), name, begin, end)
 
-    def _stream_columns(self, name: str, own: Parameter) -> Iterator[NDArray[np.uint8]]:
+    def _stream_columns(self, name: str, own: ParameterCut) -> Iterator[NDArray[np.uint8]]:
         """Yield blocks of whole rows, which the columns of the ranks make up."""
         num_rows, layout = own.shape[0], self.strategy.layout
         row_bytes = self.tensors[name].num_bytes // max(num_rows, 1)
@@ -359,7 +359,7 @@ class ShardedFolder:
         return {name: read_small_file(self.folder / name) for name in self.manifest.made}
 
 
-def _has_own_head(parameters: Mapping[str, Parameter], wholes: Mapping[str, str]) -> bool:
+def _has_own_head(parameters: Mapping[str, ParameterCut], wholes: Mapping[str, str]) -> bool:
     """Return True if the folder that was cut has an output head that differs from its embedding."""
     tied = find_tied(parameters)
     if tied is None or not may_untie(parameters):
@@ -381,7 +381,7 @@ def _file_bytes(header: bytes, file: str) -> int:
     return 8 + len(header) + max(last, default=0)
 
 
-def _spans(own: Parameter, layout: RankLayout, num_bytes: int) -> Iterator[tuple[int, int, int]]:
+def _spans(own: ParameterCut, layout: RankLayout, num_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Yield (rank, begin, end): the bytes of a rank's part that make the whole, row by row."""
     if own.cut != "rows":
         yield (own.rank if own.cut == "owner" else layout.rank_of(own.stages[0], 0), 0, num_bytes)

@@ -21,7 +21,7 @@ from penstock.core.comm import MAX_RANKS
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 
-__all__ = ["LAYOUT_VERSION", "Parameter", "RowRanges", "Strategy", "config_checksum"]
+__all__ = ["LAYOUT_VERSION", "ParameterCut", "RowRanges", "Strategy", "config_checksum"]
 
 RowRanges = tuple[tuple[int, int], ...]
 """Rows ``start`` to ``stop`` - 1 of a parameter, in ascending order; columns of one that is cut by columns."""
@@ -38,7 +38,7 @@ _MAX_ROWS: Final = 1 << 46
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ParameterCut:
     """The way in which a tensor is cut.
 
     ``cut`` is "rows" (rank r of a stage has the rows ``ranges[r]``), "columns" (it has these columns of a matrix that
@@ -92,7 +92,7 @@ class Strategy:
     model_type: str
     config_sha256: str
     layout: RankLayout
-    parameters: Mapping[str, Parameter]
+    parameters: Mapping[str, ParameterCut]
 
     @property
     def world(self) -> int:
@@ -222,7 +222,7 @@ def _mismatch(message: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"strategy: {message}", param="strategy")
 
 
-def _fields(parameter: Parameter, num_stages: int) -> dict[str, Any]:
+def _fields(parameter: ParameterCut, num_stages: int) -> dict[str, Any]:
     fields: dict[str, Any] = {"dtype": parameter.dtype, "shape": list(parameter.shape), "cut": parameter.cut}
     if num_stages > 1 and parameter.cut in _STAGED:
         fields["stages"] = parameter.stages
@@ -252,7 +252,7 @@ def _read_layout(reader: ConfigReader) -> RankLayout:
         raise InvalidFileError(f"{reader.file}: {error}", param="world") from None
 
 
-def _read_parameter(reader: ConfigReader, layout: RankLayout) -> Parameter:
+def _read_parameter(reader: ConfigReader, layout: RankLayout) -> ParameterCut:
     cut = reader.one_of("cut", _CUTS)
     own, is_staged = _FIELDS[cut], layout.pp > 1 and cut in _STAGED
     _check_keys(
@@ -262,7 +262,7 @@ def _read_parameter(reader: ConfigReader, layout: RankLayout) -> Parameter:
     if not isinstance(shape, list) or len(shape) > 8 or not all(is_integer(size, 0, _MAX_ROWS) for size in shape):
         raise reader.error("shape", "a list of at most 8 sizes", shape)
     stages = _read_stages(reader, layout) if is_staged else (0,)
-    base = Parameter(reader.str("dtype", max_len=16), tuple(shape), cut, stages=stages)
+    base = ParameterCut(reader.str("dtype", max_len=16), tuple(shape), cut, stages=stages)
     if cut in ("rows", "columns"):
         return replace(base, ranges=_read_ranges(reader, base, layout.stage_ranks))
     if cut == "owner":
@@ -280,7 +280,7 @@ def _read_stages(reader: ConfigReader, layout: RankLayout) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _read_ranges(reader: ConfigReader, parameter: Parameter, num_ranks: int) -> tuple[RowRanges, ...]:
+def _read_ranges(reader: ConfigReader, parameter: ParameterCut, num_ranks: int) -> tuple[RowRanges, ...]:
     """Return the ranges of each rank of a stage: within a rank they ascend, and together they have every row."""
     value, noun = reader.values.get("ranges"), "row" if parameter.cut == "rows" else "column"
     if len(parameter.shape) <= parameter.axis:

@@ -34,7 +34,7 @@ from penstock.sharding.folder import (
     stream_tensor,
 )
 from penstock.sharding.source import INDEX, WholeTensors, open_whole
-from penstock.sharding.strategy import Parameter, RowRanges, Strategy
+from penstock.sharding.strategy import ParameterCut, RowRanges, Strategy
 
 __all__ = ["Progress", "ShardReport", "merge_folder", "shard_folder"]
 
@@ -197,11 +197,11 @@ class _Cutter:
             writer.close()
             _sync_folder(self._folder / rank_name(rank))
 
-    def _cut(self, name: str, own: Parameter, num_bytes: int) -> None:
+    def _cut(self, name: str, own: ParameterCut, num_bytes: int) -> None:
         ranks = range(len(self._writers))
         parts = {rank: part for rank in ranks if (part := self._strategy.part_of(name, rank)) is not None}
         whole, digests = hashlib.sha256(), {rank: hashlib.sha256() for rank in parts}
-        select = _Columns(own, num_bytes) if own.cut == "columns" else _Rows(own, num_bytes)
+        select = _Columns(own, num_bytes) if own.cut == "columns" else _RowFilter(own, num_bytes)
         for piece in select.blocks(self._whole.stream(name)):
             whole.update(piece.data)
             for rank, part in parts.items():
@@ -213,10 +213,10 @@ class _Cutter:
             self.parts[rank][name] = digest.hexdigest()
 
 
-class _Rows:
+class _RowFilter:
     """Selects rows from the bytes of a tensor, which come in pieces."""
 
-    def __init__(self, own: Parameter, num_bytes: int) -> None:
+    def __init__(self, own: ParameterCut, num_bytes: int) -> None:
         self._row_bytes = num_bytes // own.size if own.size else 0
         self._begin = self._end = 0
 
@@ -238,7 +238,7 @@ class _Rows:
 class _Columns:
     """Selects columns from the bytes of a matrix, which come in pieces."""
 
-    def __init__(self, own: Parameter, num_bytes: int) -> None:
+    def __init__(self, own: ParameterCut, num_bytes: int) -> None:
         self._row_bytes = num_bytes // max(own.shape[0], 1)
         self._element_bytes = self._row_bytes // max(own.size, 1)
 

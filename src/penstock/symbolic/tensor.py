@@ -7,12 +7,12 @@ from typing import Any, Final, NoReturn, Protocol
 
 from penstock.errors import UnsupportedError
 
-__all__ = ["Size", "Trace", "TracedTensor", "active_trace", "untraceable"]
+__all__ = ["GraphTrace", "SymbolicSize", "TracedTensor", "active_trace", "untraceable"]
 
 Shape = tuple[Any, ...]
 
 
-class Trace(Protocol):
+class GraphTrace(Protocol):
     """What writes down a network while it runs."""
 
     def call_op(self, name: str, args: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
@@ -28,7 +28,7 @@ class Trace(Protocol):
         """Return the path of the module that runs."""
 
 
-active_trace: Final[ContextVar[Trace | None]] = ContextVar("penstock_trace", default=None)
+active_trace: Final[ContextVar[GraphTrace | None]] = ContextVar("penstock_trace", default=None)
 """The trace of the network that runs in this context; None outside of one."""
 
 
@@ -41,7 +41,7 @@ def untraceable(operation: str, expected: str = "an op of penstock.nn") -> Unsup
     )
 
 
-class Size:
+class SymbolicSize:
     """A size that each step determines.  It equals only itself; nothing can be computed with it."""
 
     __slots__ = ("name",)
@@ -55,7 +55,7 @@ class Size:
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Size):
+        if isinstance(other, SymbolicSize):
             return self is other
         raise self._refusal("a comparison")
 
@@ -80,11 +80,11 @@ class TracedTensor:
 
     __slots__ = ("_dtype", "_trace", "name", "shape")
 
-    def __init__(self, trace: Trace, name: str, shape: Shape, dtype: str) -> None:
+    def __init__(self, trace: GraphTrace, name: str, shape: Shape, dtype: str) -> None:
         self._trace, self.name, self.shape, self._dtype = trace, name, shape, dtype
 
     @property
-    def written_by(self) -> Trace:
+    def written_by(self) -> GraphTrace:
         """The trace that has the value."""
         return self._trace
 
@@ -96,7 +96,7 @@ class TracedTensor:
     def view(self, *shape: Any) -> TracedTensor:
         """Return the same rows in another shape; the first size is that of the tensor, or -1 for it."""
         sizes = list(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
-        if not sizes or not all(isinstance(size, int | Size) for size in sizes):
+        if not sizes or not all(isinstance(size, int | SymbolicSize) for size in sizes):
             raise untraceable(f"view{shape}", "a view that keeps rows whole")
         row = _elements(self.shape[1:])
         if sizes[0] is self.shape[0] and -1 in sizes[1:]:
@@ -104,7 +104,11 @@ class TracedTensor:
             rest = _elements(size for i, size in enumerate(sizes) if i not in (0, at))
             sizes[at] = row // rest if rest > 0 else -1
         whole = sizes[0] is self.shape[0] or (isinstance(sizes[0], int) and sizes[0] == -1)
-        if not whole or any(isinstance(size, Size) or size < 0 for size in sizes[1:]) or _elements(sizes[1:]) != row:
+        if (
+            not whole
+            or any(isinstance(size, SymbolicSize) or size < 0 for size in sizes[1:])
+            or _elements(sizes[1:]) != row
+        ):
             raise untraceable(f"view{shape} of {list(self.shape)}", "a view that keeps rows whole")
         return self._cut((self.shape[0], *sizes[1:]), 0)
 

@@ -222,7 +222,7 @@ def _check_search(text: str, other: object) -> None:
         raise SecurityError("it searches for a string that is too long")
 
 
-class DeadlineError(SecurityError):
+class RenderTimeoutError(SecurityError):
     """Raised where a template takes longer than ``MAX_SECONDS``."""
 
 
@@ -436,7 +436,7 @@ def deadline() -> Iterator[None]:
     def watch(_frame: FrameType, event: str, _argument: object) -> Any:
         # a generator that is closed has events too, but no line
         if event == "line" and time.thread_time() > end:
-            raise DeadlineError(f"it takes longer than {MAX_SECONDS:g} s")
+            raise RenderTimeoutError(f"it takes longer than {MAX_SECONDS:g} s")
         return watch
 
     def enter(frame: FrameType, _event: str, _argument: object) -> Any:
@@ -461,11 +461,11 @@ def compiled_template(template: str) -> CodeType:
 
 @functools.lru_cache(maxsize=32)
 def _lasting_error(template: str) -> str:
-    """Return why a template does not compile; "" if it does.  Raises DeadlineError."""
+    """Return why a template does not compile; "" if it does.  Raises RenderTimeoutError."""
     try:
         with deadline():
             compiled_template(template)
-    except DeadlineError:
+    except RenderTimeoutError:
         raise
     except jinja2.TemplateSyntaxError as error:
         return f"chat template: line {error.lineno}: {error.message}"
@@ -488,7 +488,7 @@ def template_error(template: str) -> str:
         return reason
     try:
         return _lasting_error(template)
-    except DeadlineError as error:
+    except RenderTimeoutError as error:
         reason = f"chat template: {error}"
         if len(_slow) >= MAX_SLOW:
             _slow.clear()

@@ -213,10 +213,10 @@ def _chat_templates(files: Mapping[str, bytes | memoryview]) -> tuple[dict[str, 
         return {}, str(error)
 
 
-def _open_compiled(files: Mapping[str, bytes | memoryview]) -> core_tokenizer.Tokenizer | None:
+def _open_compiled(files: Mapping[str, bytes | memoryview]) -> core_tokenizer.NativeTokenizer | None:
     """Open the tokenizer that export compiled; None if there is none, or if the core does not support its kind."""
     data = files.get(core_tokenizer.TOKENIZER_SEGMENT)
     if data is None:
         return None
-    tokenizer = core_tokenizer.Tokenizer.of_segment(bytes(data))
+    tokenizer = core_tokenizer.NativeTokenizer.of_segment(bytes(data))
     return None if tokenizer.info.unsupported else tokenizer

@@ -13,7 +13,7 @@ from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.local_backend import LocalBackend, LocalModels
 from penstock.serving.openai.in_process import CHAT, COMPLETIONS, EMBEDDINGS, InProcessApi
-from penstock.serving.openai.logprobs import ChatLogprobs, TextLogprobs
+from penstock.serving.openai.logprobs import ChatLogprobsBuilder, TextLogprobsBuilder
 from tests.support.command import DEMO
 from tests.support.errors import raises
 
@@ -110,6 +110,6 @@ def test_the_endpoint_decides_about_fields():
 
 def test_impossible_tokens_have_a_json_number(llm):
     never = TokenLogprobs(40, -math.inf, 4096, ((40, -math.inf),))
-    listed = [ChatLogprobs(llm.tokenizer).of([never]), TextLogprobs(llm.tokenizer, 0).of([40], [never])]
+    listed = [ChatLogprobsBuilder(llm.tokenizer).of([never]), TextLogprobsBuilder(llm.tokenizer, 0).of([40], [never])]
     for logprobs in listed:
         assert json.dumps(logprobs, allow_nan=False).count("-9999.0") == 2

@@ -123,7 +123,7 @@ def test_tokens_of_a_message_may_be_ids(serve):
 def test_equal_texts_of_tokens_get_names_of_their_own():
     """Tokens whose texts are equal (a word with and without a space in front, in some vocabularies)."""
     from penstock.engine.logprobs import TokenLogprobs
-    from penstock.serving.openai.logprobs import TextLogprobs
+    from penstock.serving.openai.logprobs import TextLogprobsBuilder
 
     class Words:
         def decode(self, ids, *, skip_special_tokens=True):
@@ -139,7 +139,7 @@ def test_equal_texts_of_tokens_get_names_of_their_own():
             return self.decode([token])
 
     entry = TokenLogprobs(2, -2.0, 3, ((1, -1.0), (10, -1.5), (2, -2.0), (11, -3.0)))
-    found = TextLogprobs(Words()).of([2], [entry])
+    found = TextLogprobsBuilder(Words()).of([2], [entry])
     assert found["tokens"] == ["token_id:2"]
     expected = {"the": -1.0, "bytes:\\xe2": -1.5, "token_id:2": -2.0, "bytes: \\x5c\\x9f": -3.0}
     assert found["top_logprobs"] == [expected]

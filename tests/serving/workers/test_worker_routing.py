@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.cluster.routing import Figures, Router
+from penstock.cluster.routing import Figures, ReplicaRouter
 from penstock.serving import translation
 from penstock.serving.openai.bodies import ChatCompletionRequest
 from penstock.serving.openai.messages import Message
@@ -93,7 +93,7 @@ def test_an_answer_measures_only_its_worker(num_remote: int, monkeypatch) -> Non
     routing, draw = WorkerRouting(), random.Random(3)
     workers = workers_of(250, num_remote)
     num_set = []
-    monkeypatch.setattr(Router, "_set_open", lambda self, place, num_open: num_set.append(place))
+    monkeypatch.setattr(ReplicaRouter, "_set_open", lambda self, place, num_open: num_set.append(place))
     routed = routing.choose(workers, 100, [], "")
     num_set.clear()
     routed = routing.choose(workers, 100, [], "")

@@ -11,7 +11,7 @@ from penstock.bench.open_model import describe_threads
 
 if TYPE_CHECKING:
     from penstock.bench.online import OnlineReport, RateReport
-    from penstock.cluster.simulate import Report
+    from penstock.cluster.simulate import SimulationReport
 
 __all__ = ["Line", "draw_charts", "draw_latency", "draw_policies"]
 
@@ -52,13 +52,13 @@ def draw_latency(report: OnlineReport, title: str) -> str:
     return draw_charts(title, about, report.runs[0].requests_per_s, first, between)
 
 
-def draw_policies(reports: Sequence[Report], title: str) -> str:
+def draw_policies(reports: Sequence[SimulationReport], title: str) -> str:
     """Return an SVG of simulated clusters: first token (90th percentile) and cached prompt tokens over the replicas.
 
     A line is a policy.
     """
 
-    def lines(pick: Callable[[Report], float]) -> list[Line]:
+    def lines(pick: Callable[[SimulationReport], float]) -> list[Line]:
         policies = dict.fromkeys(report.policy for report in reports)
         points = {name: sorted((r.replicas, pick(r)) for r in reports if r.policy == name) for name in policies}
         return [Line(name, of_policy) for name, of_policy in points.items()]

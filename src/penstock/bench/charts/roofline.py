@@ -37,7 +37,7 @@ _COLORS: Final = {"prefill": "c1", "mixed": "c2", "decode": "c0"}
 _SIZE: Final = 13
 _LINE_HEIGHT: Final = _SIZE * 1.2
 _NAME_AT: Final = (0.22, 0.35, 0.5, 0.12, 0.65, 0.8)
-"""Positions for the name of the memory line, as shares of its length; the first one without circles is taken."""
+"""Positions for the label of the memory line, as fractions of its length; the first one without a circle is used."""
 _MIN_SHARE = 0.002
 """Ops with a smaller share of the step are not drawn."""
 _PLOT: Final = Box(_LEFT, _TOP, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM)
@@ -157,7 +157,7 @@ def _axes(canvas: Canvas, limits: _Roofline) -> None:
 def _draw_limits(canvas: Canvas, limits: _Roofline, soft: Sequence[Box]) -> list[Box]:
     """Draw the memory line and the peaks with their names, and return the boxes that labels avoid.
 
-    ``soft``: the circles, which the name of the memory line avoids.
+    ``soft``: the boxes of the circles; only the label of the memory line avoids them.
     """
     memory = limits.memory_line()
     canvas.line(memory, "ink", "stroke-width='2'")

@@ -16,7 +16,7 @@ from penstock.checkpoint.gguf.pooling import pooling_head
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.rope import ROPE_TENSORS
 from penstock.checkpoint.gguf.tokenizer import tokenizer_files
-from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
+from penstock.checkpoint.gguf.weights import GgufFile, GgufSource, GgufWeights
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
@@ -50,7 +50,7 @@ def open_gguf(path: Path) -> GgufParts:
     factors = {}
     for file, name in itertools.product(files, ROPE_TENSORS):
         if name in file.header.tensors:
-            weights = GgufWeights(file, {name: Source(name)})
+            weights = GgufWeights(file, {name: GgufSource(name)})
             if weights.tensors[name].dtype != "f32":
                 raise InvalidFileError(f"{file.path.name}: tensor {name}: expected F32")
             factors[name] = weights.read(name).reshape(-1)

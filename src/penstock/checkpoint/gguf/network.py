@@ -20,7 +20,7 @@ from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.pooling import pooling_values
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.rope import ROPE_TENSORS, rope_scaling
-from penstock.checkpoint.gguf.weights import Source
+from penstock.checkpoint.gguf.weights import GgufSource
 from penstock.config import OWN_NAMES
 from penstock.errors import InvalidFileError, UnsupportedError
 
@@ -143,14 +143,14 @@ def _num_kv_heads(metadata: Metadata, name: str, architecture: Architecture) -> 
     return max(kv_heads(metadata, name, some_without=architecture.has_attention_in_some))
 
 
-def constant_sources(metadata: Metadata) -> dict[str, Source]:
+def constant_sources(metadata: Metadata) -> dict[str, GgufSource]:
     """Return the parameters whose values are those of keys, by their names in a checkpoint folder."""
     name, architecture = find_architecture(metadata)
     if architecture.layer_constants is None:
         return {}
     num_layers = _num_layers(metadata, name, architecture)
     return {
-        f"{architecture.layers}.{layer}.{parameter}": Source("", values=(values[layer],))
+        f"{architecture.layers}.{layer}.{parameter}": GgufSource("", values=(values[layer],))
         for parameter, values in architecture.layer_constants(metadata, name, num_layers).items()
         for layer in range(num_layers)
     }
@@ -208,7 +208,7 @@ def _expert_values(
     return values
 
 
-def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> dict[str, Source]:
+def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> dict[str, GgufSource]:
     """Return the source of each tensor by its name in a checkpoint folder.
 
     A tensor with an unknown name keeps it, so that the network refuses it by this name.
@@ -223,7 +223,7 @@ def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> d
     apart = architecture.read_parts and architecture.read_parts(metadata, name)
     num_layers = _num_layers(metadata, name, architecture)
     naming = _Naming(architecture, tensors, num_heads, num_kv_heads, metadata.file)
-    sources: dict[str, Source] = {}
+    sources: dict[str, GgufSource] = {}
     for tensor in tensors.values():
         if tensor.name in ROPE_TENSORS:
             continue
@@ -257,7 +257,7 @@ class _Naming:
             if f"blk.0.{part}.weight" in tensors:
                 self._layer_names |= names
 
-    def sources(self, tensor: StoredTensor) -> dict[str, Source]:
+    def sources(self, tensor: StoredTensor) -> dict[str, GgufSource]:
         """Return the parameters that come from a tensor; {} for one of the pooling head or of another's source."""
         architecture, match = self._architecture, _TENSOR.fullmatch(tensor.name)
         layer, part, kind = match.groups() if match else (None, "", "")
@@ -278,11 +278,11 @@ class _Naming:
             )
         own_name = (TOP_NAMES | architecture.top_names if layer is None else self._layer_names).get(part)
         if own_name is None:
-            return {tensor.name: Source(tensor.name)}
+            return {tensor.name: GgufSource(tensor.name)}
         other = architecture.alternates.get(part)
         if part == "output" and layer is None and tensor.shape[0] == architecture.unit_head_rows:
-            return {f"{own_name}.{kind}": Source(tensor.name, is_unit=True)}
-        source = Source(
+            return {f"{own_name}.{kind}": GgufSource(tensor.name, is_unit=True)}
+        source = GgufSource(
             tensor.name,
             pair_heads,
             alternate="" if other is None else f"blk.{layer}.{other}.{kind}",
@@ -291,7 +291,7 @@ class _Naming:
         )
         return _named(f"{prefix}{own_name}", "" if part in _BARE_PARTS else f".{kind}", tensor, source)
 
-    def _apart(self, tensor: StoredTensor) -> dict[str, Source]:
+    def _apart(self, tensor: StoredTensor) -> dict[str, GgufSource]:
         """Return the sources of q, k and v, whose rows a tensor has one below another."""
         total = sum(self._shares)
         if tensor.shape[0] % total:
@@ -301,9 +301,9 @@ class _Naming:
             )
         ends = [0, *(end * (tensor.shape[0] // total) for end in accumulate(self._shares))]
         names = [self._layer_names[part] for part in ("attn_q", "attn_k", "attn_v")]
-        return {name: Source(tensor.name, rows=(rows,)) for name, rows in zip(names, pairwise(ends), strict=True)}
+        return {name: GgufSource(tensor.name, rows=(rows,)) for name, rows in zip(names, pairwise(ends), strict=True)}
 
-    def _experts_apart(self, prefix: str, tensor: StoredTensor, kind: str) -> dict[str, Source]:
+    def _experts_apart(self, prefix: str, tensor: StoredTensor, kind: str) -> dict[str, GgufSource]:
         """Return the sources of gate and up of the experts, whose rows a tensor has one below another."""
         if len(tensor.shape) != 3 or tensor.shape[1] % 2:
             raise InvalidFileError(
@@ -311,14 +311,14 @@ class _Naming:
                 f"{list(tensor.shape)}"
             )
         half = tensor.shape[1] // 2
-        result: dict[str, Source] = {}
+        result: dict[str, GgufSource] = {}
         for part, rows in (("ffn_gate_exps", (0, half)), ("ffn_up_exps", (half, 2 * half))):
-            source = Source(tensor.name, rows=(rows,))
+            source = GgufSource(tensor.name, rows=(rows,))
             result |= _named(f"{prefix}{self._layer_names[part]}", f".{kind}", tensor, source)
         return result
 
 
-def _named(name: str, end: str, tensor: StoredTensor, source: Source) -> dict[str, Source]:
+def _named(name: str, end: str, tensor: StoredTensor, source: GgufSource) -> dict[str, GgufSource]:
     """Return a tensor by its name in a checkpoint folder, or the matrices of experts by theirs."""
     if "{}" not in name:
         return {f"{name}{end}": source}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.checkpoint.gguf.metadata import Metadata
-from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
+from penstock.checkpoint.gguf.weights import GgufFile, GgufSource, GgufWeights
 from penstock.checkpoint.pooling.head import HeadLayer, PoolingHead
 from penstock.checkpoint.pooling.stored import read_linear
 from penstock.checkpoint.pooling.yes_no import LOGIT_LABEL, YES_NO_INSTRUCTION, YES_NO_PROMPT
@@ -101,5 +101,5 @@ def _linear(metadata: Metadata, files: Sequence[GgufFile], name: str, activation
     for file in files:
         if f"{name}.weight" in file.header.tensors:
             parts = [part for part in (f"{name}.weight", f"{name}.bias") if part in file.header.tensors]
-            return read_linear(GgufWeights(file, {part: Source(part) for part in parts}), name, activation)
+            return read_linear(GgufWeights(file, {part: GgufSource(part) for part in parts}), name, activation)
     raise InvalidFileError(f"{metadata.file}: expected a matrix {name}.weight, got none")

@@ -19,14 +19,14 @@ from penstock.checkpoint.gguf.reader import GgufHeader, StoredTensor, read_heade
 from penstock.checkpoint.tensor_file import TensorInfo, open_regular
 from penstock.errors import FileAccessError, InvalidFileError
 
-__all__ = ["GgufFile", "GgufWeights", "Source"]
+__all__ = ["GgufFile", "GgufSource", "GgufWeights"]
 
 _Ranges = tuple[tuple[int, int], ...]
 _FLOATS: Final[dict[str, str]] = {"f32": "<f4", "f16": "<u2", "bf16": "<u2"}
 
 
 @dataclass(frozen=True)
-class Source:
+class GgufSource:
     """Where a tensor of the checkpoint comes from.
 
     ``pair_heads`` is the number of heads whose rows the file has in adjacent pairs of the rotation; 0 keeps the order.
@@ -97,13 +97,13 @@ class GgufWeights:
     Floats keep their type.  Quantized tensors are float32: ``read`` computes their values, which it does not keep.
     """
 
-    def __init__(self, file: GgufFile, sources: Mapping[str, Source]) -> None:
+    def __init__(self, file: GgufFile, sources: Mapping[str, GgufSource]) -> None:
         self.path = file.path
         self._file = file
         self._sources = sources
         self.tensors = {name: self._info(source) for name, source in sources.items()}
 
-    def _info(self, source: Source) -> TensorInfo:
+    def _info(self, source: GgufSource) -> TensorInfo:
         if not source.name:
             return TensorInfo("f32", (len(source.values),), self.path.name, 0, 4 * len(source.values))
         parts = self._stored(source)
@@ -128,7 +128,7 @@ class GgufWeights:
         num_bytes = math.prod(shape) * (4 if dtype == "f32" else 2)
         return TensorInfo(dtype, shape, self.path.name, _extent(first, source.index)[0], num_bytes)
 
-    def _stored(self, source: Source) -> list[StoredTensor]:
+    def _stored(self, source: GgufSource) -> list[StoredTensor]:
         """Return the tensor, and the one that alternates with it if there is one."""
         tensors = self._file.header.tensors
         if source.alternate and source.alternate not in tensors:
@@ -175,7 +175,7 @@ class GgufWeights:
             return unit
         return self._logarithm(source, result) if source.is_log else result
 
-    def _logarithm(self, source: Source, values: NDArray[Any]) -> NDArray[Any]:
+    def _logarithm(self, source: GgufSource, values: NDArray[Any]) -> NDArray[Any]:
         """Return the logarithm of the negated values, computed in float64 and rounded to float32."""
         if not (np.isfinite(values) & (values < 0)).all():
             raise InvalidFileError(f"{self.path.name}: tensor {source.name}: expected finite numbers below 0")
@@ -229,7 +229,7 @@ class GgufWeights:
                 self._file.release(stored, self._sources[name].index)
 
 
-def _num_rows(stored: StoredTensor, source: Source) -> int:
+def _num_rows(stored: StoredTensor, source: GgufSource) -> int:
     """Return the number of rows of the tensor, or of its matrix that the source selects."""
     return stored.shape[0] if source.index is None else stored.shape[1]
 
@@ -240,7 +240,7 @@ def _chosen(values: NDArray[Any], ranges: _Ranges, axis: int) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 and axis == 0 else np.concatenate(parts, axis=axis)
 
 
-def _alternating(arrays: list[NDArray[Any]], source: Source, shape: tuple[int, ...]) -> NDArray[Any]:
+def _alternating(arrays: list[NDArray[Any]], source: GgufSource, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return the only array, or the rows of two in turn (of biases the values); ``shape`` is that of the result."""
     if len(arrays) == 1:
         return arrays[0]

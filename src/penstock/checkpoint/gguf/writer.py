@@ -102,7 +102,7 @@ def _value(value: Any) -> bytes:
 
 
 def quantize_q8_0(rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return the blocks of Q8_0 of rows whose length is a multiple of 32: the same bytes as ggml's reference makes."""
+    """Return rows as Q8_0 blocks, byte for byte as ggml's reference.  The row length is a multiple of 32."""
     groups = rows.reshape(-1, 32)
     scale = (np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)).astype(np.float32)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)

@@ -1,4 +1,4 @@
-"""The pickles of PyTorch's checkpoints, decoded into plain values and ``StoredTensor``.
+"""The pickles of PyTorch's checkpoints, decoded into plain values and ``PickledTensor``.
 
 A pickle is a program for a stack machine that may call any function.  This machine knows the instructions that
 ``torch.save`` writes for tensors.  The few names that a pickle may use are keys of a table here; nothing is imported
@@ -16,7 +16,7 @@ from penstock.config import is_integer, show
 from penstock.errors import InvalidFileError
 from penstock.validation import printable
 
-__all__ = ["ELEMENT_TYPES", "MAX_PICKLE_BYTES", "Decoder", "Opaque", "Storage", "StoredTensor"]
+__all__ = ["ELEMENT_TYPES", "MAX_PICKLE_BYTES", "Opaque", "PickleDecoder", "PickledTensor", "Storage"]
 
 MAX_PICKLE_BYTES: Final = 32 << 20
 ELEMENT_TYPES: Final = {
@@ -82,7 +82,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class PickledTensor:
     """A tensor in a storage; ``offset`` and ``strides`` are counted in elements."""
 
     storage: Storage
@@ -95,7 +95,7 @@ class StoredTensor:
 _MARK: Final = Opaque("mark")
 
 
-class Decoder:
+class PickleDecoder:
     """Decodes the pickles of one file, one after another; ``position`` is the byte after the last one."""
 
     def __init__(self, data: memoryview, position: int = 0) -> None:
@@ -209,7 +209,7 @@ class Decoder:
     def _build(self) -> None:
         """Drop the state of an object: attributes of a dictionary of tensors, such as its ``_metadata``."""
         self._stack.pop()
-        if not isinstance(self._stack[-1], dict | StoredTensor):
+        if not isinstance(self._stack[-1], dict | PickledTensor):
             raise TypeError
 
     def _call(self) -> None:
@@ -278,7 +278,7 @@ def _called(name: str, arguments: tuple[Any, ...]) -> Any:
     )
 
 
-def _tensor(name: str, arguments: tuple[Any, ...]) -> StoredTensor:
+def _tensor(name: str, arguments: tuple[Any, ...]) -> PickledTensor:
     storage, offset, shape, strides = arguments[:4]
     if not isinstance(storage, Storage):
         raise TypeError
@@ -290,13 +290,13 @@ def _tensor(name: str, arguments: tuple[Any, ...]) -> StoredTensor:
     shape, strides = _counts(shape), _counts(strides)
     if len(shape) != len(strides):
         raise ValueError
-    return StoredTensor(storage, element_type, _count(offset), shape, strides)
+    return PickledTensor(storage, element_type, _count(offset), shape, strides)
 
 
 _STOP: Final = ord(".")
-_Step = Callable[[Decoder], None]
+_Step = Callable[[PickleDecoder], None]
 _STEPS: Final[dict[int, _Step]] = {
-    0x80: Decoder._protocol,
+    0x80: PickleDecoder._protocol,
     0x95: lambda d: d._drop(d._take(8)),
     ord("("): lambda d: d._push(_MARK),
     ord(")"): lambda d: d._push(()),
@@ -312,7 +312,7 @@ _STEPS: Final[dict[int, _Step]] = {
     ord("0"): lambda d: d._drop(d._stack.pop()),
     ord("a"): lambda d: d._append([d._stack.pop()]),
     ord("e"): lambda d: d._append(d._pop_to_mark()),
-    ord("s"): Decoder._set_one,
+    ord("s"): PickleDecoder._set_one,
     ord("u"): lambda d: d._set(d._pop_to_mark()),
     ord("q"): lambda d: d._memo.__setitem__(d._number("<B"), d._stack[-1]),
     ord("r"): lambda d: d._memo.__setitem__(d._number("<I"), d._stack[-1]),
@@ -333,9 +333,9 @@ _STEPS: Final[dict[int, _Step]] = {
     ord("C"): lambda d: d._bytes("<B"),
     ord("B"): lambda d: d._bytes("<I"),
     ord("c"): lambda d: d._name(d._line(), d._line()),
-    0x93: Decoder._name_of_stack,
-    ord("R"): Decoder._call,
-    ord("b"): Decoder._build,
-    ord("Q"): Decoder._storage,
+    0x93: PickleDecoder._name_of_stack,
+    ord("R"): PickleDecoder._call,
+    ord("b"): PickleDecoder._build,
+    ord("Q"): PickleDecoder._storage,
 }
 """The instructions that ``torch.save`` writes, by their code (Python's ``pickletools`` describes each)."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from penstock.checkpoint.pickles.decoder import ELEMENT_TYPES, MAX_PICKLE_BYTES, Decoder, Storage, StoredTensor
+from penstock.checkpoint.pickles.decoder import ELEMENT_TYPES, MAX_PICKLE_BYTES, PickleDecoder, PickledTensor, Storage
 from penstock.config import show
 from penstock.errors import InvalidFileError
 
@@ -23,7 +23,7 @@ _MAX_RECORDS: Final = 200_000
 
 
 @dataclass(frozen=True)
-class _Record:
+class _ZipRecord:
     start: int
     num_bytes: int
 
@@ -33,7 +33,7 @@ class PickledFile:
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, _ZipRecord] = {}
         self._types: dict[str, str] = {}
         if bytes(data[:2]) == b"PK":
             self.value = self._read_archive()
@@ -48,7 +48,7 @@ class PickledFile:
             raise InvalidFileError("expected a ZIP archive of torch.save, got a damaged one") from None
         if len(infos) > _MAX_RECORDS:
             raise InvalidFileError(f"expected at most {_MAX_RECORDS} records, got {len(infos)}")
-        records: dict[str, _Record] = {}
+        records: dict[str, _ZipRecord] = {}
         for info in infos:
             name = info.filename.partition("/")[2]
             if name in records:
@@ -73,9 +73,9 @@ class PickledFile:
         pickle = self._bytes_of(records["data.pkl"])
         if len(pickle) > MAX_PICKLE_BYTES:
             raise InvalidFileError(f"data.pkl: expected at most {MAX_PICKLE_BYTES} bytes, got {len(pickle)}")
-        return Decoder(pickle).decode()
+        return PickleDecoder(pickle).decode()
 
-    def _record_of(self, name: str, info: zipfile.ZipInfo) -> _Record:
+    def _record_of(self, name: str, info: zipfile.ZipInfo) -> _ZipRecord:
         offset, size = info.header_offset, _LOCAL_HEADER.size
         if not 0 <= offset <= len(self._data) - size:
             raise InvalidFileError(f"record {show(name)}: expected its bytes in the file, got none")
@@ -83,14 +83,14 @@ class PickledFile:
         start = offset + size + name_len + extra_len
         if signature != b"PK\x03\x04" or start + info.file_size > len(self._data):
             raise InvalidFileError(f"record {show(name)}: expected its bytes in the file, got a damaged archive")
-        return _Record(start, info.file_size)
+        return _ZipRecord(start, info.file_size)
 
-    def _bytes_of(self, record: _Record) -> memoryview:
+    def _bytes_of(self, record: _ZipRecord) -> memoryview:
         return self._data[record.start : record.start + record.num_bytes]
 
     def _read_row(self) -> Any:
         """Read magic number, version, system, value, keys of the storages, and each one's length and bytes."""
-        decoder = Decoder(self._data)
+        decoder = PickleDecoder(self._data)
         if decoder.decode() != _MAGIC or decoder.decode() != _PROTOCOL:
             raise InvalidFileError("expected a checkpoint of torch.save, got another file")
         system, value, keys = decoder.decode(), decoder.decode(), decoder.decode()
@@ -111,11 +111,11 @@ class PickledFile:
             position += 8
             if not 0 <= count * size <= len(self._data) - position:
                 raise InvalidFileError(f"storage {show(key)}: expected its bytes in the file, got fewer")
-            self._records[key] = _Record(position, count * size)
+            self._records[key] = _ZipRecord(position, count * size)
             position += count * size
         return value
 
-    def place_of(self, tensor: StoredTensor) -> tuple[int, int]:
+    def place_of(self, tensor: PickledTensor) -> tuple[int, int]:
         """Return the byte at which the storage of a tensor begins, and its length in bytes.
 
         InvalidFileError for a storage that is missing, that claims more than its record has, or that has two types,
@@ -142,7 +142,7 @@ class PickledFile:
         return record.start, num_bytes
 
 
-def _check_apart(infos: list[zipfile.ZipInfo], records: Iterable[_Record]) -> None:
+def _check_apart(infos: list[zipfile.ZipInfo], records: Iterable[_ZipRecord]) -> None:
     """Raise InvalidFileError if a record, with its header, reaches into the next one, whose bytes it would read."""
     starts = (info.header_offset for info in infos)
     spans = sorted((start, record.start + record.num_bytes) for start, record in zip(starts, records, strict=True))
@@ -157,7 +157,7 @@ def _check_apart(infos: list[zipfile.ZipInfo], records: Iterable[_Record]) -> No
 def is_convertible(value: Any) -> bool:
     """Return True for a tensor whose type of elements is converted."""
     return (
-        isinstance(value, StoredTensor)
+        isinstance(value, PickledTensor)
         and value.element_type in ELEMENT_TYPES
         and value.storage.element_type in (*ELEMENT_TYPES, "")
     )

@@ -14,7 +14,7 @@ from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.validation import refusal
 
 if TYPE_CHECKING:
-    from penstock.bench.advise import Advice, Row, Wishes
+    from penstock.bench.advise import Advice, SchemeRow, Wishes
     from penstock.bench.step_probe import Expectation
 
 __all__ = ["add_parser", "run"]
@@ -226,7 +226,7 @@ def _roofline(part: Expectation) -> list[str]:
     ]
 
 
-def _verdict(advice: Advice, chosen: Row | None) -> list[str]:
+def _verdict(advice: Advice, chosen: SchemeRow | None) -> list[str]:
     if chosen is not None:
         text = (
             f"Recommended: {chosen.scheme}. It generates the most tokens/s among the schemes that meet the wishes and "
@@ -249,7 +249,7 @@ def _verdict(advice: Advice, chosen: Row | None) -> list[str]:
     return lines
 
 
-def _closest(advice: Advice) -> Row | None:
+def _closest(advice: Advice) -> SchemeRow | None:
     """Return the measured scheme that misses fewest wishes, then the fastest."""
     measured = [row for row in advice.rows if row.token is not None]
     return min(measured, key=lambda row: (len(row.missed), -row.tokens_per_s), default=None)

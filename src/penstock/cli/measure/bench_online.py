@@ -75,7 +75,7 @@ def run_online(args: argparse.Namespace) -> int:
     """Measure and print the figures."""
     from dataclasses import asdict
 
-    from penstock.bench.online import OnlineBench, Trace, bench_online
+    from penstock.bench.online import OnlineBench, SyntheticTrace, bench_online
     from penstock.engine.options import EngineOptions
     from penstock.runtime.program import ProgramLimits
 
@@ -88,7 +88,7 @@ def run_online(args: argparse.Namespace) -> int:
     new_tokens = 64 if args.new_tokens is None else args.new_tokens
     settings = OnlineBench(
         downloaded_path(args.model),
-        Trace(options["requests"], prompt_tokens, new_tokens, options["spread"], options["shared_tokens"]),
+        SyntheticTrace(options["requests"], prompt_tokens, new_tokens, options["spread"], options["shared_tokens"]),
         rates,
         shares,
         scheme=args.scheme,

@@ -116,12 +116,12 @@ class WorkerSteps:
             return time.perf_counter() - begin
 
     @asynccontextmanager
-    async def _answers(self, batch: int, prompt_tokens: int) -> AsyncIterator[list[_Reader]]:
+    async def _answers(self, batch: int, prompt_tokens: int) -> AsyncIterator[list[_StepReader]]:
         """Yield the readers of ``batch`` endless answers that have begun; end them at exit."""
         await asyncio.sleep(_REST_S)
         max_tokens = self._context_len - prompt_tokens
         answers = await asyncio.gather(*(self._submit(prompt_tokens, max_tokens) for _ in range(batch)))
-        readers = [_Reader(answer) for answer in answers]
+        readers = [_StepReader(answer) for answer in answers]
         tasks = [asyncio.ensure_future(reader.read()) for reader in readers]
         try:
             for reader in readers:
@@ -158,7 +158,7 @@ class WorkerSteps:
         return statistics.median(added) if added else 0.0
 
 
-class _Reader:
+class _StepReader:
     """Reads an answer and notes when each token came."""
 
     def __init__(self, answer: EventAnswer) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from penstock.cluster.autoscale import ScalePolicy
-    from penstock.cluster.simulate import Report
+    from penstock.cluster.simulate import SimulationReport
     from penstock.cluster.trace import TraceRequest
 
 __all__ = ["add_parser", "run"]
@@ -214,18 +214,18 @@ class _Progress:
             print(f"{number:,} requests, {seconds:,.1f} s simulated", file=sys.stderr, flush=True)
 
 
-def _tell_time(reports: list[Report], seconds: float) -> None:
+def _tell_time(reports: list[SimulationReport], seconds: float) -> None:
     """Say how long simulations took whose progress was printed.  It is no part of the report, which does not change."""
     num_requests = sum(report.requests for report in reports)
     if num_requests >= _PROGRESS_EVERY:
         print(f"{num_requests:,} requests simulated in {format_seconds(seconds)}", file=sys.stderr, flush=True)
 
 
-def _costs(report: Report) -> list[str]:
+def _costs(report: SimulationReport) -> list[str]:
     return [f"costs of {report.costs['model']}, {report.costs['machine']}", f"({report.costs['source']})", ""]
 
 
-def _comparison(reports: list[Report]) -> str:
+def _comparison(reports: list[SimulationReport]) -> str:
     """Return a table with a line for each simulation."""
     first = reports[0]
     rows = [["replicas", "policy", "p50", "p90", "p99", "p50, ms", "computed", "cached", "time", "busy", "busiest"]]
@@ -263,7 +263,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return lines
 
 
-def _table(report: Report) -> str:
+def _table(report: SimulationReport) -> str:
     number = f"{report.replicas:,} replica{'s' if report.replicas > 1 else ''}"
     if report.replica_range:
         number = f"{report.replica_range} replicas (at most {report.replicas:,} at once)"

@@ -66,7 +66,7 @@ def environment(token_file: Path) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(token_file.absolute()),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_worker_prestart": "0",
-        "RAY_memory_monitor_refresh_ms": "0",  # a worker plans its memory; Ray would end its supervisor
+        "RAY_memory_monitor_refresh_ms": "0",  # workers plan their memory; Ray would kill the supervisor
         "RAY_prestart_worker_first_driver": "0",
     }
 

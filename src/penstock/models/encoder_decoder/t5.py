@@ -150,7 +150,7 @@ def distance_buckets(num_buckets: int, reach: int, *, looks_ahead: bool) -> list
     return buckets
 
 
-class SelfAttention(Module):
+class T5SelfAttention(Module):
     """The projections of attention, and the bias by distance of a layer that has it."""
 
     def __init__(self, config: T5Config, *, causal: bool, keys: str, has_bias: bool) -> None:
@@ -172,7 +172,7 @@ class SelfAttention(Module):
         return y
 
 
-class FeedForward(Module):
+class T5FeedForward(Module):
     """The feed-forward layer, gated in T5 1.1."""
 
     def __init__(self, config: T5Config) -> None:
@@ -216,19 +216,19 @@ class Block(Module):
         super().__init__()
         has_prefix = config.num_decoder_layers > 0
         keys = "rest" if in_decoder else "prefix" if has_prefix else "all"
-        own = SelfAttention(config, causal=in_decoder, keys=keys, has_bias=has_bias)
-        layers = [SubLayer(config, "SelfAttention", own)]
+        own = T5SelfAttention(config, causal=in_decoder, keys=keys, has_bias=has_bias)
+        layers = [SubLayer(config, "T5SelfAttention", own)]
         if in_decoder:
-            cross = SelfAttention(config, causal=True, keys="prefix", has_bias=False)
+            cross = T5SelfAttention(config, causal=True, keys="prefix", has_bias=False)
             layers.append(SubLayer(config, "EncDecAttention", cross))
-        layers.append(SubLayer(config, "DenseReluDense", FeedForward(config)))
+        layers.append(SubLayer(config, "DenseReluDense", T5FeedForward(config)))
         self.layer = nn.ModuleList(layers)
 
     @property
     def bias(self) -> Tensor | None:
         """The bias by distance, if this layer has one."""
         own = self.get_submodule("layer.0.SelfAttention")
-        return own.relative_attention_bias.weight if isinstance(own, SelfAttention) and own.has_bias else None
+        return own.relative_attention_bias.weight if isinstance(own, T5SelfAttention) and own.has_bias else None
 
     def forward(
         self, x: Tensor, memory: Tensor | None, batch: Batch, bias: Tensor | None, prefix: Tensor | None

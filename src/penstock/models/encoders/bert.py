@@ -99,7 +99,7 @@ class Config:
         return read_bert(reader, "Bert")
 
 
-class Embeddings(Module):
+class BertEmbeddings(Module):
     """The sum of the rows of tokens and positions, normalised."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -113,7 +113,7 @@ class Embeddings(Module):
         return self.LayerNorm(self.word_embeddings(batch.token_ids) + self.position_embeddings(batch.positions))
 
 
-class SelfAttention(Module):
+class BertSelfAttention(Module):
     """Attention over all tokens of a request, without the output linear."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -142,12 +142,14 @@ class AddNorm(Module):
         return self.LayerNorm(self.dense(y) + x)
 
 
-class Layer(Module):
+class BertLayer(Module):
     """Attention and feed-forward, each followed by the norm of its sum with the residual stream."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.attention = nn.ModuleDict({"self": SelfAttention(config), "output": AddNorm(config.hidden_size, config)})
+        self.attention = nn.ModuleDict(
+            {"self": BertSelfAttention(config), "output": AddNorm(config.hidden_size, config)}
+        )
         dense = Linear(config.hidden_size, config.intermediate_size, True)
         self.intermediate = nn.ModuleDict({"dense": dense})
         self.output = AddNorm(config.intermediate_size, config)
@@ -163,8 +165,8 @@ class BertEncoder(Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config)
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(Layer(config) for _ in range(config.num_layers))})
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(BertLayer(config) for _ in range(config.num_layers))})
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden rows of a step, [T, hidden]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
-from penstock.models.encoders.bert import BertConfig, Embeddings, check_architecture
+from penstock.models.encoders.bert import BertConfig, BertEmbeddings, check_architecture
 from penstock.nn import Attention, Batch, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
 from penstock.nn.base import Tensor, nn
 
@@ -37,7 +37,7 @@ class Config:
         )
 
 
-class SelfAttention(Module):
+class DistilBertSelfAttention(Module):
     """Attention over all tokens of a request."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -55,7 +55,7 @@ class SelfAttention(Module):
         return self.out_lin(rows)
 
 
-class FeedForward(Module):
+class DistilBertFeedForward(Module):
     """Two linears with gelu between them."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -68,14 +68,14 @@ class FeedForward(Module):
         return self.lin2(gelu(self.lin1(x)))
 
 
-class Layer(Module):
+class DistilBertLayer(Module):
     """Attention and feed-forward, each followed by the norm of its sum with the residual stream."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.attention = SelfAttention(config)
+        self.attention = DistilBertSelfAttention(config)
         self.sa_layer_norm = LayerNorm(config.hidden_size, config.norm_eps)
-        self.ffn = FeedForward(config)
+        self.ffn = DistilBertFeedForward(config)
         self.output_layer_norm = LayerNorm(config.hidden_size, config.norm_eps)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
@@ -89,8 +89,10 @@ class Encoder(Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config)
-        self.transformer = nn.ModuleDict({"layer": nn.ModuleList(Layer(config) for _ in range(config.num_layers))})
+        self.embeddings = BertEmbeddings(config)
+        self.transformer = nn.ModuleDict(
+            {"layer": nn.ModuleList(DistilBertLayer(config) for _ in range(config.num_layers))}
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden rows of a step, [T, hidden]."""

@@ -128,7 +128,7 @@ def _norm(config: ModernBertConfig) -> LayerNorm:
     return LayerNorm(config.hidden_size, config.norm_eps, config.norm_bias)
 
 
-class SelfAttention(Module):
+class ModernBertSelfAttention(Module):
     """Attention over the tokens of a request, or over those near each token."""
 
     def __init__(self, config: ModernBertConfig, window: int) -> None:
@@ -148,7 +148,7 @@ class SelfAttention(Module):
         return self.Wo(self.attention(q, k, self.value(x), batch))
 
 
-class GatedMLP(Module):
+class ModernBertMLP(Module):
     """The feed-forward layer, gated by GELU."""
 
     def __init__(self, config: ModernBertConfig) -> None:
@@ -163,15 +163,15 @@ class GatedMLP(Module):
         return self.Wo(gelu(self.gate(x), self.gelu_form) * self.up(x))
 
 
-class Layer(Module):
+class ModernBertLayer(Module):
     """Attention and feed-forward, each after a norm and with a residual connection; the first layer has one norm."""
 
     def __init__(self, config: ModernBertConfig, window: int, *, is_first: bool) -> None:
         super().__init__()
         self.attn_norm = nn.Identity() if is_first else _norm(config)
-        self.attn = SelfAttention(config, window)
+        self.attn = ModernBertSelfAttention(config, window)
         self.mlp_norm = _norm(config)
-        self.mlp = GatedMLP(config)
+        self.mlp = ModernBertMLP(config)
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""
@@ -179,7 +179,7 @@ class Layer(Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Embeddings(Module):
+class ModernBertEmbeddings(Module):
     """The rows of tokens, normalised."""
 
     def __init__(self, config: ModernBertConfig) -> None:
@@ -198,8 +198,8 @@ class ModernBertEncoder(Module):
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
         self.windows = config.windows
-        self.embeddings = Embeddings(config)
-        layers = (Layer(config, window, is_first=i == 0) for i, window in enumerate(config.windows))
+        self.embeddings = ModernBertEmbeddings(config)
+        layers = (ModernBertLayer(config, window, is_first=i == 0) for i, window in enumerate(config.windows))
         self.layers = nn.ModuleList(layers)
         self.final_norm = _norm(config)
         kinds = {window > 0 for window in config.windows}
@@ -220,7 +220,7 @@ class ModernBertEncoder(Module):
         return self.final_norm(x)
 
 
-class Head(Module):
+class ModernBertHead(Module):
     """The layer between the encoder and the output linear."""
 
     def __init__(self, config: ModernBertConfig) -> None:
@@ -248,7 +248,7 @@ class Network(Module):
         self.model = ModernBertEncoder(config)
         self.output_rows = OutputRows()
         words = self.model.embeddings.tok_embeddings
-        self.head = Head(config) if config.has_head else nn.Identity()
+        self.head = ModernBertHead(config) if config.has_head else nn.Identity()
         has_bias = config.decoder_bias and config.has_head
         tied = words if config.tied or not config.has_head else None
         self.decoder = LMHead(config.hidden_size, config.vocab_size, has_bias, tied=tied)

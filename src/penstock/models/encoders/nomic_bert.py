@@ -107,7 +107,7 @@ class Config:
         )
 
 
-class SelfAttention(Module):
+class NomicBertSelfAttention(Module):
     """Attention over all tokens of a request, with rotary positions."""
 
     def __init__(self, config: NomicBertConfig) -> None:
@@ -127,12 +127,12 @@ class SelfAttention(Module):
         return self.o_proj(self.attention(q, k, self.v_proj(x), batch))
 
 
-class Layer(Module):
+class NomicBertLayer(Module):
     """Attention and feed-forward, each followed by the norm of its sum with the residual stream."""
 
     def __init__(self, config: NomicBertConfig) -> None:
         super().__init__()
-        self.self_attn = SelfAttention(config)
+        self.self_attn = NomicBertSelfAttention(config)
         self.post_attention_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
         self.post_mlp_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
@@ -154,7 +154,7 @@ class Network(Module):
         words = Embedding(config.vocab_size, config.hidden_size)
         norm = LayerNorm(config.hidden_size, config.norm_eps)
         self.embeddings = nn.ModuleDict({"word_embeddings": words, "LayerNorm": norm})
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(NomicBertLayer(config) for _ in range(config.num_layers))
         self.rotary_emb = RotaryEmbedding(config.rope)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=words)
 

@@ -26,7 +26,7 @@ class Config:
         return read_bert(reader, _CLASSES[kind], skips_padding=True)
 
 
-class Head(Module):
+class RobertaHead(Module):
     """The masked-language head."""
 
     def __init__(self, config: BertConfig, tied: Embedding | None) -> None:
@@ -57,7 +57,7 @@ class Network(Module):
         self.output_rows = OutputRows()
         words = self.roberta.embeddings.word_embeddings
         if config.has_head:
-            self.lm_head: Module = Head(config, words if config.tied else None)
+            self.lm_head: Module = RobertaHead(config, words if config.tied else None)
         else:
             self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=words)
 

@@ -10,7 +10,7 @@ from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, r
 from penstock.nn import Router, Routing, sigmoid_gate
 from penstock.nn.base import Tensor
 
-__all__ = ["Config", "Network", "SharedMixture"]
+__all__ = ["Config", "GatedSharedMixture", "Network"]
 
 
 class Config:
@@ -28,7 +28,7 @@ class Config:
         return read_mixture(reader, decoder, routing, experts_key="num_experts", sparse=sparse, shared_size=shared)
 
 
-class SharedMixture(Mixture):
+class GatedSharedMixture(Mixture):
     """The experts that a token chooses, and the shared one."""
 
     def __init__(self, config: MixtureConfig) -> None:
@@ -47,4 +47,4 @@ class Network(ExpertsLM):
 
     def __init__(self, config: MixtureConfig) -> None:
         attentions = [Qwen2Attention(config.decoder, window) for window in config.decoder.windows]
-        super().__init__(config, attentions, [SharedMixture(config) for _ in attentions])
+        super().__init__(config, attentions, [GatedSharedMixture(config) for _ in attentions])

@@ -139,7 +139,7 @@ class GatedConv(Module):
         return self.out_proj(self.conv(before * values, after, batch))
 
 
-class FeedForward(Module):
+class Lfm2FeedForward(Module):
     """The gated feed-forward layer, under the checkpoint's names."""
 
     def __init__(self, config: Lfm2Config) -> None:
@@ -153,7 +153,7 @@ class FeedForward(Module):
         return self.w2(silu_mul(self.w1(x), self.w3(x)))
 
 
-class Layer(Module):
+class Lfm2Layer(Module):
     """Attention or the convolution, then feed-forward, each after a norm and with a residual connection."""
 
     def __init__(self, config: Lfm2Config, is_attention: bool) -> None:
@@ -163,7 +163,7 @@ class Layer(Module):
             self.self_attn = Lfm2Attention(config)
         else:
             self.conv = GatedConv(config)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = Lfm2FeedForward(config)
         self.operator_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.ffn_norm = RMSNorm(config.hidden_size, config.norm_eps)
 
@@ -174,13 +174,13 @@ class Layer(Module):
         return x + self.feed_forward(self.ffn_norm(x))
 
 
-class Decoder(Module):
+class Lfm2Decoder(Module):
     """The layers: token ids to hidden rows."""
 
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, is_attention) for is_attention in config.is_attention)
+        self.layers = nn.ModuleList(Lfm2Layer(config, is_attention) for is_attention in config.is_attention)
         self.embedding_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.rotary_emb = RotaryEmbedding(config.rope)
 
@@ -199,7 +199,7 @@ class Network(Module):
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config)
+        self.model = Lfm2Decoder(config)
         self.lm_head = LMHead(
             config.hidden_size, config.vocab_size, tied=self.model.embed_tokens if config.tied else None
         )

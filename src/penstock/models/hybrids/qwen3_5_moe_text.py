@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader
 from penstock.models.experts.mixture import read_mixture
-from penstock.models.experts.qwen2_moe import SharedMixture
+from penstock.models.experts.qwen2_moe import GatedSharedMixture
 from penstock.models.hybrids.delta import DeltaLM, norms_and_gates, read_delta
 from penstock.models.hybrids.qwen3_next import Qwen3NextConfig
 from penstock.nn import Routing
@@ -30,7 +30,7 @@ class Network(DeltaLM):
     """The language model."""
 
     def __init__(self, config: Qwen3NextConfig) -> None:
-        super().__init__(config.delta, lambda _: SharedMixture(config.mixture))
+        super().__init__(config.delta, lambda _: GatedSharedMixture(config.mixture))
 
     def tensor_sources(self) -> Sources:
         """Return where the parameters come from: norms, which the checkpoint stores less 1, and the gate of queries."""

@@ -8,7 +8,7 @@ from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import GatedMLP, read_num_layers
 from penstock.models.experts.mixture import MixtureConfig, read_mixture, read_sparse_layers
-from penstock.models.experts.qwen2_moe import SharedMixture
+from penstock.models.experts.qwen2_moe import GatedSharedMixture
 from penstock.models.hybrids.delta import DeltaConfig, DeltaLM, norms_and_gates, read_delta
 from penstock.nn import Module, Routing
 
@@ -69,7 +69,7 @@ class Network(DeltaLM):
 def _feed_forward(config: Qwen3NextConfig, layer: int) -> Module:
     sizes = config.delta.decoder
     if config.mixture.sparse[layer]:
-        return SharedMixture(config.mixture)
+        return GatedSharedMixture(config.mixture)
     return GatedMLP(sizes.hidden_size, sizes.intermediate_size)
 
 

@@ -55,7 +55,7 @@ class PhiAttention(SelfAttention):
         return q, k, v
 
 
-class Layer(Module):
+class PhiLayer(Module):
     """Attention and feed-forward of the same normalised rows, with one residual connection."""
 
     def __init__(self, config: Config) -> None:
@@ -70,14 +70,14 @@ class Layer(Module):
         return x + (self.self_attn(y, cos_sin, batch) + self.mlp(y))
 
 
-class Decoder(Module):
+class PhiDecoder(Module):
     """The decoder without its output head: token ids to hidden rows."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         sizes = config.sizes
         self.embed_tokens = Embedding(sizes.vocab_size, sizes.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(sizes.num_layers))
+        self.layers = nn.ModuleList(PhiLayer(config) for _ in range(sizes.num_layers))
         self.final_layernorm = LayerNorm(sizes.hidden_size, sizes.norm_eps)
         self.rotary_emb = RotaryEmbedding(config.rope)
 
@@ -95,7 +95,7 @@ class Network(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.model = Decoder(config)
+        self.model = PhiDecoder(config)
         tied = self.model.embed_tokens if config.sizes.tied else None
         self.lm_head = LMHead(config.sizes.hidden_size, config.sizes.vocab_size, bias=True, tied=tied)
 

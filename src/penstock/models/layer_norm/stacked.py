@@ -47,7 +47,7 @@ class StackedConfig:
         return self.sizes.context_len
 
 
-class Layer(Module):
+class StackedLayer(Module):
     """Attention and feed-forward, one after the other or in parallel."""
 
     def __init__(self, config: StackedConfig, index: int) -> None:
@@ -81,7 +81,7 @@ class StackedNetwork(Module):
         self.embed_tokens = Embedding(sizes.vocab_size, sizes.hidden_size)
         self.embed_positions = Embedding(sizes.context_len, sizes.hidden_size) if config.learned_positions else None
         self.embed_norm = LayerNorm(sizes.hidden_size, sizes.norm_eps) if config.embedding_norm else None
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(sizes.num_layers))
+        self.layers = nn.ModuleList(StackedLayer(config, index) for index in range(sizes.num_layers))
         self.final_norm = LayerNorm(sizes.hidden_size, sizes.norm_eps)
         self.rotary_emb = None if config.rope is None else RotaryEmbedding(config.rope)
         tied = self.embed_tokens if sizes.tied else None

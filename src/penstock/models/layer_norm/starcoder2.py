@@ -44,7 +44,7 @@ class Config:
         return Config(sizes, reader.rope(sizes.head_dim), reader.optional_int("sliding_window") or 0)
 
 
-class Layer(Module):
+class Starcoder2Layer(Module):
     """Attention and feed-forward, each after a norm and with a residual connection."""
 
     def __init__(self, config: Config) -> None:
@@ -61,14 +61,14 @@ class Layer(Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Decoder(Module):
+class Starcoder2Decoder(Module):
     """The decoder without its output head: token ids to hidden rows."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         sizes = config.sizes
         self.embed_tokens = Embedding(sizes.vocab_size, sizes.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(sizes.num_layers))
+        self.layers = nn.ModuleList(Starcoder2Layer(config) for _ in range(sizes.num_layers))
         self.norm = LayerNorm(sizes.hidden_size, sizes.norm_eps)
         self.rotary_emb = RotaryEmbedding(config.rope)
 
@@ -86,7 +86,7 @@ class Network(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.model = Decoder(config)
+        self.model = Starcoder2Decoder(config)
         tied = self.model.embed_tokens if config.sizes.tied else None
         self.lm_head = LMHead(config.sizes.hidden_size, config.sizes.vocab_size, tied=tied)
 

@@ -281,7 +281,7 @@ class LayeredLM(Module):
         return softcap(self.lm_head(self.model.norm(x), batch.output_rows), self.config.logit_cap)
 
     def tensor_sources(self) -> dict[str, Source]:
-        """Return where the parameters come from: tokens beyond the table of layer inputs have those of token 0."""
+        """Return the sources of the parameters.  A token beyond the table of layer inputs has the row of token 0."""
         config = self.config
         missing = config.vocab_size - config.layer_input_rows
         if not config.layer_input_dim or missing <= 0:

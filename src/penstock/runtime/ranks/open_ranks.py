@@ -50,7 +50,7 @@ class RankPlan:
     """
 
     graphs: list[Graph]
-    plans: list[native.Plan]
+    plans: list[native.MemoryPlan]
     models: list[native.ModelInfo]
     limits: ProgramLimits
     threads: int
@@ -268,7 +268,7 @@ def _make_program(
     model: native.Model,
     context: native.Context,
     limits: ProgramLimits,
-    plans: Sequence[native.Plan],
+    plans: Sequence[native.MemoryPlan],
     checksum: str,
     group: RankGroup | RemoteGroup | None,
     contexts: int,

@@ -16,7 +16,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.servables.api.batch_rules import MAX_BATCH_SIZE, BatchRules
 from penstock.servables.api.settings import MAX_PROCESSES, Settings, check_cores
 from penstock.servables.api.specs import Spec, parse_specs
-from penstock.servables.api.tracing import Operation, SymbolicValue, record_call
+from penstock.servables.api.tracing import SymbolicValue, TracedUnit, record_call
 from penstock.validation import refusal
 
 __all__ = [
@@ -46,7 +46,7 @@ class InputError(Exception):
         self.instance = instance
 
 
-class Stage(Operation):
+class Stage(TracedUnit):
     """A Python function as a step of methods.
 
     Calling it with values of a method adds a step to the method.  Any other call runs the function.
@@ -75,7 +75,7 @@ class _StageSpecs:
     outputs: dict[str, Spec]
 
 
-class Model(Operation):
+class Model(TracedUnit):
     """A model file in the folder of a version.  Separate processes run it."""
 
     def __init__(self, path: str, specs: tuple[dict[str, Spec], dict[str, Spec]], rules: BatchRules) -> None:
@@ -91,7 +91,7 @@ class Model(Operation):
         return record_call(self, values, named)
 
 
-class Language(Operation):
+class Language(TracedUnit):
     """A language model: a bundle, GGUF file or checkpoint folder of a version, or a model that the service serves."""
 
     def __init__(self, path: str, served: str, scheme: str | None, sampling: Mapping[str, Any]) -> None:

@@ -18,9 +18,9 @@ from penstock.servables.api.specs import Spec, parse_spec, parse_specs
 __all__ = [
     "LanguagePlan",
     "MethodPlan",
+    "MethodStep",
     "ModelPlan",
-    "Plan",
-    "Step",
+    "ServablePlan",
     "Unit",
     "model_from_json",
     "model_to_json",
@@ -47,7 +47,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Step:
+class MethodStep:
     """The use of a unit in a method: indexes of the values that it takes and returns."""
 
     unit: int
@@ -68,7 +68,7 @@ class MethodPlan:
     outputs: dict[str, Spec]
     num_values: int
     output_values: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[MethodStep, ...]
     max_open: int
 
 
@@ -110,7 +110,7 @@ class LanguagePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServablePlan:
     """A whole servable.  ``models``: by path, which is the name in the model's unit.
 
     ``languages``: in the order of the numbers that name their units.
@@ -128,7 +128,7 @@ class Plan:
         return any(unit.kind == "stages" for unit in self.units)
 
 
-def plan_to_json(plan: Plan) -> str:
+def plan_to_json(plan: ServablePlan) -> str:
     """Serialize a plan."""
     return json.dumps(_to_plain(plan))
 
@@ -153,11 +153,11 @@ def _to_plain(value: Any) -> Any:
     return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def plan_from_json(text: str) -> Plan:
+def plan_from_json(text: str) -> ServablePlan:
     """Deserialize a plan and check that its numbers are in bounds; raise InvalidFileError if they are not."""
     try:
         parsed = json.loads(text)
-        plan = Plan(
+        plan = ServablePlan(
             Settings(**parsed["settings"]),
             tuple(_parse_method(method) for method in parsed["methods"]),
             tuple(_parse_unit(unit) for unit in parsed["units"]),
@@ -193,7 +193,9 @@ def _parse_model(parsed: dict[str, Any]) -> ModelPlan:
 
 def _parse_method(parsed: dict[str, Any]) -> MethodPlan:
     inputs, outputs = (parse_specs(parsed.pop(name), name) for name in ("inputs", "outputs"))
-    steps = tuple(Step(step["unit"], tuple(step["inputs"]), tuple(step["outputs"])) for step in parsed.pop("steps"))
+    steps = tuple(
+        MethodStep(step["unit"], tuple(step["inputs"]), tuple(step["outputs"])) for step in parsed.pop("steps")
+    )
     output_values = tuple(parsed.pop("output_values"))
     return MethodPlan(inputs=inputs, outputs=outputs, output_values=output_values, steps=steps, **parsed)
 

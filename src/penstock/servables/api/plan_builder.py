@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.servables.api.declare import Declarations, Language, Method, Model, Stage
-from penstock.servables.api.plan import LanguagePlan, MethodPlan, ModelPlan, Plan, Step, Unit
+from penstock.servables.api.plan import LanguagePlan, MethodPlan, MethodStep, ModelPlan, ServablePlan, Unit
 from penstock.servables.api.settings import Settings
-from penstock.servables.api.tracing import Node, Trace, trace_method
+from penstock.servables.api.tracing import CallNode, MethodTrace, trace_method
 from penstock.validation import refusal
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class StageProgram:
     outputs: tuple[int, ...]
 
 
-def build_plan(declared: Declarations) -> tuple[Plan, dict[int, StageProgram]]:
+def build_plan(declared: Declarations) -> tuple[ServablePlan, dict[int, StageProgram]]:
     """Return the plan, and by unit the programs of Python stages.
 
     Raises InvalidArgumentError, which names the line of the method at fault.
@@ -68,7 +68,7 @@ def build_plan(declared: Declarations) -> tuple[Plan, dict[int, StageProgram]]:
         raise InvalidArgumentError(f"the model {unused[0]} is not used by any method")
     if settings.default_method and settings.default_method not in declared.methods:
         raise refusal("default_method", f"one of {', '.join(declared.methods)}", settings.default_method)
-    plan = Plan(settings, tuple(methods), tuple(builder.units), builder.models, tuple(builder.languages))
+    plan = ServablePlan(settings, tuple(methods), tuple(builder.units), builder.models, tuple(builder.languages))
     return plan, builder.programs
 
 
@@ -93,7 +93,7 @@ class _PlanBuilder:
         num_values, limit = len(trace.values), method.max_open
         return MethodPlan(method.name, method.inputs, method.outputs, num_values, outputs, tuple(steps), limit)
 
-    def _add_step(self, trace: Trace, nodes: list[Node], outputs: tuple[int, ...]) -> Step:
+    def _add_step(self, trace: MethodTrace, nodes: list[CallNode], outputs: tuple[int, ...]) -> MethodStep:
         operation = nodes[0].operation
         if isinstance(operation, Stage):
             return self._add_stages(trace, nodes, outputs)
@@ -110,13 +110,13 @@ class _PlanBuilder:
                 self.languages.append(self._plan_language(operation))
             inputs = tuple((operation.inputs or {}).values())
             self.units.append(Unit(operation.kind, (name,), inputs, tuple(operation.outputs.values()), rules))
-        return Step(self._model_units[id(operation)], nodes[0].inputs, nodes[0].outputs)
+        return MethodStep(self._model_units[id(operation)], nodes[0].inputs, nodes[0].outputs)
 
     def _plan_language(self, model: Language) -> LanguagePlan:
         max_waiting = self._settings.max_waiting
         return LanguagePlan(model.path, model.served, model.scheme, model.sampling, model.max_open, max_waiting)
 
-    def _add_stages(self, trace: Trace, nodes: list[Node], outputs: tuple[int, ...]) -> Step:
+    def _add_stages(self, trace: MethodTrace, nodes: list[CallNode], outputs: tuple[int, ...]) -> MethodStep:
         produced = {value for node in nodes for value in node.outputs}
         used_elsewhere = {value for node in trace.nodes if node not in nodes for value in node.inputs} | {*outputs}
         consumed = tuple(dict.fromkeys(value for node in nodes for value in node.inputs if value not in produced))
@@ -134,10 +134,10 @@ class _PlanBuilder:
         unit = Unit("stages", names, input_specs, output_specs, calls[0].stage.rules)
         self.programs[len(self.units)] = StageProgram(unit, consumed, tuple(calls), returned)
         self.units.append(unit)
-        return Step(len(self.units) - 1, consumed, returned)
+        return MethodStep(len(self.units) - 1, consumed, returned)
 
 
-def _check_used(trace: Trace, outputs: tuple[int, ...]) -> None:
+def _check_used(trace: MethodTrace, outputs: tuple[int, ...]) -> None:
     """Refuse a call whose result is not used."""
     used = {value for node in trace.nodes for value in node.inputs} | {*outputs}
     for node in trace.nodes:
@@ -145,10 +145,10 @@ def _check_used(trace: Trace, outputs: tuple[int, ...]) -> None:
             raise InvalidArgumentError(f"the result of {node.operation.kind} {node.operation.name} is not used")
 
 
-def _group_nodes(trace: Trace) -> list[list[Node]]:
+def _group_nodes(trace: MethodTrace) -> list[list[CallNode]]:
     """Return groups of nodes that run in one trip, each group after those that it depends on."""
     sources: dict[int, tuple[int, Any]] = {}  # by value: the trips before it, and the kind of group that makes it
-    groups: dict[tuple[int, Any], list[Node]] = {}
+    groups: dict[tuple[int, Any], list[CallNode]] = {}
     for node in trace.nodes:
         operation = node.operation
         kind = ("stages", operation.rules) if isinstance(operation, Stage) else ("node", id(node))

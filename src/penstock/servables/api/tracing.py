@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from penstock.errors import InvalidArgumentError
 from penstock.servables.api.specs import Spec
 
-__all__ = ["Node", "Operation", "Outputs", "SymbolicValue", "Trace", "record_call", "trace_method"]
+__all__ = ["CallNode", "MethodTrace", "Outputs", "SymbolicValue", "TracedUnit", "record_call", "trace_method"]
 
 
 class SymbolicValue:
@@ -17,7 +17,7 @@ class SymbolicValue:
 
     __slots__ = ("index", "name", "spec", "trace")
 
-    def __init__(self, trace: Trace, name: str, spec: Spec) -> None:
+    def __init__(self, trace: MethodTrace, name: str, spec: Spec) -> None:
         self.trace, self.name, self.spec = trace, name, spec
         self.index = len(trace.values)
         trace.values.append(self)
@@ -37,7 +37,7 @@ class SymbolicValue:
         self._refuse()
 
 
-class Operation:
+class TracedUnit:
     """A stage or a model, which a method may call.
 
     ``parameters``: the names of its inputs in order.  ``inputs``: their types; None accepts any.
@@ -62,10 +62,10 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Node:
+class CallNode:
     """A call of ``operation``: the indexes of the values it takes, in the order of its parameters, and returns."""
 
-    operation: Operation
+    operation: TracedUnit
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -88,16 +88,16 @@ class Outputs:
         return len(self._values)
 
 
-class Trace:
+class MethodTrace:
     """The values and nodes of one method."""
 
     def __init__(self) -> None:
         self.values: list[SymbolicValue] = []
-        self.nodes: list[Node] = []
+        self.nodes: list[CallNode] = []
         self.is_over = False
 
 
-def record_call(operation: Operation, values: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def record_call(operation: TracedUnit, values: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Check the arguments of a call, add its node to the trace, and return its symbolic output or ``Outputs``."""
     title = f"{operation.kind} {operation.name}"
     if len(values) > len(operation.parameters):
@@ -125,18 +125,18 @@ def record_call(operation: Operation, values: Sequence[Any], named: Mapping[str,
             )
     outputs = {name: SymbolicValue(trace, f"{operation.name}.{name}", spec) for name, spec in operation.outputs.items()}
     inputs = tuple(arguments[name].index for name in operation.parameters)
-    trace.nodes.append(Node(operation, inputs, tuple(output.index for output in outputs.values())))
+    trace.nodes.append(CallNode(operation, inputs, tuple(output.index for output in outputs.values())))
     return next(iter(outputs.values())) if len(outputs) == 1 else Outputs(outputs)
 
 
 def trace_method(
     function: Callable[..., Any], inputs: Mapping[str, Spec], outputs: Mapping[str, Spec]
-) -> tuple[Trace, tuple[int, ...]]:
+) -> tuple[MethodTrace, tuple[int, ...]]:
     """Call a method's function with symbolic values; return its trace and the indexes of its outputs in order.
 
     Raises InvalidArgumentError if the function does not return values of the types in ``outputs``.
     """
-    trace = Trace()
+    trace = MethodTrace()
     arguments = {name: SymbolicValue(trace, name, spec) for name, spec in inputs.items()}
     returned = function(**arguments)
     trace.is_over = True

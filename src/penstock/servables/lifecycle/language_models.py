@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.llm.backend import Backend
     from penstock.servables.api.plan import LanguagePlan
-    from penstock.servables.lifecycle.open_version import Source
+    from penstock.servables.lifecycle.open_version import VersionSource
     from penstock.servables.schedule.method_run import Job, StepQueue
 
     def _fits(queue: LanguageQueue) -> StepQueue:
@@ -32,7 +32,7 @@ __all__ = ["LanguageModels", "LanguageQueue"]
 class LanguageModels(Protocol):
     """The provider of language models for servables."""
 
-    async def open(self, plan: LanguagePlan, source: Source) -> LanguageQueue:
+    async def open(self, plan: LanguagePlan, source: VersionSource) -> LanguageQueue:
         """Open a model in a version's folder, or a model that the service serves.  Raises the error of the load."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.api_errors import FieldError, RefusalError
 from penstock.errors import DeadlineError, QueueFullError, UnavailableError, UnsupportedError
 from penstock.servables.process.pool import Pool
-from penstock.servables.schedule.method_run import MethodRun, Route, StepQueue
+from penstock.servables.schedule.method_run import MethodGraph, MethodRun, StepQueue
 from penstock.servables.schedule.per_instance import (
     MethodResult,
     is_instance_error,
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.llm.backend import WorkerState
-    from penstock.servables.api.plan import MethodPlan, Plan
+    from penstock.servables.api.plan import MethodPlan, ServablePlan
     from penstock.servables.lifecycle.language_models import LanguageModels, LanguageQueue
-    from penstock.servables.lifecycle.open_version import OpenedVersion, Source
+    from penstock.servables.lifecycle.open_version import OpenedVersion, VersionSource
     from penstock.tensors import Method
 
     def _fits(method: LoadedMethod) -> Method:
@@ -48,7 +48,7 @@ class LoadedMethod:
     A method found without a version follows the newest one: ``infer`` passes requests on once its version is stopped.
     """
 
-    def __init__(self, version: LoadedVersion, plan: MethodPlan, route: Route) -> None:
+    def __init__(self, version: LoadedVersion, plan: MethodPlan, route: MethodGraph) -> None:
         self.statistics = route.statistics
         self.inputs = [TensorSpec(name, spec.wire_datatype, (-1, *spec.shape)) for name, spec in plan.inputs.items()]
         self.outputs = [TensorSpec(name, spec.wire_datatype, (-1, *spec.shape)) for name, spec in plan.outputs.items()]
@@ -275,7 +275,7 @@ class LoadedVersion:
     ``policy`` returns the version policy in the form of Triton's model configuration.
     """
 
-    def __init__(self, source: Source, plan: Plan) -> None:
+    def __init__(self, source: VersionSource, plan: ServablePlan) -> None:
         self.source, self.plan = source, plan
         self.ready_versions: Callable[[], Sequence[str]] = lambda: [source.version]
         self.policy: Callable[[], Mapping[str, Any]] = lambda: {"latest": {"num_versions": 1}}
@@ -331,7 +331,7 @@ class LoadedVersion:
         for plan in self.plan.methods:
             kinds = [self.plan.units[step.unit].kind for step in plan.steps]
             counted = max((n for n, kind in enumerate(kinds) if kind != "stages"), default=len(kinds) - 1)
-            route = Route(plan, queues, MethodStatistics(), counted)
+            route = MethodGraph(plan, queues, MethodStatistics(), counted)
             self.methods[plan.name] = LoadedMethod(self, plan, route)
 
     @property

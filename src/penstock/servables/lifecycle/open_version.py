@@ -10,7 +10,7 @@ from penstock.checkpoint.gguf.file_name import split_names
 from penstock.checkpoint.side_files import model_folder
 from penstock.errors import InvalidFileError
 from penstock.file_kinds import is_bundle, is_gguf
-from penstock.servables.api.plan import ModelPlan, Plan, model_to_json, plan_from_json
+from penstock.servables.api.plan import ModelPlan, ServablePlan, model_to_json, plan_from_json
 from penstock.servables.lifecycle.folder_scan import resolve_inside
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.stage_process import StageProcess, start_stage_process
@@ -18,14 +18,14 @@ from penstock.servables.process.stage_process import StageProcess, start_stage_p
 if TYPE_CHECKING:
     from penstock.processes.supervision import SupervisionPolicy
 
-__all__ = ["OpenedVersion", "Source", "read_script"]
+__all__ = ["OpenedVersion", "VersionSource", "read_script"]
 
 MAX_SCRIPT_BYTES: Final = 4 << 20
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class VersionSource:
     """The files that a version is loaded from.
 
     ``name``: the servable.  ``file`` and ``text``: its servable.py.  ``version`` and ``folder``: the version.
@@ -105,12 +105,14 @@ class OpenedVersion:
     The process becomes the first of the version's pool.
     """
 
-    def __init__(self, source: Source, supervision: SupervisionPolicy, process: StageProcess, plan: Plan) -> None:
+    def __init__(
+        self, source: VersionSource, supervision: SupervisionPolicy, process: StageProcess, plan: ServablePlan
+    ) -> None:
         self.source, self.supervision, self.plan = source, supervision, plan
         self._process: StageProcess | None = process
 
     @staticmethod
-    async def open(source: Source, supervision: SupervisionPolicy) -> OpenedVersion:
+    async def open(source: VersionSource, supervision: SupervisionPolicy) -> OpenedVersion:
         """Import servable.py in a new process.  If this raises, the process has been stopped."""
         process = await start_stage_process(source.start_message(), supervision.load_s)
         try:

@@ -13,7 +13,7 @@ from penstock.errors import PenstockError
 from penstock.logs import tell
 from penstock.servables.api.version_policy import VersionPolicy, WantedVersions
 from penstock.servables.lifecycle.loaded_version import LoadedVersion
-from penstock.servables.lifecycle.open_version import OpenedVersion, Source
+from penstock.servables.lifecycle.open_version import OpenedVersion, VersionSource
 
 if TYPE_CHECKING:
     from penstock.processes.supervision import SupervisionPolicy
@@ -77,7 +77,7 @@ class ServableLoad:
     async def _open(self, number: int) -> OpenedVersion:
         servable, folder = self._servable, self._folder
         path = folder.version_path(number)
-        source = Source(servable.name, folder.script, self._text, str(number), path, servable.root)
+        source = VersionSource(servable.name, folder.script, self._text, str(number), path, servable.root)
         if number not in servable.versions:
             servable.states[number] = ("LOADING", "")
         with _log_when_slow(servable.name, number, "importing servable.py"):

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import FileAccessError
 
 if TYPE_CHECKING:
-    from penstock.servables.lifecycle.open_version import Source
+    from penstock.servables.lifecycle.open_version import VersionSource
 
 __all__ = ["version_digest"]
 
 _READ_BYTES: Final = 1 << 20
 
 
-def version_digest(source: Source) -> bytes:
+def version_digest(source: VersionSource) -> bytes:
     """Return the SHA-256 of the names and contents of the files that a version runs from.
 
     They are its servable.py, the files of its folder, the files beside servable.py, and the Python files in other
@@ -31,7 +31,7 @@ def version_digest(source: Source) -> bytes:
     return digest.digest()
 
 
-def _files_of(source: Source) -> Iterator[tuple[str, Path]]:
+def _files_of(source: VersionSource) -> Iterator[tuple[str, Path]]:
     """Yield the name and path of each file in a fixed order."""
     beside = source.file.parent
     for path in _walk(source.folder):

@@ -12,7 +12,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 from penstock.processes.silence import HEARTBEAT_S
 from penstock.servables.api.plan import model_from_json
 from penstock.servables.lifecycle.folder_scan import SCRIPT, scan_folder, scan_servable
-from penstock.servables.lifecycle.open_version import Source, read_script
+from penstock.servables.lifecycle.open_version import VersionSource, read_script
 from penstock.servables.machines.digest import version_digest
 from penstock.servables.machines.stage_machine import KILLED
 from penstock.servables.process import stages_pb2 as pb
@@ -28,12 +28,12 @@ _LOAD_S: Final = 86_400.0
 _MAX_INSTANCE: Final = 2**31 - 1
 
 
-def find_versions(folders: Sequence[Path]) -> list[Source]:
+def find_versions(folders: Sequence[Path]) -> list[VersionSource]:
     """Return the versions of the servables in folders, each of them a folder of servables or a servable.
 
     Raises the errors of scanning, and InvalidArgumentError if there are none or a name occurs twice.
     """
-    sources: dict[tuple[str, str], Source] = {}
+    sources: dict[tuple[str, str], VersionSource] = {}
     for folder in folders:
         root = folder.absolute()
         if (root / SCRIPT).is_file():
@@ -49,14 +49,16 @@ def find_versions(folders: Sequence[Path]) -> list[Source]:
                 key = name, str(number)
                 if key in sources:
                     raise InvalidArgumentError(f"two folders contain version {number} of the servable {name}")
-                sources[key] = Source(name, servable.script, text, str(number), servable.version_path(number), root)
+                sources[key] = VersionSource(
+                    name, servable.script, text, str(number), servable.version_path(number), root
+                )
     if not sources:
         names = ", ".join(map(str, folders))
         raise InvalidArgumentError(f"{names}: expected a folder with servables that have versions, got none")
     return [*sources.values()]
 
 
-def offer_of(sources: Iterable[Source], machine: str, num_processes: int) -> pb.Offer:
+def offer_of(sources: Iterable[VersionSource], machine: str, num_processes: int) -> pb.Offer:
     """Return the message that offers versions, with the digests of their files; FileAccessError."""
     offer = pb.Offer(machine=machine, num_processes=num_processes)
     for source in sources:
@@ -67,9 +69,9 @@ def offer_of(sources: Iterable[Source], machine: str, num_processes: int) -> pb.
 class StageHost:
     """Runs the processes that a service asks for.  ``sources``: the versions that it was offered."""
 
-    def __init__(self, stream: FrameStream[pb.ToMachine], sources: Iterable[Source]) -> None:
+    def __init__(self, stream: FrameStream[pb.ToMachine], sources: Iterable[VersionSource]) -> None:
         self._stream = stream
-        self._sources: Mapping[tuple[str, str], Source] = {(one.name, one.version): one for one in sources}
+        self._sources: Mapping[tuple[str, str], VersionSource] = {(one.name, one.version): one for one in sources}
         self._running: dict[int, asyncio.Task[None]] = {}
         self._processes: dict[int, StageProcess] = {}
         self._is_leaving = False

@@ -9,7 +9,7 @@ import mmap
 import struct
 from typing import Final
 
-__all__ = ["NO_STAGE", "PROGRESS_BYTES", "Progress"]
+__all__ = ["NO_STAGE", "PROGRESS_BYTES", "ProcessProgress"]
 
 PROGRESS_BYTES: Final = mmap.PAGESIZE
 _HAS_BEGUN: Final = struct.Struct("<I")
@@ -20,7 +20,7 @@ NO_STAGE: Final = 0xFFFFFFFF
 """The stage of a process that has called none."""
 
 
-class Progress:
+class ProcessProgress:
     """The progress of one process, as both sides see it."""
 
     def __init__(self, shared_fd: int) -> None:

@@ -21,7 +21,7 @@ from penstock.processes.parent import kill_by_env_tag
 from penstock.processes.supervision import Death, has_crashed, signal_name
 from penstock.runtime.machine import OomKills
 from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.progress import PROGRESS_BYTES, Progress
+from penstock.servables.process.progress import PROGRESS_BYTES, ProcessProgress
 from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
 
 __all__ = ["StageProcess", "start_stage_process"]
@@ -45,7 +45,7 @@ class StageProcess:
         self,
         process: asyncio.subprocess.Process,
         stream: FrameStream[pb.FromStage],
-        progress: Progress,
+        progress: ProcessProgress,
         environment_mark: str,
     ) -> None:
         self.pid, self.label, self.is_joined = process.pid, f"process {process.pid}", False
@@ -223,7 +223,7 @@ async def _spawn() -> StageProcess:
     parent_end, child_end = socket.socketpair()
     try:
         os.ftruncate(progress_fd, PROGRESS_BYTES)
-        progress = Progress(progress_fd)
+        progress = ProcessProgress(progress_fd)
         arguments: Any = (*_COMMAND, str(child_end.fileno()), str(progress_fd))
         process = await asyncio.create_subprocess_exec(
             *arguments,

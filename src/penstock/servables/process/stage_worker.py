@@ -27,7 +27,7 @@ from penstock.processes.parent import die_with_parent
 from penstock.servables.api.declare import collect_declarations, run_stages_of
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.failures import format_trace, to_unicode
-from penstock.servables.process.progress import Progress
+from penstock.servables.process.progress import ProcessProgress
 
 __all__ = ["MAX_FRAME_BYTES", "main"]
 
@@ -209,7 +209,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.reconfigure(line_buffering=True)
     socket_fd, progress_fd = int(arguments[0]), int(arguments[1])
     os.set_inheritable(socket_fd, False)
-    progress = Progress(progress_fd)
+    progress = ProcessProgress(progress_fd)
     os.close(progress_fd)
     with socket.socket(fileno=socket_fd) as own:
         own.setblocking(True)

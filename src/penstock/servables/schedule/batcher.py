@@ -19,7 +19,7 @@ from penstock.validation import refusal
 if TYPE_CHECKING:
     from penstock.servables.api.batch_rules import BatchRules
 
-__all__ = ["OLDEST_EVERY", "Batch", "Batcher", "Part"]
+__all__ = ["OLDEST_EVERY", "BatchPart", "Batcher", "InstanceBatch"]
 
 R = TypeVar("R", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
@@ -29,7 +29,7 @@ OLDEST_EVERY: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[R]):
+class BatchPart(Generic[R]):
     """``count`` instances of a request, starting with its instance ``first``."""
 
     request: R
@@ -38,10 +38,10 @@ class Part(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[R]):
+class InstanceBatch(Generic[R]):
     """Instances that run together, in this order.  ``size`` is the number of instances including padding."""
 
-    parts: tuple[Part[R], ...]
+    parts: tuple[BatchPart[R], ...]
     size: int
     kind: Hashable
 
@@ -108,7 +108,7 @@ class Batcher(Generic[R]):
         group.add(entry)
         if deadline != math.inf:
             self._deadlines.put(entry, (deadline, self._num_added))
-        if not group.is_due or entry is group.first():  # otherwise the place of the group does not change
+        if not group.is_due or entry is group.first():  # any other entry leaves the position of its group as it is
             self._place(group)
 
     def cancel(self, request: R) -> int:
@@ -131,7 +131,7 @@ class Batcher(Generic[R]):
             self.cancel(entry.request)
         return expired
 
-    def take(self, now: float) -> Batch[R] | None:
+    def take(self, now: float) -> InstanceBatch[R] | None:
         """Return the next batch that is due; None if none is due."""
         self._advance(now)
         oldest_group = self._due_by_age.first()
@@ -144,10 +144,10 @@ class Batcher(Generic[R]):
         entry = oldest if is_oldest_turn else group.first()
         self._num_overtaken = 0 if entry is oldest else self._num_overtaken + 1
         count = left = self._count(group)
-        parts: list[Part[R]] = []
+        parts: list[BatchPart[R]] = []
         while True:
             number = min(entry.left, left)
-            parts.append(Part(entry.request, entry.next, number))
+            parts.append(BatchPart(entry.request, entry.next, number))
             entry.next += number
             entry.left -= number
             left -= number
@@ -159,7 +159,7 @@ class Batcher(Generic[R]):
         self.num_waiting -= count
         group.num_waiting -= count
         self._place(group)
-        return Batch(tuple(parts), self.rules.padded(count), group.kind)
+        return InstanceBatch(tuple(parts), self.rules.padded(count), group.kind)
 
     def wake_at(self) -> float:
         """Return when take() will next return a batch if nothing is added; a past time if a batch is due now."""

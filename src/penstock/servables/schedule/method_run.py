@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.servables.api.plan import MethodPlan
     from penstock.tensors import MethodStatistics
 
-__all__ = ["Job", "MethodRun", "Route", "StepQueue"]
+__all__ = ["Job", "MethodGraph", "MethodRun", "StepQueue"]
 
 
 class StepQueue(Protocol):
@@ -39,7 +39,7 @@ class StepQueue(Protocol):
         """Drop a job: its request has ended."""
 
 
-class Route:
+class MethodGraph:
     """The steps of a method, prepared: the queue of each step, and which steps each value feeds.
 
     ``counted``: the step whose batches the method's statistics count: the last one with a model, or the last one.
@@ -85,7 +85,7 @@ class MethodRun:
         "request_id", "route",
     )  # fmt: skip
 
-    def __init__(self, route: Route, count: int, priority: int, request_id: str, first: int = 0) -> None:
+    def __init__(self, route: MethodGraph, count: int, priority: int, request_id: str, first: int = 0) -> None:
         self.route, self.count, self.priority, self.request_id, self.first = route, count, priority, request_id, first
         self.outcome: asyncio.Future[list[NDArray[Any]]] = asyncio.get_running_loop().create_future()
         self.queue_s = self.compute_s = 0.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.servables.api.specs import Spec
-    from penstock.servables.schedule.method_run import MethodRun, Route
+    from penstock.servables.schedule.method_run import MethodGraph, MethodRun
 
 __all__ = ["MethodResult", "is_instance_error", "run_each_instance", "wait_for_room"]
 
@@ -63,7 +63,7 @@ class MethodResult:
 
 
 async def run_each_instance(
-    run: Callable[[int], Awaitable[MethodRun]], count: int, route: Route, known_errors: Mapping[int, RefusalError]
+    run: Callable[[int], Awaitable[MethodRun]], count: int, route: MethodGraph, known_errors: Mapping[int, RefusalError]
 ) -> MethodResult:
     """Run ``count`` instances separately and concurrently; ``run`` is called with the number of each.
 
@@ -102,7 +102,7 @@ async def run_each_instance(
     return MethodResult(outputs, times[0], times[1], errors)
 
 
-async def wait_for_room(route: Route, left_s: float) -> None:
+async def wait_for_room(route: MethodGraph, left_s: float) -> None:
     """Wait until the queues may accept an instance that was refused, or for ``left_s`` seconds.
 
     Other instances of its request have run already, so the instance waits instead of failing the request.  This polls

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["UnitBatch", "UnitQueue"]
 
 _TRIP_S: Final = 0.002
-"""The target duration of a trip for stages that take one instance at a time."""
+"""The target duration of a round trip for stages that take one instance at a time."""
 _MAX_TRIP_SIZE: Final = 64
-"""The maximum number of instances in such a trip.  Slow stages get fewer, so that other processes share the work."""
+"""The maximum number of instances in a round trip.  Slow stages get fewer, so that other processes share the work."""
 _MAX_LOSSES: Final = 2
-"""A batch that was lost with so many machines or processes may be the reason, and does not run again."""
+"""After so many losses of its process or machine, a batch is taken for the cause and does not run again."""
 Piece = tuple["Job", int, int]
 """A job, the first of its instances in the piece, and their number."""
 

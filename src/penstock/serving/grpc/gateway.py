@@ -29,7 +29,7 @@ from penstock.serving.operations import GRPC
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["KEY_HINT", "GoneError", "GrpcCall", "GrpcGateway", "Method", "Outcome", "trailers_of"]
+__all__ = ["KEY_HINT", "GoneError", "GrpcCall", "GrpcGateway", "GrpcMethod", "Outcome", "trailers_of"]
 
 _OPEN_MESSAGE: Final = 1 << 10
 _MAX_KEYLESS: Final = 16
@@ -42,7 +42,7 @@ class GoneError(Exception):
 
 
 @dataclass(frozen=True)
-class Method:
+class GrpcMethod:
     """One method: its path, the type of its request, and its handler.
 
     ``run`` returns the response message.  ``is_stream``: ``run`` reads messages and writes responses itself.
@@ -66,17 +66,17 @@ class Method:
 
     @property
     def name(self) -> str:
-        """The name of the HTTP operation that does the same, for work; "" for other methods, which have no spans."""
+        """The equal HTTP operation if the method runs a model; "" for other methods, which have no spans."""
         return "infer" if self.is_work else ""
 
     @property
     def is_counted(self) -> bool:
-        """True for work: a stream may stay open without a request."""
+        """True if a call counts as an open request, as those that run a model do; a watched stream does not."""
         return self.is_work
 
     @property
     def is_probe(self) -> bool:
-        """True unless it works or changes models."""
+        """True for a method that neither runs a model nor changes the loaded models."""
         return not (self.is_work or self.is_admin)
 
 
@@ -93,7 +93,7 @@ class GrpcCall:
     """An RPC, or a request of a stream.  ``request`` is what code that is independent of gRPC sees of it."""
 
     gateway: GrpcGateway
-    method: Method
+    method: GrpcMethod
     context: Any
     request: Call
     message: Any = None
@@ -168,7 +168,7 @@ class GrpcCall:
 class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Runs the methods of the RPCs that ``admission`` lets in."""
 
-    def __init__(self, admission: Admission, methods: Sequence[Method]) -> None:
+    def __init__(self, admission: Admission, methods: Sequence[GrpcMethod]) -> None:
         self.admission, self.limits = admission, admission.settings.limits
         self.stopping = asyncio.Event()
         """Set when idle streams should end."""
@@ -193,7 +193,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
             return whole
         return self._streamed.get(details.method) or self._handler(_unknown(details.method))
 
-    def _handler(self, method: Method, is_whole: bool = False) -> Any:
+    def _handler(self, method: GrpcMethod, is_whole: bool = False) -> Any:
         if is_whole:
 
             async def answer(_requests: Any, context: Any) -> bytes:
@@ -206,7 +206,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         return grpc.stream_stream_rpc_method_handler(write)
 
-    async def _serve(self, method: Method, context: Any, is_whole: bool = False) -> bytes:
+    async def _serve(self, method: GrpcMethod, context: Any, is_whole: bool = False) -> bytes:
         """Handle an RPC; return the bytes of the response that gRPC still has to send if ``is_whole``."""
         metadata = [(_bytes(key), _bytes(value)) for key, value in context.invocation_metadata() or ()]
         call = self.begin(method, context, dict(metadata))
@@ -233,7 +233,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
             context.set_details(str(outcome.refusal)[:MAX_MESSAGE_CHARS])
         return response
 
-    def begin(self, method: Method, context: Any, headers: Mapping[bytes, bytes], request_id: str = "") -> GrpcCall:
+    def begin(self, method: GrpcMethod, context: Any, headers: Mapping[bytes, bytes], request_id: str = "") -> GrpcCall:
         """Return a new RPC, or with ``request_id`` a new request of a stream; ``counted`` must close it."""
 
         def remaining_s() -> float:
@@ -320,11 +320,11 @@ def trailers_of(request_id: str, refusal: RefusalError | None) -> tuple[tuple[st
     return tuple(trailers)
 
 
-def _unknown(path: str) -> Method:
+def _unknown(path: str) -> GrpcMethod:
     async def refuse(call: GrpcCall) -> None:
         raise RefusalError(405, "Unknown method. Server reflection lists all methods.", code="unknown_method")
 
-    return Method(path, None, refuse, is_stream=True)
+    return GrpcMethod(path, None, refuse, is_stream=True)
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.api_errors import RefusalError
 from penstock.errors import NotFoundError, UnavailableError
-from penstock.serving.grpc.gateway import KEY_HINT, GrpcCall, Method
+from penstock.serving.grpc.gateway import KEY_HINT, GrpcCall, GrpcMethod
 from penstock.serving.oip.state import is_model_ready
 from penstock.serving.proto import health_pb2 as pb
 
@@ -31,11 +31,11 @@ class HealthMethods:
     def __init__(self) -> None:
         self._num_watchers = 0
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[GrpcMethod]:
         """Return the methods of the service."""
         return [
-            Method(f"/{SERVICE}/Check", pb.HealthCheckRequest, self._check, is_open=True),
-            Method(f"/{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_many=True, is_open=True),
+            GrpcMethod(f"/{SERVICE}/Check", pb.HealthCheckRequest, self._check, is_open=True),
+            GrpcMethod(f"/{SERVICE}/Watch", pb.HealthCheckRequest, self._watch, is_many=True, is_open=True),
         ]
 
     async def _check(self, call: GrpcCall) -> pb.HealthCheckResponse:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from penstock.api_errors import CODES, MAX_MESSAGE_CHARS, RefusalError
 from penstock.errors import UnavailableError
 from penstock.serving.admission import deadline_s, within
-from penstock.serving.grpc.gateway import GoneError, GrpcCall, Method, Outcome, trailers_of
+from penstock.serving.grpc.gateway import GoneError, GrpcCall, GrpcMethod, Outcome, trailers_of
 from penstock.serving.json_bounds import decode
 from penstock.serving.oip.dispatch import answer, found_method, language_model, run_method
 from penstock.serving.oip.messages import message_of, read_message, set_parameter
@@ -29,22 +29,22 @@ MAX_OF_STREAM: Final = 128
 _LARGE_REQUEST: Final = 1 << 16
 
 
-def oip_methods() -> list[Method]:
+def oip_methods() -> list[GrpcMethod]:
     """Return the methods of the service."""
     return [
         # Anyone may call these two, so their messages, which are empty, are not read.
-        Method(f"/{SERVICE}/ServerLive", pb.ServerLiveRequest, _live, is_stream=True, is_open=True),
-        Method(f"/{SERVICE}/ServerReady", pb.ServerReadyRequest, _ready, is_stream=True, is_open=True),
-        Method(f"/{SERVICE}/ServerMetadata", pb.ServerMetadataRequest, _metadata),
-        Method(f"/{SERVICE}/ModelReady", pb.ModelReadyRequest, _model_ready),
-        Method(f"/{SERVICE}/ModelMetadata", pb.ModelMetadataRequest, _model_metadata),
-        Method(f"/{SERVICE}/ModelConfig", pb.ModelConfigRequest, _model_config),
-        Method(f"/{SERVICE}/ModelInfer", pb.ModelInferRequest, _infer, is_work=True),
-        Method(f"/{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _stream_infer, is_stream=True),
-        Method(f"/{SERVICE}/ModelStatistics", pb.ModelStatisticsRequest, _statistics),
-        Method(f"/{SERVICE}/RepositoryIndex", pb.RepositoryIndexRequest, _index),
-        Method(f"/{SERVICE}/RepositoryModelLoad", pb.RepositoryModelLoadRequest, _load, is_admin=True),
-        Method(f"/{SERVICE}/RepositoryModelUnload", pb.RepositoryModelUnloadRequest, _unload, is_admin=True),
+        GrpcMethod(f"/{SERVICE}/ServerLive", pb.ServerLiveRequest, _live, is_stream=True, is_open=True),
+        GrpcMethod(f"/{SERVICE}/ServerReady", pb.ServerReadyRequest, _ready, is_stream=True, is_open=True),
+        GrpcMethod(f"/{SERVICE}/ServerMetadata", pb.ServerMetadataRequest, _metadata),
+        GrpcMethod(f"/{SERVICE}/ModelReady", pb.ModelReadyRequest, _model_ready),
+        GrpcMethod(f"/{SERVICE}/ModelMetadata", pb.ModelMetadataRequest, _model_metadata),
+        GrpcMethod(f"/{SERVICE}/ModelConfig", pb.ModelConfigRequest, _model_config),
+        GrpcMethod(f"/{SERVICE}/ModelInfer", pb.ModelInferRequest, _infer, is_work=True),
+        GrpcMethod(f"/{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _stream_infer, is_stream=True),
+        GrpcMethod(f"/{SERVICE}/ModelStatistics", pb.ModelStatisticsRequest, _statistics),
+        GrpcMethod(f"/{SERVICE}/RepositoryIndex", pb.RepositoryIndexRequest, _index),
+        GrpcMethod(f"/{SERVICE}/RepositoryModelLoad", pb.RepositoryModelLoadRequest, _load, is_admin=True),
+        GrpcMethod(f"/{SERVICE}/RepositoryModelUnload", pb.RepositoryModelUnloadRequest, _unload, is_admin=True),
     ]
 
 
@@ -132,7 +132,7 @@ async def _infer(call: GrpcCall) -> pb.ModelInferResponse:
     return await _written(response, name, message.id)
 
 
-class _Stream:
+class _RpcStream:
     """Handles the requests of one stream concurrently; responses are written one at a time."""
 
     def __init__(self, call: GrpcCall) -> None:
@@ -237,7 +237,7 @@ def _failed(message: pb.ModelInferRequest, refusal: RefusalError, request_id: st
 
 async def _stream_infer(call: GrpcCall) -> None:
     """Handle ModelStreamInfer."""
-    await _Stream(call).run()
+    await _RpcStream(call).run()
 
 
-_ONE_OF_STREAM: Final = Method(f"/{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _infer, is_work=True)
+_ONE_OF_STREAM: Final = GrpcMethod(f"/{SERVICE}/ModelStreamInfer", pb.ModelInferRequest, _infer, is_work=True)

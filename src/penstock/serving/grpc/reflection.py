@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Final
 
-from penstock.serving.grpc.gateway import GrpcCall, Method
+from penstock.serving.grpc.gateway import GrpcCall, GrpcMethod
 from penstock.serving.proto import health_pb2, oip_pb2
 from penstock.serving.proto import reflection_pb2 as pb
 
@@ -19,10 +19,10 @@ _INVALID: Final = 3
 MAX_REQUESTS: Final = 1000
 
 
-def reflection_methods() -> list[Method]:
+def reflection_methods() -> list[GrpcMethod]:
     """Return the only method, under both names of the service."""
     return [
-        Method(f"/{name}/ServerReflectionInfo", pb.ServerReflectionRequest, _info, is_stream=True) for name in NAMES
+        GrpcMethod(f"/{name}/ServerReflectionInfo", pb.ServerReflectionRequest, _info, is_stream=True) for name in NAMES
     ]
 
 
@@ -53,7 +53,7 @@ def _answer(request: pb.ServerReflectionRequest, response: pb.ServerReflectionRe
         response.error_response.error_code = _INVALID
         response.error_response.error_message = "The request has no message_request."
         return
-    if file_proto is None:  # also requests for extensions, which these files do not have
+    if file_proto is None:  # includes requests for extensions: these files define none
         response.error_response.error_code = _NOT_FOUND
         response.error_response.error_message = "No file or symbol has that name."
         return

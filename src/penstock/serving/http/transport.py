@@ -73,7 +73,7 @@ class Transport:
 
     def ended(self) -> None:
         """Stop the timers of a lost connection."""
-        self._is_ending, self._is_sending = True, bool  # returns False; the old callback would hold this object
+        self._is_ending, self._is_sending = True, bool  # bool() is False; the old callback would keep this object alive
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -15,14 +15,14 @@ from penstock.errors import NotFoundError
 from penstock.serving.admission import deadline_s, within
 from penstock.serving.generation import Generation, Take, TakeNow
 from penstock.serving.oip.bodies import Microseconds
-from penstock.serving.oip.language import Choice, LanguageRequest, read_language_request, response_of
+from penstock.serving.oip.language import LanguageAnswer, LanguageRequest, read_language_request, response_of
 from penstock.serving.request_decoding import converted
 from penstock.serving.request_fields import MAX_NAME_CHARS
 from penstock.serving.translation import text_request
 from penstock.tensors import InferRequest, InferResponse, Method
 
 if TYPE_CHECKING:
-    from penstock.llm.backend import Answer, Backend, Delta
+    from penstock.llm.backend import Answer, Backend, TokenDelta
     from penstock.serving.call import Call
 
 __all__ = ["Inference", "answer", "check_version", "found_method", "language_model", "model_called", "run_method"]
@@ -149,13 +149,13 @@ class Inference:
 
     async def whole(self) -> InferResponse:
         """Return all answers in one response."""
-        choices: dict[int, Choice] = {}
+        choices: dict[int, LanguageAnswer] = {}
 
-        def keep(index: int, answer: Answer, delta: Delta) -> bool:
-            self._add(choices.setdefault(index, Choice(index)), answer, delta)
+        def keep(index: int, answer: Answer, delta: TokenDelta) -> bool:
+            self._add(choices.setdefault(index, LanguageAnswer(index)), answer, delta)
             return True
 
-        async def take(index: int, answer: Answer, delta: Delta) -> None:
+        async def take(index: int, answer: Answer, delta: TokenDelta) -> None:
             keep(index, answer, delta)
 
         await self._run(take, keep)
@@ -163,10 +163,10 @@ class Inference:
 
     async def pieces(self, send: Callable[[InferResponse, bool], Awaitable[None]]) -> None:
         """Send a response for each delta, with True for the last one."""
-        choices: dict[int, Choice] = {}
+        choices: dict[int, LanguageAnswer] = {}
 
-        async def take(index: int, answer: Answer, delta: Delta) -> None:
-            choice = choices.setdefault(index, Choice(index))
+        async def take(index: int, answer: Answer, delta: TokenDelta) -> None:
+            choice = choices.setdefault(index, LanguageAnswer(index))
             self._add(choice, answer, delta)
             if not delta.text and delta.finish_reason is None:
                 return  # an incomplete character
@@ -176,7 +176,7 @@ class Inference:
 
         await self._run(take)
 
-    def _add(self, choice: Choice, answer: Answer, delta: Delta) -> None:
+    def _add(self, choice: LanguageAnswer, answer: Answer, delta: TokenDelta) -> None:
         if not self._version:
             check_version(self._backend, self._request.version, answer.version)
             self._version = answer.version
@@ -185,7 +185,7 @@ class Inference:
         choice.finish_reason = delta.finish_reason or ""
         choice.num_prompt_tokens = answer.num_prompt_tokens
 
-    def _response(self, choices: list[Choice]) -> InferResponse:
+    def _response(self, choices: list[LanguageAnswer]) -> InferResponse:
         return response_of(self._request, self._version, choices)
 
     async def _run(self, take: Take, take_now: TakeNow | None = None) -> None:
@@ -198,10 +198,10 @@ class Inference:
         n = engine_request.params.n
         self._num_answers = len(engine_request.prompts) * n
 
-        async def taken(prompt: int, answer: Answer, delta: Delta) -> None:
+        async def taken(prompt: int, answer: Answer, delta: TokenDelta) -> None:
             await take(prompt * n + delta.index, answer, delta)
 
-        def taken_now(prompt: int, answer: Answer, delta: Delta) -> bool:
+        def taken_now(prompt: int, answer: Answer, delta: TokenDelta) -> bool:
             return take_now is not None and take_now(prompt * n + delta.index, answer, delta)
 
         generation = Generation(call, engine_request)

@@ -22,7 +22,7 @@ from penstock.tensors.codec import bfloat16_to_float32
 if TYPE_CHECKING:
     from penstock.llm.backend import ModelCard
 
-__all__ = ["OUTPUTS", "Choice", "LanguageRequest", "inputs_of", "read_language_request", "response_of"]
+__all__ = ["OUTPUTS", "LanguageAnswer", "LanguageRequest", "inputs_of", "read_language_request", "response_of"]
 
 _PROMPTS: Final = ("text_input", "input_ids")
 _LISTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind in ("strings", "token_ids", "choices"))
@@ -60,7 +60,7 @@ class LanguageRequest:
 
 
 @dataclass
-class Choice:
+class LanguageAnswer:
     """One answer, or the part of it that is sent next."""
 
     index: int
@@ -168,7 +168,7 @@ def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
     return [ids[at : at + shape[1]] for at in range(0, len(ids), shape[1])]
 
 
-def response_of(request: LanguageRequest, version: int, choices: Sequence[Choice]) -> InferResponse:
+def response_of(request: LanguageRequest, version: int, choices: Sequence[LanguageAnswer]) -> InferResponse:
     """Return answers, or parts of them, as the requested outputs, with one row per answer."""
     shape = (len(choices), 1) if request.rank == 2 else (len(choices),)
     outputs = []
@@ -185,7 +185,7 @@ def response_of(request: LanguageRequest, version: int, choices: Sequence[Choice
     return InferResponse(str(version), outputs)
 
 
-_COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
+_COLUMNS: Final[dict[str, Callable[[LanguageAnswer], Any]]] = {
     "text_output": lambda choice: "".join(choice.texts),
     "finish_reason": lambda choice: choice.finish_reason,
     "index": lambda choice: choice.index,

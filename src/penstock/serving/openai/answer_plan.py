@@ -229,7 +229,7 @@ async def chat_grammar(body: ChatCompletionRequest, plan: AnswerPlan | None) -> 
     source = SamplingParams(**values).answer_grammar
     if plan is None or source is None:
         return values
-    if plan.form.tools is not None:  # refuses a tool by its own name
+    if plan.form.tools is not None:  # checked first, so that an error names the tool
         await checked_field("tools", "grammar", plan.calls_grammar)
     around = plan.around(source)
     return values if around is None else await checked_field(asked[0], "grammar", around)

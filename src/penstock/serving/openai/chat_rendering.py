@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.llm.backend import tokenizer_of
 from penstock.serving.call import Call, encoded, quoted
-from penstock.serving.openai.logprobs import ChatLogprobs
+from penstock.serving.openai.logprobs import ChatLogprobsBuilder
 from penstock.serving.openai.message_parts import MessageParts
 from penstock.serving.openai.rendering import Rendering
 
 if TYPE_CHECKING:
-    from penstock.llm.backend import Answer, Delta
+    from penstock.llm.backend import Answer, TokenDelta
     from penstock.serving.openai.bodies import ChatCompletionRequest
     from penstock.serving.translation import EngineRequest
 
@@ -26,7 +26,7 @@ class ChatRendering(Rendering):
         super().__init__(call, request, "chatcmpl", "chat.completion", "chat.completion.chunk")
         body: ChatCompletionRequest = call.body
         uses_ids = bool(body.return_tokens_as_token_ids)
-        self._logprobs = ChatLogprobs(tokenizer_of(request.backend), uses_ids) if body.logprobs else None
+        self._logprobs = ChatLogprobsBuilder(tokenizer_of(request.backend), uses_ids) if body.logprobs else None
         self._has_begun = [False] * self._num_each
         self._texts: list[list[str]] = [[] for _ in range(self._num_each)]
         self._entries: list[list[Any]] = [[] for _ in range(self._num_each)]
@@ -34,7 +34,7 @@ class ChatRendering(Rendering):
         plan = request.plan
         self._messages = None if plan is None else [MessageParts(plan) for _ in range(self._num_each)]
 
-    def event(self, prompt: int, answer: Answer, delta: Delta) -> bytes:
+    def event(self, prompt: int, answer: Answer, delta: TokenDelta) -> bytes:
         """Return the events of a delta; empty for an incomplete character."""
         index, out = delta.index, ""
         if not self._has_begun[index]:
@@ -53,7 +53,7 @@ class ChatRendering(Rendering):
             out += self._begin + choice + self._end
         return out.encode()
 
-    def _part_events(self, message: MessageParts, delta: Delta, logprobs: dict[str, Any] | None) -> str:
+    def _part_events(self, message: MessageParts, delta: TokenDelta, logprobs: dict[str, Any] | None) -> str:
         """Return an event for each part of a message that a delta completes, and one for the end of the message."""
         pieces = message.push(delta)
         has_logprobs = logprobs is not None and bool(logprobs["content"])
@@ -70,7 +70,7 @@ class ChatRendering(Rendering):
             out += self._begin + encoded(choice) + self._end
         return out
 
-    def keep(self, prompt: int, answer: Answer, delta: Delta) -> None:
+    def keep(self, prompt: int, answer: Answer, delta: TokenDelta) -> None:
         """Store a delta for a message that is sent whole."""
         if self._messages is None:
             self._texts[delta.index].append(delta.text)

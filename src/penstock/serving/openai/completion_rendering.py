@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.llm.backend import tokenizer_of
 from penstock.serving.call import Call, Reply, quoted
 from penstock.serving.generation import usage
-from penstock.serving.openai.logprobs import TextLogprobs, joined
+from penstock.serving.openai.logprobs import TextLogprobsBuilder, joined
 from penstock.serving.openai.rendering import Rendering
 from penstock.text.tokenizer_threads import call_tokenizer
 
 if TYPE_CHECKING:
     from penstock.engine.logprobs import TokenLogprobs
-    from penstock.llm.backend import Answer, Backend, Delta
+    from penstock.llm.backend import Answer, Backend, TokenDelta
     from penstock.serving.openai.bodies import CompletionRequest
     from penstock.serving.translation import EngineRequest
 
@@ -33,7 +33,7 @@ class _Text:
         self.logprobs: list[dict[str, Any]] = []
         self.finish_reason = ""
 
-    def take(self, delta: Delta, answer: Answer) -> tuple[str, dict[str, Any] | None]:
+    def take(self, delta: TokenDelta, answer: Answer) -> tuple[str, dict[str, Any] | None]:
         """Return the new text and its log-probabilities; the first call includes the echoed prompt."""
         before: list[TokenLogprobs | None] | None = None if self._has_begun else answer.prompt_logprobs
         self._has_begun = True
@@ -47,7 +47,7 @@ class _Text:
             text, self._echo = self._echo + text, None
         return text, logprobs
 
-    def keep(self, delta: Delta, answer: Answer) -> None:
+    def keep(self, delta: TokenDelta, answer: Answer) -> None:
         """Store a delta for an answer that is sent whole."""
         text, logprobs = self.take(delta, answer)
         self.texts.append(text)
@@ -74,7 +74,7 @@ class CompletionRendering(Rendering):
             for _ in range(self._num_each)
         ]
 
-    def event(self, prompt: int, answer: Answer, delta: Delta) -> bytes:
+    def event(self, prompt: int, answer: Answer, delta: TokenDelta) -> bytes:
         """Return the event of a delta; empty for an incomplete character."""
         index = prompt * self._num_each + delta.index
         text, logprobs = self._texts[index].take(delta, answer)
@@ -85,7 +85,7 @@ class CompletionRendering(Rendering):
         choice = f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs_json},"finish_reason":{reason}}}'
         return (self._begin + choice + self._end).encode()
 
-    def keep(self, prompt: int, answer: Answer, delta: Delta) -> None:
+    def keep(self, prompt: int, answer: Answer, delta: TokenDelta) -> None:
         """Store a delta for an answer that is sent whole."""
         self._texts[prompt * self._num_each + delta.index].keep(delta, answer)
 
@@ -94,8 +94,8 @@ class CompletionRendering(Rendering):
         return [text.choice(index) for index, text in enumerate(self._texts)]
 
 
-def _logprobs_after(echo: str | None, backend: Backend, body: CompletionRequest) -> TextLogprobs:
-    return TextLogprobs(tokenizer_of(backend), len(echo or ""), bool(body.return_tokens_as_token_ids))
+def _logprobs_after(echo: str | None, backend: Backend, body: CompletionRequest) -> TextLogprobsBuilder:
+    return TextLogprobsBuilder(tokenizer_of(backend), len(echo or ""), bool(body.return_tokens_as_token_ids))
 
 
 async def echoes_of(call: Call, request: EngineRequest) -> list[str | None]:

@@ -13,7 +13,7 @@ from penstock.serving.translation import chat_request, completion_request
 from penstock.text.tokenizer_threads import call_isolated
 
 if TYPE_CHECKING:
-    from penstock.llm.backend import Answer, Delta
+    from penstock.llm.backend import Answer, TokenDelta
     from penstock.serving.call import Call, Reply
     from penstock.serving.openai.bodies import ChatCompletionRequest, CompletionRequest
     from penstock.serving.openai.rendering import Rendering
@@ -48,13 +48,13 @@ async def _respond(call: Call, request: EngineRequest, rendering: Rendering, wit
     isolated = isolated_tokenizer(request.backend) if with_logprobs else None
     events = Events(call) if rendering.is_stream else None
 
-    async def take(prompt: int, answer: Answer, delta: Delta) -> None:
+    async def take(prompt: int, answer: Answer, delta: TokenDelta) -> None:
         if events is None:
             await call_isolated(isolated, rendering.keep, prompt, answer, delta)
         else:
             await events.write(await call_isolated(isolated, rendering.event, prompt, answer, delta))
 
-    def take_now(prompt: int, answer: Answer, delta: Delta) -> bool:
+    def take_now(prompt: int, answer: Answer, delta: TokenDelta) -> bool:
         if events is not None:
             return events.write_now(lambda: rendering.event(prompt, answer, delta))
         rendering.keep(prompt, answer, delta)

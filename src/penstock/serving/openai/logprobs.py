@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from penstock.engine.logprobs import TokenLogprobs
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["ChatLogprobs", "TextLogprobs", "joined"]
+__all__ = ["ChatLogprobsBuilder", "TextLogprobsBuilder", "joined"]
 
 LEAST: Final = -9999.0
 """The log-probability of an impossible token, as in OpenAI's API, because JSON has no infinity."""
@@ -35,7 +35,7 @@ def _escaped(data: bytes) -> str:
     return "bytes:" + "".join(chr(i) if 32 <= i < 127 and chr(i) != "\\" else f"\\x{i:02x}" for i in data)
 
 
-class ChatLogprobs:
+class ChatLogprobsBuilder:
     """Creates the entries of ``choices[].logprobs.content``.
 
     ``uses_ids``: tokens are written as ``token_id:N`` instead of their texts.
@@ -59,7 +59,7 @@ class ChatLogprobs:
         return {"token": name, "logprob": max(logprob, LEAST), "bytes": list(data)}
 
 
-class TextLogprobs:
+class TextLogprobsBuilder:
     """Creates ``choices[].logprobs`` of a growing text; offsets count characters from its beginning.
 
     ``num_chars``: the length of the echoed prompt before the answer.  ``uses_ids``: tokens are written as
@@ -76,7 +76,7 @@ class TextLogprobs:
 
     def prompt(self, ids: Sequence[int], listed: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Return the log-probabilities of an echoed prompt."""
-        before = TextLogprobs(self._tokenizer, uses_ids=self._uses_ids)
+        before = TextLogprobsBuilder(self._tokenizer, uses_ids=self._uses_ids)
         columns = before.of(ids, listed)
         return columns | {"text_offset": [min(offset, self._offset) for offset in columns["text_offset"]]}
 

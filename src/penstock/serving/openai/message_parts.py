@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.text.answer.parser import AnswerPart, MoreArguments, Piece
 
 if TYPE_CHECKING:
-    from penstock.llm.backend import Delta
+    from penstock.llm.backend import TokenDelta
     from penstock.serving.openai.answer_plan import AnswerPlan
 
 __all__ = ["MessageParts"]
@@ -26,7 +26,7 @@ class MessageParts:
         self._calls: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
 
-    def push(self, delta: Delta) -> list[dict[str, Any]]:
+    def push(self, delta: TokenDelta) -> list[dict[str, Any]]:
         """Add the text of a delta, and return the ``delta`` of each event of a stream."""
         parts = self._parser.push(delta.text)
         if delta.finish_reason is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.serving.call import Call, Reply, json_reply
 
 if TYPE_CHECKING:
-    from penstock.llm.backend import Answer, Delta
+    from penstock.llm.backend import Answer, TokenDelta
     from penstock.serving.openai.bodies import ChatCompletionRequest, CompletionRequest
     from penstock.serving.translation import EngineRequest
 
@@ -41,11 +41,11 @@ class Rendering(ABC):
         self._end = '],"usage":null}\n\n' if self.includes_usage else "]}\n\n"
 
     @abstractmethod
-    def event(self, prompt: int, answer: Answer, delta: Delta) -> bytes:
+    def event(self, prompt: int, answer: Answer, delta: TokenDelta) -> bytes:
         """Return the events of a delta; empty if there is nothing to send yet."""
 
     @abstractmethod
-    def keep(self, prompt: int, answer: Answer, delta: Delta) -> None:
+    def keep(self, prompt: int, answer: Answer, delta: TokenDelta) -> None:
         """Store a delta for an answer that is sent whole."""
 
     @abstractmethod

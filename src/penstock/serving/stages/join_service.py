@@ -23,7 +23,7 @@ from penstock.serving.workers.worker import CONNECT_S
 if TYPE_CHECKING:
     import ssl
 
-    from penstock.servables.lifecycle.open_version import Source
+    from penstock.servables.lifecycle.open_version import VersionSource
 
 __all__ = ["StageHostConfig", "join_service"]
 
@@ -39,7 +39,7 @@ class StageHostConfig:
 
     address: str
     token: str
-    sources: Sequence[Source]
+    sources: Sequence[VersionSource]
     num_processes: int = 1
     ca: bytes | None = None
 

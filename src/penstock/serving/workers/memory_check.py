@@ -19,7 +19,7 @@ from penstock.runtime.machine import memory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.core.native import Plan
+    from penstock.core.native import MemoryPlan
     from penstock.runtime.program import ProgramLimits
     from penstock.serving.proto import wire_pb2 as pb
     from penstock.serving.workers.worker_config import WorkerConfig
@@ -29,7 +29,7 @@ __all__ = ["fit_beside", "least_bytes", "unwritten_bytes"]
 _ANY_BYTES = 1 << 60
 
 
-def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[ProgramLimits, list[Plan]]:
+def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[ProgramLimits, list[MemoryPlan]]:
     """Return limits whose memory plan fits into what other workers leave and into its share, and the plans of ranks.
 
     ``parts``: the bundles of the ranks, if the model is cut already.  Raises OutOfMemoryError with the figures of the
@@ -92,7 +92,9 @@ def _least_pages(path: str, context_len: int) -> int:
         return pages_for(context_len or min(model.info.context_len, MIN_CONTEXT))
 
 
-def _fit_one(config: WorkerConfig, requested: ProgramLimits, available: int | None) -> tuple[ProgramLimits, list[Plan]]:
+def _fit_one(
+    config: WorkerConfig, requested: ProgramLimits, available: int | None
+) -> tuple[ProgramLimits, list[MemoryPlan]]:
     from penstock.core import native
     from penstock.runtime.native import fit_limits
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.llm.backend import Backend, Models
     from penstock.servables.api.plan import LanguagePlan
     from penstock.servables.lifecycle.language_models import LanguageModels
-    from penstock.servables.lifecycle.open_version import Source
+    from penstock.servables.lifecycle.open_version import VersionSource
 
     def _fits(models: PrivateModels) -> LanguageModels:
         return models
@@ -35,7 +35,7 @@ class PrivateModels:
     def __init__(self, models: Models, make: Callable[[str, str | None], RemoteBackend]) -> None:
         self._models, self._make = models, make
 
-    async def open(self, plan: LanguagePlan, source: Source) -> LanguageQueue:
+    async def open(self, plan: LanguagePlan, source: VersionSource) -> LanguageQueue:
         """See LanguageModels.  Raises the error of the load; InvalidFileError if the service serves no such model."""
         if plan.served:
             return self._open_served(plan.served, plan, source.name)

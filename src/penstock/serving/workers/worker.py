@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from penstock.core.native import Plan
+    from penstock.core.native import MemoryPlan
     from penstock.engine.page_journal import PageJournal
     from penstock.llm.engine_thread import EngineThread, StepEvent
     from penstock.llm.llm import LLM
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from penstock.runtime.ranks.stage_server import StageServer
     from penstock.text.grammar.compiler import Grammar
 
-__all__ = ["CONNECT_S", "Stream", "Worker", "main", "ready", "serve_over_tls"]
+__all__ = ["CONNECT_S", "Worker", "WorkerStream", "main", "ready", "serve_over_tls"]
 
 CONNECT_S: Final = 10.0
 """Limit on the time to connect to one address of a primary on another machine, and on that of the TLS handshake."""
@@ -77,7 +77,7 @@ TEXT_FILES: Final = (
 """The files with which the primary turns text into token ids."""
 
 
-class Stream(Protocol):
+class WorkerStream(Protocol):
     """A worker's stream to the primary."""
 
     def send(self, message: pb.FromWorker) -> object:
@@ -95,7 +95,7 @@ class Worker:
     """
 
     def __init__(
-        self, config: WorkerConfig, stream: Stream, page_secret: bytes = b"", *, starts_again: bool = False
+        self, config: WorkerConfig, stream: WorkerStream, page_secret: bytes = b"", *, starts_again: bool = False
     ) -> None:
         self._config = config
         self._stream = stream
@@ -431,7 +431,7 @@ def _open_model(config: WorkerConfig, limits: ProgramLimits, **more: Any) -> LLM
     )
 
 
-def _plan_message(limits: ProgramLimits, plans: Sequence[Plan]) -> pb.Plan:
+def _plan_message(limits: ProgramLimits, plans: Sequence[MemoryPlan]) -> pb.Plan:
     """Return the message of a plan; its bytes are those of all ranks."""
     return pb.Plan(
         num_pages=limits.num_pages,

@@ -1,4 +1,4 @@
-"""Which worker of a model gets a request: the workers as replicas of a ``penstock.cluster.routing.Router``."""
+"""Which worker of a model gets a request: the workers as replicas of a ``penstock.cluster.routing.ReplicaRouter``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cluster.routing import MAX_KEYS, Figures, Route, Router, StepTimes
+from penstock.cluster.routing import MAX_KEYS, Figures, ReplicaChoice, ReplicaRouter, StepTimes
 from penstock.runtime.program import PAGE_TOKENS
 
 if TYPE_CHECKING:
@@ -22,24 +22,25 @@ __all__ = ["RoutedRequest", "WorkerRouting"]
 class WorkerRouting:
     """Chooses workers for requests.  Their speed comes from the times of their answers.
 
-    ``policy``: see ``Router``.  The workers of this machine share its cores and count as equally fast, so that noise
-    does not decide between them.  A worker of another machine has its own figures.  Workers report which pages they
-    have; a new ``WorkerRouting`` asks them for all.
+    ``policy``: see ``ReplicaRouter``.  The workers of this machine share its cores and count as equally fast, so that
+    noise does not decide between them.  A worker of another machine has its own figures.  Workers report which pages
+    they have; a new ``WorkerRouting`` asks them for all.
     """
 
     def __init__(self, policy: str = "prefix") -> None:
-        self.router = Router(policy)
+        self.router = ReplicaRouter(policy)
         self._places: dict[WorkerConnection, int] = {}
         self._local_times = StepTimes()
         self._remote_times: dict[WorkerConnection, StepTimes] = {}
         self._followers: tuple[np.ndarray, np.ndarray] | None = None
-        """The places whose prefill and whose decode steps are those of this machine's workers; None: find them anew.
-        Workers of other machines are among them until they have measured their own."""
+        """The places of the workers that use this machine's prefill times, and of those that use its decode times.
+
+        A worker of another machine is among them until it has measured its own.  None: compute them again."""
 
     def choose(
         self, connections: Sequence[WorkerConnection], num_tokens: int, keys: Sequence[bytes], session: str
     ) -> RoutedRequest:
-        """Return the choice among ``connections``, of which there is at least one.  ``session``: see ``Router``."""
+        """Return the choice among ``connections``, at least one.  ``session``: see ``ReplicaRouter``."""
         for connection in [one for one in self._places if one.gone.is_set()]:
             self.router.remove(self._places.pop(connection))
             self._remote_times.pop(connection, None)
@@ -110,7 +111,7 @@ class RoutedRequest:
         self,
         routing: WorkerRouting,
         connection: WorkerConnection,
-        route: Route,
+        route: ReplicaChoice,
         num_tokens: int,
         keys: Sequence[bytes],
         session: str,

@@ -64,16 +64,16 @@ class _Rules:
             raise InvalidArgumentError(message, param="tools")
 
     def number(self) -> int:
-        """Return a number that no earlier rule has in its name."""
+        """Return a number that is not in the name of an earlier rule."""
         return len(self._lines)
 
     def text(self, text: str) -> str:
-        """Return a text; where it has special tokens, only these are allowed."""
+        """Return the rule for ``text``.  Its special tokens are matched as tokens, not as their text."""
         parts = self._parts.split(text) if self._parts is not None else [text]
         return " ".join(f"<[{self._specials[p]}]>" if p in self._specials else _quoted(p) for p in parts if p)
 
     def up_to(self, text: str) -> str:
-        """Return any text up to the first ``text``, and ``text``."""
+        """Return the rule for any text that ends with the first ``text``."""
         name = f"text{self.number()}"
         if text in self._specials:
             return f"{self.add(name, _ANY_TEXT)} {self.text(text)}"

@@ -91,7 +91,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """The grammars of one model.  The last ones are kept, and those that somebody refers to are found again.
+    """Compiles the grammars of one model and caches them: the most recent ones, and all that are still in use.
 
     Any number of threads may use it.  Equal grammars that are asked for at the same time are compiled once.
     """

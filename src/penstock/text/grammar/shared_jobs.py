@@ -19,7 +19,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(eq=False)
-class _Job(Generic[_Value]):
+class _CompileJob(Generic[_Value]):
     """A call that waits for a thread or runs.  Each caller has a future of its own, which it may cancel."""
 
     waiters: list[Future[_Value]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class SharedJobs(Generic[_Key, _Value]):
     def __init__(self, function: Callable[[_Key], _Value], name: str) -> None:
         self._function = function
         self._lock = threading.Lock()
-        self._jobs: dict[_Key, _Job[_Value]] = {}
+        self._jobs: dict[_Key, _CompileJob[_Value]] = {}
         self._pool = ThreadPoolExecutor(NUM_THREADS, name)  # its threads start with the first call
         self._is_closed = False
 
@@ -63,7 +63,7 @@ class SharedJobs(Generic[_Key, _Value]):
             for waiter in job.waiters:
                 waiter.cancel()
 
-    def _join(self, key: _Key) -> tuple[_Job[_Value], Future[_Value], bool]:
+    def _join(self, key: _Key) -> tuple[_CompileJob[_Value], Future[_Value], bool]:
         waiter: Future[_Value] = Future()
         with self._lock:
             if self._is_closed:
@@ -71,11 +71,11 @@ class SharedJobs(Generic[_Key, _Value]):
             job = self._jobs.get(key)
             is_new = job is None
             if job is None:
-                job = self._jobs[key] = _Job()
+                job = self._jobs[key] = _CompileJob()
             job.waiters.append(waiter)
         return job, waiter, is_new
 
-    def _run(self, key: _Key, job: _Job[_Value]) -> None:
+    def _run(self, key: _Key, job: _CompileJob[_Value]) -> None:
         """Run a job unless it has begun, and give its result to everybody who waits for it."""
         with self._lock:
             if job.has_begun:

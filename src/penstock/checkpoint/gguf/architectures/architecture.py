@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
-from penstock.checkpoint.gguf.weights import Source
+from penstock.checkpoint.gguf.weights import GgufSource
 
 __all__ = [
     "BOTH_NORMS", "CAPS", "GRANITE_FACTORS", "LAYER_NAMES", "LAYER_NORM", "SHARED", "SIZES", "TOP_NAMES", "WINDOW",
@@ -69,7 +69,7 @@ Values = Mapping[str, Any]
 Tensors = Mapping[str, StoredTensor]
 Factors = Mapping[str, NDArray[np.float32]]
 """Divisors of the frequencies of rotary positions, by the name of their tensor."""
-PartSources = Callable[[StoredTensor, str], dict[str, Source] | None]
+PartSources = Callable[[StoredTensor, str], dict[str, GgufSource] | None]
 """Returns the parameters of a layer that come from parts of a tensor, None for a tensor in the usual form.  The text is
 the tensor's name without that of the layer."""
 

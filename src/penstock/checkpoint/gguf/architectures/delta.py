@@ -18,7 +18,7 @@ import numpy as np
 from penstock.checkpoint.gguf.architectures.architecture import PartSources, Tensors, Values
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
-from penstock.checkpoint.gguf.weights import Source
+from penstock.checkpoint.gguf.weights import GgufSource
 from penstock.errors import InvalidFileError
 
 __all__ = ["DELTA_KEYS", "DELTA_NAMES", "DeltaSizes", "delta_parts", "delta_values"]
@@ -123,7 +123,7 @@ def delta_parts(metadata: Metadata, name: str) -> PartSources:
     return lambda tensor, part: _sources(sizes, tensor, part, metadata.file)
 
 
-def _sources(sizes: DeltaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, Source] | None:
+def _sources(sizes: DeltaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, GgufSource] | None:
     """Return the parameters of a layer that come from parts of a tensor; None for a tensor in the usual form.
 
     ``part`` is its name without that of the layer.  Raises InvalidFileError for a tensor without the rows of all heads.
@@ -148,7 +148,7 @@ def _expected(sizes: DeltaSizes, part: str) -> int:
 
 
 @cache
-def _tables(sizes: DeltaSizes) -> Mapping[str, dict[str, Source]]:
+def _tables(sizes: DeltaSizes) -> Mapping[str, dict[str, GgufSource]]:
     """Return the sources by part, without the name of the tensor."""
     keys, dim = sizes.key_heads * sizes.key_dim, sizes.head_dim
     channels = ((0, 2 * keys), *sizes.values(2 * keys, sizes.value_dim))
@@ -161,23 +161,23 @@ def _tables(sizes: DeltaSizes) -> Mapping[str, dict[str, Source]]:
     layer = "linear_attn"
     return {
         "attn_q.weight": {
-            "self_attn.q_proj.weight": Source("", rows=queries),
-            "self_attn.gate_proj.weight": Source("", rows=gates),
+            "self_attn.q_proj.weight": GgufSource("", rows=queries),
+            "self_attn.gate_proj.weight": GgufSource("", rows=gates),
         },
-        "attn_qkv.weight": {f"{layer}.in_proj_qkv.weight": Source("", rows=channels)},
-        "attn_gate.weight": {f"{layer}.in_proj_z.weight": Source("", rows=sizes.values(0, sizes.value_dim))},
+        "attn_qkv.weight": {f"{layer}.in_proj_qkv.weight": GgufSource("", rows=channels)},
+        "attn_gate.weight": {f"{layer}.in_proj_z.weight": GgufSource("", rows=sizes.values(0, sizes.value_dim))},
         "ssm_in.weight": {
-            f"{layer}.in_proj_qkv.weight": Source("", rows=q + k + v),
-            f"{layer}.in_proj_z.weight": Source("", rows=z),
+            f"{layer}.in_proj_qkv.weight": GgufSource("", rows=q + k + v),
+            f"{layer}.in_proj_z.weight": GgufSource("", rows=z),
         },
         "ssm_ba.weight": {
-            f"{layer}.in_proj_b.weight": Source("", rows=b),
-            f"{layer}.in_proj_a.weight": Source("", rows=a),
+            f"{layer}.in_proj_b.weight": GgufSource("", rows=b),
+            f"{layer}.in_proj_a.weight": GgufSource("", rows=a),
         },
-        "ssm_beta.weight": {f"{layer}.in_proj_b.weight": Source("", rows=heads)},
-        "ssm_alpha.weight": {f"{layer}.in_proj_a.weight": Source("", rows=heads)},
-        "ssm_conv1d.weight": {f"{layer}.conv1d.weight": Source("", rows=channels)},
-        "ssm_dt.bias": {f"{layer}.dt_bias": Source("", rows=heads)},
-        "ssm_a": {f"{layer}.A_log": Source("", rows=heads, is_log=True)},
-        "ssm_out.weight": {f"{layer}.out_proj.weight": Source("", columns=sizes.values(0, sizes.value_dim))},
+        "ssm_beta.weight": {f"{layer}.in_proj_b.weight": GgufSource("", rows=heads)},
+        "ssm_alpha.weight": {f"{layer}.in_proj_a.weight": GgufSource("", rows=heads)},
+        "ssm_conv1d.weight": {f"{layer}.conv1d.weight": GgufSource("", rows=channels)},
+        "ssm_dt.bias": {f"{layer}.dt_bias": GgufSource("", rows=heads)},
+        "ssm_a": {f"{layer}.A_log": GgufSource("", rows=heads, is_log=True)},
+        "ssm_out.weight": {f"{layer}.out_proj.weight": GgufSource("", columns=sizes.values(0, sizes.value_dim))},
     }

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
-from penstock.checkpoint.gguf.weights import Source
+from penstock.checkpoint.gguf.weights import GgufSource
 from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
@@ -170,7 +170,7 @@ def encoder_values(metadata: Metadata, name: str, tensors: Mapping[str, StoredTe
     }
 
 
-def encoder_sources(name: str, tensors: Iterable[StoredTensor]) -> dict[str, Source]:
+def encoder_sources(name: str, tensors: Iterable[StoredTensor]) -> dict[str, GgufSource]:
     """Return the source of each tensor by its name in a checkpoint folder, without those of a classifier's head.
 
     A tensor with an unknown name keeps it, so that the network refuses it by this name.
@@ -184,5 +184,5 @@ def encoder_sources(name: str, tensors: Iterable[StoredTensor]) -> dict[str, Sou
         own = (encoder.top if layer is None else encoder.layer).get(part)
         place = "" if layer is None else f"{encoder.layers}.{layer}."
         stored = tensor.name if own is None else f"{place}{own}.{kind}"
-        sources[stored] = Source(tensor.name, is_row=part == "token_types")
+        sources[stored] = GgufSource(tensor.name, is_row=part == "token_types")
     return sources

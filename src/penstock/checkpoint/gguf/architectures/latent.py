@@ -24,7 +24,7 @@ from penstock.checkpoint.gguf.architectures.architecture import (
 from penstock.checkpoint.gguf.architectures.routing import ROUTING_KEYS, SIGMOID, SOFTMAX, check_gating, routing_values
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
-from penstock.checkpoint.gguf.weights import Source
+from penstock.checkpoint.gguf.weights import GgufSource
 from penstock.config import OWN_NAMES
 from penstock.errors import InvalidFileError
 
@@ -113,9 +113,9 @@ def _latent_parts(metadata: Metadata, name: str) -> PartSources:
     }
     halves = {"attn_k_b.weight": "k_up_proj", "attn_v_b.weight": "v_up_proj"}
 
-    def sources(tensor: StoredTensor, part: str) -> dict[str, Source] | None:
+    def sources(tensor: StoredTensor, part: str) -> dict[str, GgufSource] | None:
         if part in halves:
-            return {f"self_attn.{halves[part]}.weight": Source(tensor.name, is_joined=True)}
+            return {f"self_attn.{halves[part]}.weight": GgufSource(tensor.name, is_joined=True)}
         if part not in ("attn_q.weight", "attn_q_b.weight"):
             return None
         if len(tensor.shape) != 2 or tensor.shape[0] != heads * key_length:
@@ -123,7 +123,7 @@ def _latent_parts(metadata: Metadata, name: str) -> PartSources:
                 f"{metadata.file}: tensor {tensor.name}: expected {heads * key_length} rows, got the shape "
                 f"{list(tensor.shape)}"
             )
-        return {f"self_attn.{own}.weight": Source(tensor.name, rows=rows) for own, rows in queries.items()}
+        return {f"self_attn.{own}.weight": GgufSource(tensor.name, rows=rows) for own, rows in queries.items()}
 
     return sources
 

@@ -16,7 +16,7 @@ from penstock.checkpoint.gguf.architectures.routing import SIGMOID, check_gating
 from penstock.checkpoint.gguf.architectures.values import kv_heads
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
-from penstock.checkpoint.gguf.weights import Source
+from penstock.checkpoint.gguf.weights import GgufSource
 from penstock.errors import InvalidFileError
 
 __all__ = [
@@ -53,7 +53,7 @@ class MambaSizes:
 
     @property
     def channels(self) -> int:
-        """The inputs of the convolution: those of the heads, and two rows of the state for each group."""
+        """The number of channels of the convolution: x of all heads, and B and C of each group."""
         return self.width + 2 * self.groups * self.state_dim
 
 
@@ -161,9 +161,9 @@ def falcon_parts(metadata: Metadata, name: str) -> PartSources:
     """Return the same, with the name that the norm of the feed-forward layer has without an end."""
     mamba = mamba_parts(metadata, name)
 
-    def sources(tensor: StoredTensor, part: str) -> dict[str, Source] | None:
+    def sources(tensor: StoredTensor, part: str) -> dict[str, GgufSource] | None:
         if part in ("ffn_norm", "ffn_norm.weight"):
-            return {"pre_ff_layernorm.weight": Source(tensor.name)}
+            return {"pre_ff_layernorm.weight": GgufSource(tensor.name)}
         return mamba(tensor, part)
 
     return sources
@@ -173,14 +173,14 @@ def nemotron_parts(metadata: Metadata, name: str) -> PartSources:
     """Return the same for a layer whose Mamba-2 is called mixer."""
     mamba = mamba_parts(metadata, name)
 
-    def sources(tensor: StoredTensor, part: str) -> dict[str, Source] | None:
+    def sources(tensor: StoredTensor, part: str) -> dict[str, GgufSource] | None:
         found = mamba(tensor, part)
         return found and {f"mixer.{own.removeprefix('mamba.')}": source for own, source in found.items()}
 
     return sources
 
 
-def _sources(sizes: MambaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, Source] | None:
+def _sources(sizes: MambaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, GgufSource] | None:
     """Return the parameters of a layer that come from parts of a tensor; None for a tensor in the usual form.
 
     ``part`` is its name without that of the layer.  Raises InvalidFileError for a tensor without all rows.
@@ -188,13 +188,13 @@ def _sources(sizes: MambaSizes, tensor: StoredTensor, part: str, file: str) -> d
     ends = (0, sizes.width, sizes.width + sizes.channels, sizes.width + sizes.channels + sizes.heads)
     table = {
         "ssm_in.weight": {
-            f"mamba.in_proj_{own}.weight": Source("", rows=((start, stop),))
+            f"mamba.in_proj_{own}.weight": GgufSource("", rows=((start, stop),))
             for own, start, stop in zip(("z", "x", "dt"), ends, ends[1:], strict=False)
         },
-        "ssm_dt.bias": {"mamba.dt_bias": Source("")},
-        "ssm_a": {"mamba.A_log": Source("", is_log=True, is_flat=True)},
-        "ssm_d": {"mamba.D": Source("", is_flat=True)},
-        "ssm_norm.weight": {"mamba.norm.weight": Source("", is_flat=True)},
+        "ssm_dt.bias": {"mamba.dt_bias": GgufSource("")},
+        "ssm_a": {"mamba.A_log": GgufSource("", is_log=True, is_flat=True)},
+        "ssm_d": {"mamba.D": GgufSource("", is_flat=True)},
+        "ssm_norm.weight": {"mamba.norm.weight": GgufSource("", is_flat=True)},
     }.get(part)
     if table is None:
         return None

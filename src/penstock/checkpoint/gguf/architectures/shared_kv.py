@@ -28,7 +28,7 @@ from penstock.checkpoint.gguf.architectures.values import window_pattern
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.rope import ROPE_FACTORS
-from penstock.checkpoint.gguf.weights import Source
+from penstock.checkpoint.gguf.weights import GgufSource
 from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
@@ -213,7 +213,7 @@ def _layer_parts(metadata: Metadata, name: str) -> PartSources:
     """Return what finds the factors of experts, of which a tensor has all, and what shared layers do not compute."""
     first_shared = metadata.integer(f"{name}.block_count", min=1) - _num_shared(metadata, name)
 
-    def sources(tensor: StoredTensor, part: str) -> dict[str, Source] | None:
+    def sources(tensor: StoredTensor, part: str) -> dict[str, GgufSource] | None:
         if part in _UNREAD and int(tensor.name.split(".")[1]) >= first_shared:
             return {}
         if part != "ffn_down_exps.scale":
@@ -224,7 +224,9 @@ def _layer_parts(metadata: Metadata, name: str) -> PartSources:
                 f"{metadata.file}: tensor {tensor.name}: expected {count} numbers, got the shape {list(tensor.shape)}"
             )
         return {
-            f"router.{expert}.per_expert_scale.weight": Source(tensor.name, rows=((expert, expert + 1),), is_row=True)
+            f"router.{expert}.per_expert_scale.weight": GgufSource(
+                tensor.name, rows=((expert, expert + 1),), is_row=True
+            )
             for expert in range(count)
         }
 

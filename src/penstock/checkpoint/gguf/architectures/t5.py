@@ -13,7 +13,7 @@ from typing import Any, Final
 from penstock.checkpoint.gguf.architectures.architecture import Tensors
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
-from penstock.checkpoint.gguf.weights import Source
+from penstock.checkpoint.gguf.weights import GgufSource
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["T5_ARCHITECTURES", "t5_sources", "t5_values"]
@@ -80,7 +80,7 @@ def t5_values(metadata: Metadata, name: str, tensors: Tensors) -> dict[str, Any]
     }
 
 
-def t5_sources(tensors: Iterable[StoredTensor]) -> dict[str, Source]:
+def t5_sources(tensors: Iterable[StoredTensor]) -> dict[str, GgufSource]:
     """Return the source of each tensor by its name in a checkpoint folder; an unknown name stays."""
     stored = {tensor.name for tensor in tensors}
     gated = "enc.blk.0.ffn_gate.weight" in stored
@@ -89,7 +89,7 @@ def t5_sources(tensors: Iterable[StoredTensor]) -> dict[str, Source]:
     for name in stored:
         match = _TENSOR.fullmatch(name)
         if match is None:
-            sources[_TOP.get(name, name)] = Source(name)
+            sources[_TOP.get(name, name)] = GgufSource(name)
             continue
         stack, layer, part = match.groups()
         last = 2 if stack == "dec" else 1
@@ -98,5 +98,5 @@ def t5_sources(tensors: Iterable[StoredTensor]) -> dict[str, Source]:
         else:
             own = f"{last}.DenseReluDense.{inner[part]}" if part in inner else _ATTENTION.get(part)
         full = name if own is None else f"{_STACKS[stack]}.block.{layer}.layer.{own}.weight"
-        sources[full] = Source(name)
+        sources[full] = GgufSource(name)
     return sources

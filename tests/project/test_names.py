@@ -1,0 +1,29 @@
+"""A class has a name of its own: the names that several modules use are listed here, and the list may only shrink."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "penstock"
+
+FAMILY_CLASSES = {"Config", "Network", "_Attention", "_Experts", "_Layer", "_MLP", "_Mixture"}
+"""Classes that a family's file has by convention.  The model_type tells them apart."""
+
+SHARED_NAMES = {
+    "Context", "Embedding", "InferRequest", "InferResponse", "Method", "Model", "ModelConfig", "ModelOptions",
+    "Module", "Status", "Tensor", "Worker",
+}  # fmt: skip
+"""Names of the public API and of the API's schemas, or of the core, that a second module has too."""
+
+
+def test_a_class_name_is_defined_once() -> None:
+    modules: defaultdict[str, set[str]] = defaultdict(set)
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].add(str(path.relative_to(SOURCE)))
+    repeated = {name for name, places in modules.items() if len(places) > 1}
+    families = {name for name in repeated if all(place.startswith("models/") for place in modules[name])}
+    assert repeated - (families & FAMILY_CLASSES) == SHARED_NAMES
