@@ -268,29 +268,74 @@ ps_status copy_rows(const Spec& x, Spec* out) {
 }
 
 constexpr Phase kBroadcast[] = {
-    {SPLIT_ROWS, rows, run_put_root, 1, 0, false, false, true, false, false},
-    {SPLIT_ITEMS, once, run_broadcast, 0, 0, false, true, true, false, false},
-    {SPLIT_ROWS, rows, run_take_root, 1, 0, true, true, false, false, false},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put_root, .reads_rows = 1, .writes_scratch = true},
+    {.split = SPLIT_ITEMS, .items = once, .run = run_broadcast, .reads_scratch = true, .writes_scratch = true},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_take_root,
+     .reads_rows = 1,
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 // The second phase counts as a writer of the outputs, so that it is over before others read or reuse them.
 constexpr Phase kSend[] = {
-    {SPLIT_ROWS, rows, run_put_sent, 1, 0, true, false, true, false, false},
-    {SPLIT_ITEMS, once, run_send, 0, 0, true, true, true, false, false},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_put_sent,
+     .reads_rows = 1,
+     .writes_outputs = true,
+     .writes_scratch = true},
+    {.split = SPLIT_ITEMS,
+     .items = once,
+     .run = run_send,
+     .writes_outputs = true,
+     .reads_scratch = true,
+     .writes_scratch = true},
 };
 constexpr Phase kBarrier[] = {
-    {SPLIT_ROWS, rows, run_copy, 1, 0, true, false, true, false, false},
-    {SPLIT_ITEMS, once, run_barrier, 0, 0, true, true, true, false, false},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_copy,
+     .reads_rows = 1,
+     .writes_outputs = true,
+     .writes_scratch = true},
+    {.split = SPLIT_ITEMS,
+     .items = once,
+     .run = run_barrier,
+     .writes_outputs = true,
+     .reads_scratch = true,
+     .writes_scratch = true},
 };
-constexpr Phase kRecv[] = {{SPLIT_ITEMS, once, run_receive, 0, 1, true, false, true, false, false}};
+constexpr Phase kRecv[] = {{.split = SPLIT_ITEMS,
+                            .items = once,
+                            .run = run_receive,
+                            .reads_all = 1,
+                            .writes_outputs = true,
+                            .writes_scratch = true}};
 constexpr Phase kAllGather[] = {
-    {SPLIT_ROWS, rows, run_put, 1, 0, false, false, true, false, false},
-    {SPLIT_ITEMS, once, run_gather, 0, 0, false, true, true, false, false},
-    {SPLIT_ROWS, read_rows, run_take, 1, 0, true, true, false, false, false},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put, .reads_rows = 1, .writes_scratch = true},
+    {.split = SPLIT_ITEMS, .items = once, .run = run_gather, .reads_scratch = true, .writes_scratch = true},
+    {.split = SPLIT_ROWS,
+     .items = read_rows,
+     .run = run_take,
+     .reads_rows = 1,
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 constexpr Phase kShardedEmbedding[] = {
-    {SPLIT_ROWS, rows, run_put_rows, 0, 1, false, false, true, false, false},
-    {SPLIT_ITEMS, once, run_gather_tokens, 0, 1, false, true, true, false, false},
-    {SPLIT_ROWS, rows, run_take_rows, 0, 1, true, true, false, false, false},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put_rows, .reads_all = 1, .writes_scratch = true},
+    {.split = SPLIT_ITEMS,
+     .items = once,
+     .run = run_gather_tokens,
+     .reads_all = 1,
+     .reads_scratch = true,
+     .writes_scratch = true},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_take_rows,
+     .reads_all = 1,
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 
 }  // namespace

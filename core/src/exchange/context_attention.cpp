@@ -95,12 +95,22 @@ void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
 template <int32_t... kIndex>
 constexpr std::array<Phase, 3 * sizeof...(kIndex)> make_phases(std::integer_sequence<int32_t, kIndex...>) {
   std::array<Phase, 3 * sizeof...(kIndex)> out{};
-  ((out[3 * kIndex] =
-        Phase{SPLIT_SHARES, partial_items<kIndex>, run_partials<kIndex>, 0, 1, false, false, true, true, false},
-    out[3 * kIndex + 1] =
-        Phase{SPLIT_ITEMS, is_there<kIndex>, run_exchange<kIndex>, 0, 0, false, true, true, false, false},
-    out[3 * kIndex + 2] =
-        Phase{SPLIT_ITEMS, merged_tokens<kIndex>, run_merge<kIndex>, 0, 0, true, true, false, false, false}),
+  ((out[3 * kIndex] = Phase{.split = SPLIT_SHARES,
+                            .items = partial_items<kIndex>,
+                            .run = run_partials<kIndex>,
+                            .reads_all = 1,
+                            .writes_scratch = true,
+                            .reads_state = true},
+    out[3 * kIndex + 1] = Phase{.split = SPLIT_ITEMS,
+                                .items = is_there<kIndex>,
+                                .run = run_exchange<kIndex>,
+                                .reads_scratch = true,
+                                .writes_scratch = true},
+    out[3 * kIndex + 2] = Phase{.split = SPLIT_ITEMS,
+                                .items = merged_tokens<kIndex>,
+                                .run = run_merge<kIndex>,
+                                .writes_outputs = true,
+                                .reads_scratch = true}),
    ...);
   return out;
 }

@@ -202,10 +202,25 @@ void run_scatter(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 constexpr Phase kPhases[] = {
-    {SPLIT_ITEMS, one, run_sort, 0, 1 << 2, false, false, true, false, false},
-    {SPLIT_ITEMS, num_rows, run_gather, 0, 1, false, true, true, false, false},
-    {SPLIT_SHARES, tiles, run_multiply, 0, 0, false, true, true, false, false, 2},
-    {SPLIT_ROWS, tokens, run_scatter, 1 << 2, 0, true, true, false, false, false},
+    {.split = SPLIT_ITEMS, .items = one, .run = run_sort, .reads_all = 1 << 2, .writes_scratch = true},
+    {.split = SPLIT_ITEMS,
+     .items = num_rows,
+     .run = run_gather,
+     .reads_all = 1,
+     .reads_scratch = true,
+     .writes_scratch = true},
+    {.split = SPLIT_SHARES,
+     .items = tiles,
+     .run = run_multiply,
+     .reads_scratch = true,
+     .writes_scratch = true,
+     .grain = 2},
+    {.split = SPLIT_ROWS,
+     .items = tokens,
+     .run = run_scatter,
+     .reads_rows = 1 << 2,
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 
 }  // namespace

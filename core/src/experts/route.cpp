@@ -128,8 +128,10 @@ void run_combine(const Call& c, int64_t begin, int64_t end, int32_t) {
   }
 }
 
-constexpr Phase kRoute = {SPLIT_ROWS, rows, run_route, 1, 0, true, false, false, false, false};
-constexpr Phase kCombine = {SPLIT_ROWS, rows, run_combine, 3, 0, true, false, false, false, false};
+constexpr Phase kRoute = {
+    .split = SPLIT_ROWS, .items = rows, .run = run_route, .reads_rows = 1, .writes_outputs = true};
+constexpr Phase kCombine = {
+    .split = SPLIT_ROWS, .items = rows, .run = run_combine, .reads_rows = 3, .writes_outputs = true};
 
 }  // namespace
 

@@ -203,21 +203,62 @@ void run_prefix_lengths(const Call& c, int64_t begin, int64_t end, int32_t) {
 int64_t requests(const Call& c) { return c.in[kPrefixPositions + 2].dims[1]; }
 
 // Two tokens may meet in a page, never in a slot of it.
-constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
-constexpr Phase kLatentAppend = {SPLIT_ROWS, tokens, run_latent_append, 3, 0, false, false, false, false, true};
+constexpr Phase kAppend = {
+    .split = SPLIT_ROWS, .items = tokens, .run = run_kv_append, .reads_rows = 3, .writes_state = true};
+constexpr Phase kLatentAppend = {
+    .split = SPLIT_ROWS, .items = tokens, .run = run_latent_append, .reads_rows = 3, .writes_state = true};
 constexpr Phase kAttention[] = {
-    {SPLIT_SHARES, attention_items, run_attention, 0, 1, true, false, true, true, false},
-    {SPLIT_ROWS, shared_tokens, run_merge, 0, 0, true, true, false, false, false},
+    {.split = SPLIT_SHARES,
+     .items = attention_items,
+     .run = run_attention,
+     .reads_all = 1,
+     .writes_outputs = true,
+     .writes_scratch = true,
+     .reads_state = true},
+    {.split = SPLIT_ROWS, .items = shared_tokens, .run = run_merge, .writes_outputs = true, .reads_scratch = true},
 };
-constexpr Phase kShortConv = {SPLIT_ROWS, tokens, run_short_conv, 1, 0, true, false, false, true, false};
-constexpr Phase kGatedDelta = {SPLIT_SHARES, delta_items, run_gated_delta, 0, 7, true, false, false, true, true};
-constexpr Phase kSsmScan = {SPLIT_SHARES, ssm_items, run_ssm_scan, 0, 3, true, false, false, true, true};
+constexpr Phase kShortConv = {.split = SPLIT_ROWS,
+                              .items = tokens,
+                              .run = run_short_conv,
+                              .reads_rows = 1,
+                              .writes_outputs = true,
+                              .reads_state = true};
+constexpr Phase kGatedDelta = {.split = SPLIT_SHARES,
+                               .items = delta_items,
+                               .run = run_gated_delta,
+                               .reads_all = 7,
+                               .writes_outputs = true,
+                               .reads_state = true,
+                               .writes_state = true};
+constexpr Phase kSsmScan = {.split = SPLIT_SHARES,
+                            .items = ssm_items,
+                            .run = run_ssm_scan,
+                            .reads_all = 3,
+                            .writes_outputs = true,
+                            .reads_state = true,
+                            .writes_state = true};
 constexpr Phase kRelativeAttention[] = {
-    {SPLIT_SHARES, attention_items, run_attention, 0, 1 | 1 << kRelativeAttentionPrefix, true, false, true, true,
-     false},
-    {SPLIT_ROWS, shared_tokens, run_merge, 0, 1 << kRelativeAttentionPrefix, true, true, false, false, false},
+    {.split = SPLIT_SHARES,
+     .items = attention_items,
+     .run = run_attention,
+     .reads_all = 1 | 1 << kRelativeAttentionPrefix,
+     .writes_outputs = true,
+     .writes_scratch = true,
+     .reads_state = true},
+    {.split = SPLIT_ROWS,
+     .items = shared_tokens,
+     .run = run_merge,
+     .reads_all = 1 << kRelativeAttentionPrefix,
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
-constexpr Phase kPrefixLengths = {SPLIT_SHARES, requests, run_prefix_lengths, 0, 1, true, false, false, true, true};
+constexpr Phase kPrefixLengths = {.split = SPLIT_SHARES,
+                                  .items = requests,
+                                  .run = run_prefix_lengths,
+                                  .reads_all = 1,
+                                  .writes_outputs = true,
+                                  .reads_state = true,
+                                  .writes_state = true};
 
 }  // namespace
 

@@ -121,21 +121,44 @@ void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 constexpr int64_t kTilesAtOnce = 2, kTilesAtOnceFloat = 4;  // of the widest kernels
-constexpr Phase kLinearFloat = {SPLIT_SHARES, linear_tiles, run_linear, 0,     1 | 1 << kResidual, true,
-                                true,         false,        false,      false, kTilesAtOnceFloat};
+constexpr Phase kLinearFloat = {.split = SPLIT_SHARES,
+                                .items = linear_tiles,
+                                .run = run_linear,
+                                .reads_all = 1 | 1 << kResidual,
+                                .writes_outputs = true,
+                                .reads_scratch = true,
+                                .grain = kTilesAtOnceFloat};
 constexpr Phase kLinear[] = {
-    {SPLIT_ROWS, linear_rows, run_quantize, 1, 0, false, false, true, false, false},
-    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
+    {.split = SPLIT_ROWS, .items = linear_rows, .run = run_quantize, .reads_rows = 1, .writes_scratch = true},
+    {.split = SPLIT_SHARES,
+     .items = linear_tiles,
+     .run = run_linear,
+     .reads_all = 1 | 1 << kResidual,
+     .writes_outputs = true,
+     .reads_scratch = true,
+     .grain = kTilesAtOnce},
 };
 constexpr Phase kLinearBf16[] = {
-    {SPLIT_ROWS, linear_rows, run_round, 1, 0, false, false, true, false, false},
-    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
+    {.split = SPLIT_ROWS, .items = linear_rows, .run = run_round, .reads_rows = 1, .writes_scratch = true},
+    {.split = SPLIT_SHARES,
+     .items = linear_tiles,
+     .run = run_linear,
+     .reads_all = 1 | 1 << kResidual,
+     .writes_outputs = true,
+     .reads_scratch = true,
+     .grain = kTilesAtOnce},
 };
 constexpr Phase kLinearBlocks[] = {
-    {SPLIT_ROWS, linear_rows, run_groups, 1, 0, false, false, true, false, false},
-    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, 1},
+    {.split = SPLIT_ROWS, .items = linear_rows, .run = run_groups, .reads_rows = 1, .writes_scratch = true},
+    {.split = SPLIT_SHARES,
+     .items = linear_tiles,
+     .run = run_linear,
+     .reads_all = 1 | 1 << kResidual,
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
-constexpr Phase kEmbedding[] = {{SPLIT_ROWS, linear_rows, run_embedding, 1, 0, true, false, false, false, false}};
+constexpr Phase kEmbedding[] = {
+    {.split = SPLIT_ROWS, .items = linear_rows, .run = run_embedding, .reads_rows = 1, .writes_outputs = true}};
 
 }  // namespace
 

@@ -151,7 +151,12 @@ ps_status read_op(const ps_op* given, const char* source, LoadedOp* out) {
                 given->row_inputs);
   out->row = OpRow{out->name, given->version, out->schema, nullptr, nullptr, nullptr, false};
   const uint32_t others = values & ~given->row_inputs;
-  out->phase = Phase{SPLIT_ROWS, output_rows, run_loaded, given->row_inputs, others, true, false, false, false, false};
+  out->phase = Phase{.split = SPLIT_ROWS,
+                     .items = output_rows,
+                     .run = run_loaded,
+                     .reads_rows = given->row_inputs,
+                     .reads_all = others,
+                     .writes_outputs = true};
   snprintf(out->source, sizeof(out->source), "%s", source);
   snprintf(out->text, sizeof(out->text), "%s.%d %s", out->name, given->version, out->schema);
   return PS_OK;

@@ -87,14 +87,15 @@ enum Split {
   SPLIT_SHARES,  // equal contiguous shares; a thread that finished its own helps with the others'
 };
 
-// Which inputs (bit i: argument i) a phase reads, and what else it touches.
+// Which inputs (bit i: argument i) a phase reads, and what else it touches.  place_barriers goes by these: what a phase
+// leaves out here is a data race.
 struct Phase {
   Split split;
   int64_t (*items)(const Call&);
   void (*run)(const Call&, int64_t begin, int64_t end, int32_t thread);
-  uint32_t reads_rows;  // item i reads only row i
-  uint32_t reads_all;
-  bool writes_outputs, reads_scratch, writes_scratch, reads_state, writes_state;
+  uint32_t reads_rows = 0;  // item i reads only row i
+  uint32_t reads_all = 0;
+  bool writes_outputs = false, reads_scratch = false, writes_scratch = false, reads_state = false, writes_state = false;
   int64_t grain = 1;  // items that are best computed together
 };
 

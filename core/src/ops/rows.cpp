@@ -116,7 +116,7 @@ void run_gather_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 constexpr Phase row_phase(void (*run)(const Call&, int64_t, int64_t, int32_t), uint32_t reads_rows) {
-  return Phase{SPLIT_ROWS, rows, run, reads_rows, 0, true, false, false, false, false};
+  return Phase{.split = SPLIT_ROWS, .items = rows, .run = run, .reads_rows = reads_rows, .writes_outputs = true};
 }
 constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(run_add_rms_norm, 3),
                 kLayerNorm = row_phase(run_layer_norm, 1), kRotary = row_phase(run_rotary_embedding, 1),
@@ -124,7 +124,12 @@ constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(r
                 kGelu = row_phase(run_gelu, 1), kClampedSwiglu = row_phase(run_clamped_swiglu, 1),
                 kScaleChannels = row_phase(run_scale_channels, 1), kMatchRms = row_phase(run_match_rms, 3),
                 kGaussianTopk = row_phase(run_gaussian_topk, 1),
-                kGather = {SPLIT_ROWS, output_rows, run_gather_rows, 2, 1, true, false, false, false, false};
+                kGather = {.split = SPLIT_ROWS,
+                           .items = output_rows,
+                           .run = run_gather_rows,
+                           .reads_rows = 2,
+                           .reads_all = 1,
+                           .writes_outputs = true};
 
 }  // namespace
 

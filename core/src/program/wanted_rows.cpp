@@ -121,7 +121,7 @@ int64_t moved(const Call& c) {
 
 }  // namespace
 
-const Phase kMoveWanted = {SPLIT_ITEMS, moved, run_move, 0, 0, false, false, false, false, false};
+const Phase kMoveWanted = {.split = SPLIT_ITEMS, .items = moved, .run = run_move};
 
 WantedSources find_sources(const Graph& graph) {
   WantedSources out{{}, 0};
