@@ -127,7 +127,7 @@ void count_tokens(const Call& c, const Cut& cut, int64_t end, int64_t* counts) {
 }
 
 void embed_row(const Call& c, const Cut& cut, int32_t rank, int64_t token, float* y) {
-  const Tensor& w = c.in[1];
+  const Tensor& w = c.in[kShardedWeight];
   const int32_t row = static_cast<int32_t>(i32(c.in[0])[token] - cut.starts[rank]);
   c.kernels->embedding(WeightView{w.data, w.layout, w.dims[0], w.dims[1]}, &row, y, c.attrs[kShardedDim].i, 0, 1);
 }
@@ -268,12 +268,12 @@ ps_status copy_rows(const Spec& x, Spec* out) {
 }
 
 constexpr Phase kBroadcast[] = {
-    {.split = SPLIT_ROWS, .items = rows, .run = run_put_root, .reads_rows = 1, .writes_scratch = true},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put_root, .reads_rows = operands(0), .writes_scratch = true},
     {.split = SPLIT_ITEMS, .items = once, .run = run_broadcast, .reads_scratch = true, .writes_scratch = true},
     {.split = SPLIT_ROWS,
      .items = rows,
      .run = run_take_root,
-     .reads_rows = 1,
+     .reads_rows = operands(0),
      .writes_outputs = true,
      .reads_scratch = true},
 };
@@ -282,7 +282,7 @@ constexpr Phase kSend[] = {
     {.split = SPLIT_ROWS,
      .items = rows,
      .run = run_put_sent,
-     .reads_rows = 1,
+     .reads_rows = operands(0),
      .writes_outputs = true,
      .writes_scratch = true},
     {.split = SPLIT_ITEMS,
@@ -296,7 +296,7 @@ constexpr Phase kBarrier[] = {
     {.split = SPLIT_ROWS,
      .items = rows,
      .run = run_copy,
-     .reads_rows = 1,
+     .reads_rows = operands(0),
      .writes_outputs = true,
      .writes_scratch = true},
     {.split = SPLIT_ITEMS,
@@ -309,31 +309,31 @@ constexpr Phase kBarrier[] = {
 constexpr Phase kRecv[] = {{.split = SPLIT_ITEMS,
                             .items = once,
                             .run = run_receive,
-                            .reads_all = 1,
+                            .reads_all = operands(0),
                             .writes_outputs = true,
                             .writes_scratch = true}};
 constexpr Phase kAllGather[] = {
-    {.split = SPLIT_ROWS, .items = rows, .run = run_put, .reads_rows = 1, .writes_scratch = true},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put, .reads_rows = operands(0), .writes_scratch = true},
     {.split = SPLIT_ITEMS, .items = once, .run = run_gather, .reads_scratch = true, .writes_scratch = true},
     {.split = SPLIT_ROWS,
      .items = read_rows,
      .run = run_take,
-     .reads_rows = 1,
+     .reads_rows = operands(0),
      .writes_outputs = true,
      .reads_scratch = true},
 };
 constexpr Phase kShardedEmbedding[] = {
-    {.split = SPLIT_ROWS, .items = rows, .run = run_put_rows, .reads_all = 1, .writes_scratch = true},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put_rows, .reads_all = operands(0), .writes_scratch = true},
     {.split = SPLIT_ITEMS,
      .items = once,
      .run = run_gather_tokens,
-     .reads_all = 1,
+     .reads_all = operands(0),
      .reads_scratch = true,
      .writes_scratch = true},
     {.split = SPLIT_ROWS,
      .items = rows,
      .run = run_take_rows,
-     .reads_all = 1,
+     .reads_all = operands(0),
      .writes_outputs = true,
      .reads_scratch = true},
 };
@@ -437,11 +437,11 @@ ps_status infer_sharded_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
   Cut cut;
   PS_TRY(read_attrs(attrs[kShardedStarts], attrs[kShardedRank], &cut));
   const int64_t size = cut.size(static_cast<int32_t>(attrs[kShardedRank].i));
-  if (in[1].dims[0].offset != size) {
+  if (in[kShardedWeight].dims[0].offset != size) {
     return fail(PS_INVALID_ARGUMENT, "weight: expected %lld rows, those of its rank, found %lld",
-                static_cast<long long>(size), static_cast<long long>(in[1].dims[0].offset));
+                static_cast<long long>(size), static_cast<long long>(in[kShardedWeight].dims[0].offset));
   }
-  Spec whole[2] = {in[0], in[1]};
+  Spec whole[2] = {in[kShardedIds], in[kShardedWeight]};
   whole[1].dims[0] = constant(cut.total());
   return infer_embedding(whole, attrs, out);
 }

@@ -17,16 +17,19 @@ namespace {
 constexpr int32_t kMaxBlocks = 4;
 constexpr int64_t kBlockBytes = 4 << 20;
 
-int64_t tokens(const Call& c) { return c.in[0].dims[0]; }
+int64_t tokens(const Call& c) { return c.in[kAttentionQ].dims[0]; }
 int64_t world(const Call& c) { return c.attrs[world_at(OP_CONTEXT_ATTENTION)].i; }
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 // Partitions of the longest context that one rank has.
-int64_t num_parts(const Call& c) { return divide_up(divide_up(c.in[4].dims[2], kPartitionPages), world(c)); }
+int64_t num_parts(const Call& c) {
+  return divide_up(divide_up(c.in[kAttentionPageTables].dims[2], kPartitionPages), world(c));
+}
 
 // Of the results that a rank leaves for one token.  Saturates: a comm has less.
 int64_t token_bytes(const Call& c) {
   int64_t bytes;
-  const int64_t heads = row_elements(c.in[0]) / c.in[1].dims[2], floats = 16 + round_up(c.in[1].dims[2], 16);
+  const int64_t heads = row_elements(c.in[kAttentionQ]) / c.in[kAttentionState].dims[2],
+                floats = 16 + round_up(c.in[kAttentionState].dims[2], 16);
   return checked_mul(heads * floats * 4, num_parts(c), &bytes) ? bytes : INT64_MAX;
 }
 
@@ -51,7 +54,7 @@ AttentionArgs args_of(const Call& c, const Block& block) {
 
 template <int32_t kIndex>
 int64_t partial_items(const Call& c) {
-  return block_of(c, kIndex).count * c.in[1].dims[1];
+  return block_of(c, kIndex).count * c.in[kAttentionState].dims[1];
 }
 
 template <int32_t kIndex>
@@ -61,7 +64,7 @@ void run_partials(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const Block block = block_of(c, kIndex);
   AttentionArgs args = args_of(c, block);
   args.partials = static_cast<float*>(c.exchange->comm->part(c.exchange->comm->self));
-  const int64_t first = block.begin * c.in[1].dims[1];
+  const int64_t first = block.begin * c.in[kAttentionState].dims[1];
   c.kernels->attention(args, first + begin, first + end, c.thread_scratch + thread * c.thread_scratch_bytes);
 }
 
@@ -98,7 +101,7 @@ constexpr std::array<Phase, 3 * sizeof...(kIndex)> make_phases(std::integer_sequ
   ((out[3 * kIndex] = Phase{.split = SPLIT_SHARES,
                             .items = partial_items<kIndex>,
                             .run = run_partials<kIndex>,
-                            .reads_all = 1,
+                            .reads_all = operands(kAttentionQ),
                             .writes_scratch = true,
                             .reads_state = true},
     out[3 * kIndex + 1] = Phase{.split = SPLIT_ITEMS,

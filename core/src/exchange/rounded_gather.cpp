@@ -144,24 +144,24 @@ void run_take_integers(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 constexpr Phase kPhases[] = {
-    {.split = SPLIT_ROWS, .items = rows, .run = run_put_largest, .reads_rows = 1, .writes_scratch = true},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put_largest, .reads_rows = operands(0), .writes_scratch = true},
     {.split = SPLIT_ITEMS,
      .items = once,
      .run = run_exchange_largest,
-     .reads_all = 1,
+     .reads_all = operands(0),
      .reads_scratch = true,
      .writes_scratch = true},
     {.split = SPLIT_ROWS,
      .items = rows,
      .run = run_put_integers,
-     .reads_rows = 1,
+     .reads_rows = operands(0),
      .reads_scratch = true,
      .writes_scratch = true},
     {.split = SPLIT_ITEMS, .items = once, .run = run_exchange_integers, .reads_scratch = true, .writes_scratch = true},
     {.split = SPLIT_ROWS,
      .items = rows,
      .run = run_take_integers,
-     .reads_rows = 1,
+     .reads_rows = operands(0),
      .writes_outputs = true,
      .reads_scratch = true},
 };

@@ -87,7 +87,13 @@ enum Split {
   SPLIT_SHARES,  // equal contiguous shares; a thread that finished its own helps with the others'
 };
 
-// Which inputs (bit i: argument i) a phase reads, and what else it touches.  place_barriers goes by these: what a phase
+// A bit for each argument of a phase.
+template <class... Index>
+constexpr uint32_t operands(Index... index) {
+  return (0u | ... | (1u << index));
+}
+
+// Which inputs (operands) a phase reads, and what else it touches.  place_barriers goes by these: what a phase
 // leaves out here is a data race.
 struct Phase {
   Split split;

@@ -28,8 +28,9 @@ void run_topk(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 }
 
 constexpr Phase kArgmax = {
-    .split = SPLIT_ROWS, .items = rows, .run = run_argmax, .reads_rows = 1, .writes_outputs = true};
-constexpr Phase kTopk = {.split = SPLIT_ROWS, .items = rows, .run = run_topk, .reads_rows = 1, .writes_outputs = true};
+    .split = SPLIT_ROWS, .items = rows, .run = run_argmax, .reads_rows = operands(0), .writes_outputs = true};
+constexpr Phase kTopk = {
+    .split = SPLIT_ROWS, .items = rows, .run = run_topk, .reads_rows = operands(0), .writes_outputs = true};
 
 }  // namespace
 

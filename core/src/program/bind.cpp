@@ -165,10 +165,11 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   for (int32_t i = 0; i < phases.count; ++i) {
     const Phase* phase = &phases.first[i];
     Step step = make_step(*p, call, phase);
-    const bool streams = phase->split == SPLIT_SHARES && node.num_inputs > 1 && node.inputs[1].kind == OPERAND_WEIGHT;
+    const bool streams = phase->split == SPLIT_SHARES && node.num_inputs > kTiledWeight &&
+                         node.inputs[kTiledWeight].kind == OPERAND_WEIGHT;
     if (streams) {
-      step.weights = call->in[1].data;
-      step.weight_bytes = p->model->graph.weights[node.inputs[1].index].bytes / (run.gated ? 2 : 1);
+      step.weights = call->in[kTiledWeight].data;
+      step.weight_bytes = p->model->graph.weights[node.inputs[kTiledWeight].index].bytes / (run.gated ? 2 : 1);
       step.second_half = run.gated ? step.weight_bytes : 0;
     }
     if (!p->steps.push(step) || !p->phases.push(phase)) return no_memory();

@@ -242,9 +242,9 @@ ps_status describe_rank(const ps_model& model, const ps_program_options& o, ps_r
       const Value& q = graph.values[node.inputs[0].index];
       Call call{};
       memcpy(call.attrs, attrs, sizeof(attrs));
-      call.in[0] = Tensor{nullptr, PS_F32, 2, 0, {o.max_tokens, q.row_elements}, q.row_elements};
-      call.in[1].dims[2] = graph.states[node.inputs[kAttentionState].index].head_dim;
-      call.in[4].dims[2] = max_table_width(graph);
+      call.in[kAttentionQ] = Tensor{nullptr, PS_F32, 2, 0, {o.max_tokens, q.row_elements}, q.row_elements};
+      call.in[kAttentionState].dims[2] = graph.states[node.inputs[kAttentionState].index].head_dim;
+      call.in[kAttentionPageTables].dims[2] = max_table_width(graph);
       bytes = std::max(bytes, part_bytes(node.op, call));
     }
     const Membership member = membership_of(node.op, attrs);
