@@ -44,8 +44,7 @@ struct Bf16Kernels {
 constexpr bool kBf16 = builds_scheme("bf16");
 constexpr bool kInteger =
     builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
-constexpr bool kAttention = builds_op("attention") || builds_op("sink_attention") || builds_op("latent_attention") ||
-                            builds_op("relative_attention");
+constexpr bool kAttention = builds_attention();
 #define PS_BLOCKS(id, name, ...) || builds_scheme(#name)
 constexpr bool kBlocks = false
 #include "base/block_schemes.inc"
@@ -84,7 +83,7 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
       .round_rows_bf16 = bf16.round_rows,
       .bf16_bytes = bf16.element_bytes,
       .short_prefetch = short_prefetch,
-      .embedding = builds_op("embedding") ? embedding : nullptr,
+      .embedding = builds_op("embedding") || builds_op("sharded_embedding") ? embedding : nullptr,
       .rms_norm = builds_op("rms_norm") || builds_op("add_rms_norm") ? rms_norm : nullptr,
       .layer_norm = builds_op("layer_norm") ? layer_norm : nullptr,
       .rope = builds_op("rope") ? rope : nullptr,

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "base/build.h"
+
 namespace ps {
 
 // A row of the table.  Node::op is one of these, or NUM_OPS and above for a custom op, in the order of loading.
@@ -18,9 +20,19 @@ constexpr const char* kSchemas[NUM_OPS] = {
 #include "ops/op_list.inc"
 };
 
+constexpr const char* kOpNames[NUM_OPS] = {
+#define PS_OP(id, name, ...) #name,
+#include "ops/op_list.inc"
+};
+
+constexpr bool same_text(const char* a, const char* b) {
+  for (; *a && *a == *b; ++a) ++b;
+  return *a == *b;
+}
+
 int32_t not_in_the_schema();  // has no body: a wrong name below does not compile
 
-// The index of `declaration` ("int window") among the attributes of an op, or among its arguments.
+// The index of `declaration` ("int window") among the attributes of an op, or among its arguments; -1: it has none.
 constexpr int32_t find_in_schema(OpId op, bool attribute, const char* declaration) {
   const char* p = kSchemas[op] + 1;  // behind "("
   bool attributes = false;
@@ -32,10 +44,26 @@ constexpr int32_t find_in_schema(OpId op, bool attribute, const char* declaratio
     while (*p && *p != ',' && *p != ')') p += *p == '(' ? 4 : 1;  // "(a!)"
     if (*p == ',') p += 2;
   }
-  return not_in_the_schema();
+  return -1;
 }
-constexpr int32_t attr_at(OpId op, const char* declaration) { return find_in_schema(op, true, declaration); }
-constexpr int32_t argument_at(OpId op, const char* declaration) { return find_in_schema(op, false, declaration); }
+constexpr int32_t attr_at(OpId op, const char* declaration) {
+  const int32_t index = find_in_schema(op, true, declaration);
+  return index < 0 ? not_in_the_schema() : index;
+}
+constexpr int32_t argument_at(OpId op, const char* declaration) {
+  const int32_t index = find_in_schema(op, false, declaration);
+  return index < 0 ? not_in_the_schema() : index;
+}
+
+// A build for bundles that are no rank's has no ranks.  The ops of ranks have the attribute `rank`.
+constexpr bool is_of_ranks(OpId op) { return find_in_schema(op, true, "int rank") >= 0; }
+constexpr bool builds_ranks() {
+  for (int32_t i = 0; i < NUM_OPS; ++i) {
+    if (is_of_ranks(static_cast<OpId>(i)) && builds_op(kOpNames[i])) return true;
+  }
+  return false;
+}
+constexpr bool kBuildsRanks = builds_ranks();
 
 // Attributes: indices into the AttrValue of a call.
 constexpr int32_t kEmbeddingDim = attr_at(OP_EMBEDDING, "int dim");
@@ -188,6 +216,17 @@ constexpr bool is_attention(int32_t op) {
   return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION || op == OP_LATENT_ATTENTION ||
          op == OP_RELATIVE_ATTENTION;
 }
+constexpr bool lists_attention() {  // whether kAttentionOps has the ops of is_attention, and no other
+  int32_t listed = 0;
+  for (int32_t i = 0; i < NUM_OPS; ++i) {
+    bool found = false;
+    for (const char* name : kAttentionOps) found = found || same_text(name, kOpNames[i]);
+    if (found != is_attention(i)) return false;
+    listed += found;
+  }
+  return listed == static_cast<int32_t>(sizeof(kAttentionOps) / sizeof(*kAttentionOps));
+}
+static_assert(lists_attention(), "");
 static_assert(kKvAppendState == argument_at(OP_LATENT_APPEND, "State(a!) state") &&
                   kKvAppendPositions == argument_at(OP_LATENT_APPEND, "Tensor positions") &&
                   kKvAppendGroup == attr_at(OP_LATENT_APPEND, "int group"),
