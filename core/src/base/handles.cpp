@@ -1,4 +1,5 @@
 // The table of open handles.
+// Hot: runs for every call.
 #include "base/handles.h"
 
 namespace ps {

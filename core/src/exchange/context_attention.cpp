@@ -2,6 +2,7 @@
 // part of an exchange, and every rank merges those of all in ascending order, as one rank does
 // (docs/explanation/ranks.md). If the heads are cut too, the ranks of a comm are several such groups, one after
 // another, with as many heads each.
+// Hot: runs in every step.
 #include <algorithm>
 #include <array>
 #include <utility>

@@ -3,6 +3,7 @@
 //
 // The weight stacks the rows of all experts, out_features each, in the layout of a linear.  An expert whose rows begin
 // or end inside a tile computes that whole tile, and only its own columns are copied to the output.
+// Hot: runs in every step.
 #include <algorithm>
 
 #include "base/memory.h"

@@ -1,4 +1,5 @@
 // The phases of route and combine: which experts a token goes to, and the sum of what they return.
+// Hot: runs in every step.
 #include <math.h>
 
 #include "base/memory.h"

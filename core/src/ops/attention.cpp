@@ -1,5 +1,6 @@
 // The phases of the ops over pages: kv_append, attention, the same of latents, the short convolution, the gated delta
 // rule.
+// Hot: runs in every step.
 #include <algorithm>
 
 #include "base/memory.h"

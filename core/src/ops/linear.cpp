@@ -1,4 +1,5 @@
 // The phases of linear and embedding.
+// Hot: runs in every step.
 #include "base/memory.h"
 #include "base/tiles.h"
 #include "ops/ops.h"

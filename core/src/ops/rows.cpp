@@ -1,5 +1,6 @@
 // The phases of ops whose output row i needs only row i of the inputs: norms, rotary positions, elementwise ops,
 // gather.
+// Hot: runs in every step.
 #include "ops/ops.h"
 
 namespace ps {

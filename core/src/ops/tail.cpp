@@ -1,4 +1,5 @@
 // The phases of argmax and topk over rows of logits, the ops that may end a graph.
+// Hot: runs in every step.
 #include "ops/ops.h"
 #include "ops/top.h"
 

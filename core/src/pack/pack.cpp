@@ -1,4 +1,5 @@
 // Packing and unpacking of weights, split over threads at tile boundaries.
+// Hot: runs for every weight that is packed.
 #include "pack/pack.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
 // Execution of one step: check and copy the batch, then walk the steps with all threads (walk.cpp).
+// Hot: runs in every step.
 #include <math.h>
 
 #include "base/clock.h"

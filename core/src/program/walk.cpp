@@ -1,4 +1,5 @@
 // The walk over the list of steps, in which all threads take part.
+// Hot: runs in every step.
 #include "base/clock.h"
 #include "program/program.h"
 

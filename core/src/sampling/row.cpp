@@ -1,4 +1,5 @@
 // Drawing a token: the filters, then inverse transform sampling with a uniform number.
+// Hot: runs in every step.
 #include "sampling/row.h"
 
 #include <float.h>

@@ -1,4 +1,5 @@
 // Sampling all rows of a step on the threads of the context.
+// Hot: runs in every step.
 #include "sampling/sample.h"
 
 #include <float.h>

@@ -1,4 +1,5 @@
 // The workers of a pool, and the three ways to run them: run, share and walk.
+// Hot: runs in every step.
 #include "threads/pool.h"
 
 #include <signal.h>

@@ -1,4 +1,5 @@
 // The precompiled character map of SentencePiece: a double array of Darts-clone, and the replacements it points to.
+// Hot: runs for every text.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {
