@@ -83,7 +83,7 @@ void run_loaded(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   ps_op_error error{};
   const int32_t code = op.op.compute(&view.call, begin, end, &error);
   set_default_float_environment();  // whatever the callback set: other ops follow on this thread
-  if (code == 0 || __atomic_exchange_n(&c.failure->claimed, 1, __ATOMIC_ACQ_REL)) return;
+  if (code == 0 || c.failure->claimed.exchange(1, std::memory_order_acq_rel)) return;
   clean(&error);
   c.failure->status = code;
   c.failure->call = &c;
@@ -284,8 +284,8 @@ ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out) {
 }
 
 ps_status take_failure(OpFailure* failure) {
-  if (!__atomic_load_n(&failure->claimed, __ATOMIC_ACQUIRE)) return PS_OK;
-  failure->claimed = 0;
+  if (!failure->claimed.load(std::memory_order_acquire)) return PS_OK;
+  failure->claimed.store(0, std::memory_order_relaxed);
   return fail(status_of(failure->status), "%s: %s", failure->call->loaded->name, failure->error.text);
 }
 

@@ -40,7 +40,7 @@ struct Spec {
   Dim bound;       // int32 values are below it; the constant 0 when nothing is known
 };
 
-constexpr int32_t kResidual = 3;  // the input of a fused linear that is added to its result (program/fuse.h)
+constexpr int32_t kResidual = 3;  // the input of a fused linear that is added to its result (passes/fuse.h)
 
 struct AttrValue {  // in the order of the schema
   int64_t i;        // ints and bools; for strings the number of the choice, set by the shape rule

@@ -32,7 +32,7 @@ void run_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
 
 void run_add_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
   NormArgs args = norm_args(c, c.in[kAddRmsNormWeight]);
-  args.residual = f32(c.in[kAddRmsNormResidual]);  // null where the linear before has added it (program/fuse.h)
+  args.residual = f32(c.in[kAddRmsNormResidual]);  // null where the linear before has added it (passes/fuse.h)
   args.residual_stride = c.in[kAddRmsNormResidual].row_stride;
   args.sum = f32(c.out[1]);
   args.sum_stride = c.out[1].row_stride;

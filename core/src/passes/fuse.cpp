@@ -1,5 +1,5 @@
 // Fusion into linears: silu_mul of gate and up, and the residual sum at the start of add_rms_norm.
-#include "program/fuse.h"
+#include "passes/fuse.h"
 
 #include "base/tiles.h"
 

@@ -1,5 +1,5 @@
 // The choice, the order and the inputs of wanted-only nodes.
-#include "program/wanted_rows.h"
+#include "passes/wanted_rows.h"
 
 #include <algorithm>
 
