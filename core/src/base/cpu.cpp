@@ -107,7 +107,7 @@ bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc)
                        fmaf(from_bf16(a[2 * i + 1]), from_bf16(b[2 * i + 1]), acc[i]));
     }
     dot(a, b, acc);
-    if (memcmp(acc, wanted, sizeof(acc)) != 0) return false;
+    if (memcmp(acc, wanted, sizeof(acc)) != 0) return false;  // NOLINT(bugprone-suspicious-memory-comparison): the bits
   }
   return true;
 }
