@@ -31,7 +31,7 @@
 namespace ps {
 namespace {
 
-// What a level does with bf16, which not every machine of the level does alike.
+// The bf16 kernels of a level, which differ between machines of the same level.
 struct Bf16Kernels {
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*round_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
@@ -58,7 +58,7 @@ constexpr Bf16Kernels kWidened = {
     .attention_part = kAttention ? attention_part : nullptr,
 };
 
-// And with integers.
+// The integer kernels of a level; AMX has its own.
 struct IntegerKernels {
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,

@@ -94,7 +94,7 @@ ps_status check_sample(const SampleSource& source, const ps_sampling& sampling, 
   return check_sampled(sampling, out, source);
 }
 
-// Whether nothing of a row of logits is needed but its best token.
+// Returns true if a step needs only the best token of each row of logits.
 bool needs_best_only(const ps_program& program, const ps_batch& b, const ps_sampling& s, const ps_sampled& out) {
   if (!kBuildsRanks || !program.ranks.gathers_head || b.flags & (PS_BATCH_LOGITS | PS_BATCH_ALL_RANKS)) return false;
   if (s.mask || s.history_starts || s.bias_starts) return false;

@@ -32,7 +32,7 @@ ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
               static_cast<long long>(rank.i));
 }
 
-// Whether the rank may write its part: others may read what it sent before an exchange that failed.
+// Returns whether the rank may write its part.  After an exchange that failed it may not: others may still read it.
 bool is_alive(const Call& c) { return c.exchange && c.exchange->status == PS_OK; }
 
 Cut cut_of(const Call& c, int32_t op, int32_t* rank) {
@@ -50,7 +50,7 @@ struct Best {
 
 bool sends_best(const Call& c) { return c.is_head && c.exchange->best_only; }
 
-// Of equal logits the first is the best, as for sampling; a row that sampling would refuse is NaN.
+// The first of equal logits is the best, as in sampling.  A row that sampling would refuse gives NaN.
 Best best_of(const Call& c, int64_t row, int64_t first_id) {
   const float* x = f32(c.in[0]) + row * c.in[0].row_stride;
   const int64_t n = c.in[0].dims[1];
@@ -120,7 +120,7 @@ int32_t owner_of(const Cut& cut, int64_t id) {
   return rank;
 }
 
-// How many of the tokens before `end` each rank owns.
+// Counts the tokens before `end` that each rank owns.
 void count_tokens(const Call& c, const Cut& cut, int64_t end, int64_t* counts) {
   for (int32_t r = 0; r < cut.world; ++r) counts[r] = 0;
   for (int64_t t = 0; t < end; ++t) ++counts[owner_of(cut, i32(c.in[0])[t])];

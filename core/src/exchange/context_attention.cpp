@@ -1,8 +1,7 @@
 // Attention whose partitions of the context are dealt out to ranks.  A rank leaves the results of its partitions in its
 // part of an exchange, and every rank merges those of all in ascending order, as one rank does
-// (docs/explanation/ranks.md). If the heads are cut too, the ranks of a comm are several such groups, one after
-// another, with as many heads each.
-// Hot: runs in every step.
+// (docs/explanation/ranks.md). If the heads are cut too, the ranks of a comm form several such groups, one after
+// another, each with an equal number of heads. Hot: runs in every step.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -21,12 +20,12 @@ constexpr int64_t kBlockBytes = 4 << 20;
 int64_t tokens(const Call& c) { return c.in[kAttentionQ].dims[0]; }
 int64_t world(const Call& c) { return c.attrs[world_at(OP_CONTEXT_ATTENTION)].i; }
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-// Partitions of the longest context that one rank has.
+// Returns how many partitions of the longest context one rank has.
 int64_t num_parts(const Call& c) {
   return divide_up(divide_up(c.in[kAttentionPageTables].dims[2], kPartitionPages), world(c));
 }
 
-// Of the results that a rank leaves for one token.  Saturates: a comm has less.
+// Returns the bytes of the results that a rank leaves for one token.  It saturates: no comm has as much.
 int64_t token_bytes(const Call& c) {
   int64_t bytes;
   const int64_t heads = row_elements(c.in[kAttentionQ]) / c.in[kAttentionState].dims[2],
@@ -125,7 +124,8 @@ constexpr std::array<Phase, 3 * kMaxBlocks> kPhases = make_phases(std::make_inte
 // `c` has the most that a step may have.
 Phases context_attention_phases(const Call& c) {
   if (world(c) < 2) return attention_phases(c);
-  // Not the blocks of the largest step: five tokens may go in three blocks, and four of them in four.
+  // The most blocks of any step, which need not be those of the largest step: five tokens may take three blocks, and
+  // four tokens four.
   const int64_t num_blocks = divide_up(tokens(c), std::max(kBlockBytes / token_bytes(c), int64_t{1}));
   return Phases{kPhases.data(), 3 * static_cast<int32_t>(std::min(num_blocks, int64_t{kMaxBlocks}))};
 }

@@ -40,7 +40,7 @@ int64_t most_candidates(const Call& c) {
   return k > kept ? k : kept;
 }
 
-// What a row needs: scores and choice [experts], the groups' best [groups], and the candidates.
+// The scratch memory of a row: scores and choice [experts], the groups' best [groups], and the candidates.
 struct RouteMemory {
   float *scores, *choice, *groups;
   Candidate* best;

@@ -35,8 +35,8 @@ RaggedView ragged_view(const Call& c, int32_t at, int64_t group) {
   return view;
 }
 
-// Few tokens of long requests: threads share the partitions of a context, and what each gave is merged afterwards.
-// The arithmetic is the same; the bounds keep the memory for it small.
+// For few tokens of long requests, threads share the partitions of a context and merge the results afterwards, with the
+// same arithmetic.  The bounds keep the memory for the results small.
 constexpr int64_t kMaxSharedHeads = 64, kMaxSharedParts = 512;
 
 struct Sharing {
@@ -55,7 +55,7 @@ Sharing sharing(const Call& c) {
                  std::min(most * parts, std::max(parts, kMaxSharedParts))};
 }
 
-// Only where each request has one token: more of them would share the reading of a page.
+// Only if each request has one token.  Several tokens of a request read each page once for all of them.
 bool is_shared(const Call& c) {
   return c.in[kAttentionQ].dims[0] == c.in[kAttentionPageTables].dims[1] &&
          c.in[kAttentionQ].dims[0] <= sharing(c).tokens;

@@ -54,7 +54,7 @@ void fill_view(const LoadedOp& op, const Call& c, View* out) {
                          out->attrs,         out->outputs,    nullptr,       0,           op.op.user};
 }
 
-// What a callback says goes into messages: terminated, and without control characters.
+// Terminates a callback's message and removes control characters.
 void clean(ps_op_error* error) {
   error->text[sizeof(error->text) - 1] = 0;
   for (char* p = error->text; *p; ++p) {
@@ -162,7 +162,8 @@ ps_status read_op(const ps_op* given, const char* source, LoadedOp* out) {
   return PS_OK;
 }
 
-// Whether the row is there already: from the same table, or, which is refused, from another.
+// Finds whether the op is loaded already.  The same table again is accepted; an op of this name from another table is
+// refused.
 ps_status find_same(const LoadedOp& row, const LoadedOp* const* fresh, int32_t num_fresh, bool* is_same) {
   *is_same = false;
   for (int32_t i = 0; i < num_fresh; ++i) {

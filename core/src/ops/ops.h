@@ -13,7 +13,7 @@
 
 namespace ps {
 
-// What a schema says, parsed once.
+// A parsed schema.
 enum AttrType { ATTR_INT = 1, ATTR_FLOAT = 2, ATTR_STRING = 3, ATTR_BOOL = 4 };
 struct Argument {
   Str name;
@@ -135,7 +135,7 @@ ps_status infer_op(int32_t op, const Spec* in, AttrValue* attrs, Spec* out);
 Phases phases_of(int32_t op, const Call& call);
 bool takes_scratch(int32_t op);
 ps_status scratch_of(int32_t op, const Call& call, Scratch* out);
-// A schema; what is wrong with it is an error.  Of a `foreign` one more is.
+// Parses a schema; a malformed one is an error.  A `foreign` schema, of a custom op, must meet more rules.
 ps_status parse_schema(const char* schema, bool foreign, Signature* out);
 
 // Puts attributes into the schema's order; unknown, missing, mistyped and non-finite ones are refused by name.

@@ -239,7 +239,7 @@ ps_status expect_numbers(const Spec& state, int64_t expected) {
 
 }  // namespace
 
-// What gated_delta fixes: value heads per key head, and the numbers of a value of one.
+// The shapes determine the value heads per key head, and the width of a value head.
 ps_status infer_gated_delta(const Spec* in, AttrValue* attrs, Spec* out) {
   const Spec &state = in[kGatedDeltaState], &conv = in[kGatedDeltaConv];
   const int64_t key_heads = attrs[kGatedDeltaKeyHeads].i, head_dim = attrs[kGatedDeltaHeadDim].i;
@@ -278,7 +278,7 @@ ps_status infer_gated_delta(const Spec* in, AttrValue* attrs, Spec* out) {
   return expect_group(attrs[kGatedDeltaGroup], state, in[kGatedDeltaPageTables]);
 }
 
-// What ssm_scan fixes: the heads of a block, and the numbers of one.
+// The shapes determine the heads of a block, and the width of a head.
 ps_status infer_ssm_scan(const Spec* in, AttrValue* attrs, Spec* out) {
   const Spec &state = in[kSsmScanState], &conv = in[kSsmScanConv];
   const int64_t groups = attrs[kSsmScanGroups].i, blocks = attrs[kSsmScanBlocks].i,

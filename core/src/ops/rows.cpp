@@ -51,7 +51,8 @@ void run_rotary_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
                               end);
 }
 
-// The positions in the prefix, of whose last one all later tokens have it, or those behind it, from 1.
+// Writes positions inside the prefix: a token behind the prefix has the position of the prefix's last token.  `behind`:
+// the positions after the prefix, from 1; 0 inside it.
 void run_prefix_positions(const Call& c, int64_t begin, int64_t end, int32_t) {
   int32_t* out = reinterpret_cast<int32_t*>(c.out[0].data);
   for (int64_t i = begin; i < end; ++i) {

@@ -99,7 +99,7 @@ Step make_step(const ps_program& p, const Call* call, const Phase* phase) {
   return Step{call, empty ? run_nothing : phase->run, 0, phase->grain, phase->split, true, nullptr, 0, 0, nullptr};
 }
 
-// A user's own op has where to say what failed.
+// Gives a custom op the place where it reports a failure.
 ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
   call->loaded = as_loaded(op);
   if (!call->loaded) return PS_OK;
@@ -108,7 +108,7 @@ ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
   return PS_OK;
 }
 
-// The logits: the graph's output, or before the last stage of a pipeline sends it, what is sent.
+// Returns the value that holds the logits: the graph's output or, on the last stage of a pipeline, what it sends.
 int32_t head_of(const Graph& graph, int32_t op) {
   const int32_t producer = graph.output < 0 ? -1 : graph.values[graph.output].producer;
   if (op != OP_ALL_GATHER || producer < 0 || graph.nodes[producer].op != OP_SEND) return graph.output;
@@ -195,8 +195,8 @@ ps_status bind_move(ps_program* p, Call* call) {
                                                                                                       : no_memory();
 }
 
-// Where the only operand of the node at `end` of the order is written, by a node from `begin` on that has the same
-// rows, if nothing else reads it; else null.
+// Returns where the operand of the all_gather at `end` of the order is written, if a node from `begin` on with the same
+// rows writes it and nothing else reads it; else null.
 Tensor* written_for(ps_program* p, const Vec<int32_t>& readers, int64_t begin, int64_t end) {
   const Graph& graph = p->model->graph;
   const Node& gather = p->plan.nodes[p->plan.order[end]].node;
@@ -247,7 +247,8 @@ ps_status bind_direct_parts(ps_program* p) {
   return p->ranks.direct_parts.resize(num_parts) ? PS_OK : no_memory();
 }
 
-// A phase's touch of memory.  `rows`: by rows, the same thread having the same row wherever `root` is the same.
+// A phase's access to memory.  `rows`: by rows, so that the same thread has the same row in every access with the same
+// `root`.
 struct Access {
   int64_t space;  // 0 temporaries, 1 scratch, 2 logits, 3 + i: state i
   int64_t begin, end;

@@ -7,8 +7,8 @@
 namespace ps {
 namespace {
 
-// What a thread does in a nanosecond, about: bytes of weights read, bytes of weights multiplied, products of attention
-// over pages of f32 and of smaller types.
+// The approximate work of a thread in a nanosecond: bytes of weights read, bytes of weights multiplied, products of
+// attention over pages of f32 and of smaller types.
 constexpr int64_t kReadBytes = 20, kMultipliedBytes = 200;
 constexpr double kF32Products = 10, kProducts = 20;
 constexpr double kMaxEstimate = 1e15;  // nanoseconds

@@ -16,15 +16,15 @@ constexpr int64_t kShortStepNanoseconds = 500000;
 // their own are late by tens of microseconds.
 constexpr int64_t kMinPatience = 400000, kPatienceShare = 32;  // ns; of the step
 
-// Whether every request goes on behind its prefix, which its first step had: the nodes of the encoder have nothing to
-// do.
+// Returns true if every request continues behind its prefix, which its first step computed.  The nodes of the encoder
+// then have nothing to do.
 bool is_behind_prefix(const ps_program& p, const ps_batch& b) {
   bool behind = p.model->graph.prefix_token >= 0;
   for (int32_t r = 0; behind && r < b.num_requests; ++r) behind = p.batch.positions[p.batch.request_starts[r]] > 0;
   return behind;
 }
 
-// Sizes of the step into the calls; most steps have those of the step before.
+// Writes the sizes of the step into the calls, unless they are those of the step before.
 void set_symbols(ps_program* p, const ps_batch& b) {
   int64_t symbols[NUM_ROLES + 1];
   symbols[ROLE_TOKENS] = b.num_tokens;
@@ -74,7 +74,7 @@ ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_ns) {
   const Pool::Walk work = p->spans.on ? walk_steps_timed : walk_steps;
   const int64_t nanoseconds = estimate_step(*p, batch.num_tokens);
   if (has_flag(*p, PS_PROGRAM_ALL_THREADS) || (has_ranks(*p) && nanoseconds >= kShortStepNanoseconds)) {
-    // Of several ranks none goes on without a thread that is late: it may wait for another rank.
+    // With several ranks, no rank continues without a thread that is late: the thread may be waiting for another rank.
     PS_TRY(p->context->pool.walk(work, p, 0, false));
   } else {
     const int64_t patience = nanoseconds / kPatienceShare > kMinPatience ? nanoseconds / kPatienceShare : kMinPatience;

@@ -51,8 +51,8 @@ struct Step {
   const Step* next_weights;  // the next step, itself included, that has weights
 };
 
-// How many chunks of one thread's share of a step are taken.  The stamp, ever growing, says of which step, so that a
-// share needs no reset and a thread that comes late finds nothing left.
+// The number of chunks that are taken of one thread's share of a step.  The stamp names the step and only grows: a
+// share needs no reset, and a thread that arrives late finds nothing left.
 struct alignas(64) Share {
   std::atomic<uint64_t> taken;  // stamp << 16 | chunks
 };
@@ -114,11 +114,11 @@ struct ps_program : ps::Held, ps::ProgramMemory {
 
 namespace ps {
 
-// A build without penstock_dev.h has none of the flags, nor what they would do.
-// Whether the program is a rank's.
+// A build without penstock_dev.h has none of the flags, and the compiler removes their code.  Whether the program is a
+// rank's.
 inline bool has_ranks(const ProgramMemory& program) { return kBuildsRanks && program.ranks.exchange.get(); }
 inline bool has_flag(const ProgramMemory& program, uint32_t flag) { return kBuildsDev && (program.flags & flag); }
-// How many best tokens of a row a step of the best tokens only leaves.
+// The number of best tokens for each row that a step of only the best tokens leaves.
 inline int32_t best_parts(const ps_context& context) { return context.links ? 1 : context.comm->world; }
 // `flags` are PS_PROGRAM_*, as ps_program_create_flagged takes them.
 ps_status create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags,

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kFirstTag = 0x62617463685f3031u, kSecondTag = kFirstTag + 1;
 
-// Every rank counts its steps: one that is behind finds another number than its own.
+// Every rank counts its steps, so that a rank that is out of step finds a number other than its own.
 struct Message {
   uint64_t step, hash;  // of all that follows
   int32_t num_tokens, num_requests, num_rows, page_table_width;

@@ -26,7 +26,7 @@ void clear_spans(ps_program* p) {
     span->arrive_ns = span->begin_ns = span->end_ns = 0;
 }
 
-// Afterwards the rows of those that were there come first.  Steps that one is absent from take it no time.
+// Moves the rows of threads that took part to the front.  A step that a thread was absent from has no duration.
 void gather_spans(ps_program* p, int64_t start_ns) {
   ps_span* const whole = p->spans.whole();
   whole->arrive_ns = whole->begin_ns = start_ns;
