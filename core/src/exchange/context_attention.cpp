@@ -1,7 +1,8 @@
 // Attention whose partitions of the context are dealt out to ranks.  A rank leaves the results of its partitions in its
 // part of an exchange, and every rank merges those of all in ascending order, as one rank does
 // (docs/explanation/ranks.md). If the heads are cut too, the ranks of a comm form several such groups, one after
-// another, each with an equal number of heads. Hot: runs in every step.
+// another, each with an equal number of heads.
+// Hot: runs in every step.
 #include <algorithm>
 #include <array>
 #include <utility>
