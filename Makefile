@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find core -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.inc')
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test test-all test-exhaustive system-packages lint docs wire soak chaos fuzz check-tokenizers check-vocabs check-real check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test test-all test-exhaustive system-packages lint tidy docs wire soak chaos fuzz check-tokenizers check-vocabs check-real check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up, and run ruff, mypy and the tests"
 	@echo "make test-all    the long tests: whole models, builds under sanitizers, the page in a browser"
 	@echo "make test-exhaustive  every family with every layout of ranks, and other whole tables: hours"
 	@echo "make lint        ruff, mypy and clang-format"
+	@echo "make tidy        clang-tidy over core/src: a minute"
 	@echo "make docs        build the documents as a site in build/site; open build/site/index.html"
 	@echo "make wire        generate the messages of workers, stages and gRPC's clients from the .proto files"
 	@echo "make perplexity  the table of docs/guides/quantization.md"
@@ -91,6 +92,13 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 	$(BIN)/mypy
+
+# A minute, in an environment of its own; .clang-tidy says which checks.
+TIDY_TOOLS := build/tidy-tools
+tidy:
+	test -x $(TIDY_TOOLS)/bin/python || $(PYTHON) -m venv $(TIDY_TOOLS)
+	$(TIDY_TOOLS)/bin/pip install --quiet --disable-pip-version-check 'clang-tidy==23.1.4'
+	find core/src -name '*.cpp' | xargs -P 2 -n 8 sh -c '$(TIDY_TOOLS)/bin/clang-tidy --quiet "$$@" -- -std=c++20 -Icore/include -Icore/src' tidy
 
 # The site loads nothing from other hosts.  A broken link fails the build.
 docs: $(VENV)/.docs

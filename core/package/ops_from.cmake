@@ -24,7 +24,7 @@ list(TRANSFORM reader PREPEND ${CMAKE_SOURCE_DIR}/)
 set(ops_from_dir ${CMAKE_BINARY_DIR}/ops_from)
 file(MAKE_DIRECTORY ${ops_from_dir})
 execute_process(
-  COMMAND ${PENSTOCK_HOST_CXX} -std=c++17 -O0 -DPENSTOCK_OP_NAMES -I${CMAKE_SOURCE_DIR}/core/include -I${CMAKE_SOURCE_DIR}/core/src
+  COMMAND ${PENSTOCK_HOST_CXX} -std=c++20 -O0 -DPENSTOCK_OP_NAMES -I${CMAKE_SOURCE_DIR}/core/include -I${CMAKE_SOURCE_DIR}/core/src
           ${reader} -pthread -o ${ops_from_dir}/bundle_ops
   RESULT_VARIABLE failed ERROR_VARIABLE message)
 if(failed)

@@ -254,9 +254,10 @@ CORE_LAYERS = {  # each folder of core/src to those that it may include beside i
     "exchange": ("base", "threads", "ops"),
     "bundle": ("base", "threads", "ops"),
     "sampling": ("base", "threads", "ops"),
-    "program": ("base", "threads", "ops", "exchange", "bundle", "sampling"),
+    "passes": ("base", "ops", "bundle"),
+    "program": ("base", "threads", "ops", "exchange", "bundle", "passes", "sampling"),
     "tokenizer": ("base",),
-    "api": ("base", "threads", "comm", "ops", "pack", "exchange", "bundle", "sampling", "program", "tokenizer"),
+    "api": ("base", "threads", "comm", "ops", "pack", "exchange", "bundle", "passes", "sampling", "program", "tokenizer"),
 }
 MAX_CORE_FOLDER_FILES = 20
 CORE_GENERATED = ("unicode_tables.h",)

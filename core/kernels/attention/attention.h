@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kBlockQueries = 32;
 
-// What comes after the queries of a block: its pages from the first that it reads on, for what is asked for early.
+// The block that follows: its pages, from the first that it reads on.  They are prefetched.
 struct Next {
   const int32_t* pages;
   int32_t count;
@@ -33,7 +33,7 @@ inline void add_partition(Query& q, int64_t dim) {
     f_store(q.total + d, f_fma(f_load(q.total + d), old_scale, f_load(q.o + d) * new_scale));
 }
 
-// A sink enters once, behind the last partition: its exponential is added to the sum, and no value to the total.
+// Adds the sink once, after the last partition: its exponential goes into the sum; it has no value.
 inline void finish_with_sink(const Query& q, int64_t dim) {
   const float sink = *q.sink * kLog2E, m = q.total_max > sink ? q.total_max : sink;
   const F16 scale = f_exp2_negative(f_set(q.total_max - m));
@@ -47,7 +47,7 @@ inline void finish(const Query& q, int64_t dim) {
   for (int64_t d = 0; d < dim; d += 16) f_store_n(q.out + d, f_load(q.total + d) / sum, tail(dim, d));
 }
 
-// The query as it is multiplied.
+// Converts the query to the type that it is multiplied as.
 template <class Kv>
 PS_INLINE void set_factors(Query& q, const KvView& kv) {
   typename Kv::Element* x = (typename Kv::Element*)q.memory;
@@ -71,7 +71,7 @@ PS_INLINE PageRange pages_seen(const Query* queries, int n) {
   return {first / kPageTokens, last / kPageTokens};
 }
 
-// The partitions [part, part_end) of the queries of a block, as far as they see them.
+// Computes partitions [part, part_end) for the queries of a block, as far as they see them.
 template <class Kv>
 void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages, int64_t kv_head, int32_t part,
             int32_t part_end, const Next& after) {
@@ -127,7 +127,7 @@ int64_t attention_scratch_bytes(int32_t num_heads, const KvView& kv) {
   return queries * (int64_t(sizeof(Query)) + 4 * query_floats(kv)) + values_bytes(kv) + 64;
 }
 
-// The memory of a thread: queries, the vectors of each, and the values of a page of latents.
+// The scratch memory of a thread: queries, the vectors of each, and the values of a page of latents.
 struct Memory {
   Query* queries;
   float* vectors;
@@ -176,7 +176,7 @@ PS_INLINE const int32_t* pages_of(const AttentionArgs& a, int64_t token) {
   return a.batch.page_table + int64_t(a.batch.token_request[token]) * a.batch.page_table_width;
 }
 
-// The block that begins with this token and head.
+// Returns the block that begins with this token and head.
 PS_INLINE Next next_of(const AttentionArgs& a, int64_t token, int64_t kv_head) {
   Query q;
   place_query(a, q, token, 0);
@@ -196,7 +196,7 @@ inline void set_next(const AttentionArgs& a, Query* queries, int n, int64_t toke
   }
 }
 
-// Pages of float32 have nothing for the bf16 dot product: the unit that is compiled for it leaves them to its level.
+// The translation unit for the bf16 dot product leaves out float32 pages, which gain nothing from it.
 #ifdef __AVX512BF16__
 constexpr bool kFloatPages = false;
 #else
@@ -289,7 +289,7 @@ void attention_merge(const AttentionArgs& a, int64_t begin, int64_t end) {
         q.max = of[0];
         q.sum = of[1];
         q.o = of + 16;
-        if (a.num_ranks > 1 && !q.total) {  // the sum is not added up in what other ranks read too
+        if (a.num_ranks > 1 && !q.total) {  // does not add up the sum in memory that other ranks read too
           for (int64_t d = 0; d < dim; d += 16) f_store(total + d, f_load(q.o + d));
           q.o = total;
         }

@@ -18,7 +18,7 @@ PS_INLINE float first_lane(F16 x) {
   return lanes[0];
 }
 
-// Of one number, and out of line: the code of a level is small so.
+// Scalar and not inlined, which keeps the code of a level small.
 __attribute__((noinline)) float exp_of(float x) { return first_lane(f_exp(f_set(x))); }
 // log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|)).
 __attribute__((noinline)) float softplus_of(float x) {
@@ -118,8 +118,8 @@ inline void delta_token(const GatedDeltaArgs& a, int64_t t, int64_t key_head, fl
   }
 }
 
-// The state of a head for the token at `position`: that of the page that it lies in, which at the first position of a
-// page begins as a copy of the page before.  So a full page keeps the state of its end.
+// Returns the state of a head for the token at `position`.  It lies in the token's page; at the first position of a
+// page it begins as a copy of the previous page's.  A full page therefore keeps the state after its last token.
 __attribute__((noinline)) float* state_at(uint8_t* states, int64_t page_bytes, const int32_t* table, int32_t position,
                                           int64_t head, int64_t elements) {
   const int32_t page = position / kPageTokens;
@@ -133,7 +133,7 @@ __attribute__((noinline)) float* state_at(uint8_t* states, int64_t page_bytes, c
   return state;
 }
 
-// The tokens of a request one after another.
+// Computes the tokens of a request one after another.
 void gated_delta(const GatedDeltaArgs& a, int64_t begin, int64_t end) {
   const int64_t values = int64_t{a.heads_per_key} * a.value_dim;
   const int64_t elements = state_elements(a.head_dim, values, a.window);

@@ -187,7 +187,7 @@ void kv_append(const KvAppendArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-// A row of latents, as append_head stores a key.
+// Stores a row of latents as append_head stores a key.
 inline void append_latent(int32_t layout, uint8_t* head, int64_t slot, const float* row, int64_t dim) {
   if (builds_kv(PS_KV_INT8) && layout == PS_KV_INT8) {
     const RowScale scale = row_scale(row, dim);

@@ -23,8 +23,8 @@ struct Query {
   float *o, *spare, *total;        // [dim] each of the partition, and in all or null
   float* memory;                   // [dim] for x
   uint8_t* values;                 // of latents: where the values of a page go
-  const float *next_q, *next_out;  // rows to ask for early, or null
-  float* partials;                 // where the results of its partitions go, if they are kept apart
+  const float *next_q, *next_out;  // rows to prefetch, or null
+  float* partials;                 // where the results of its partitions go if another pass merges them; else null
 };
 
 // The pages of a partition that some query of the block sees: [begin, end) of kPartitionPages.
@@ -32,7 +32,7 @@ struct Partition {
   int32_t start;  // position of its first slot
   int begin, end;
   const uint8_t* heads[kPartitionPages];  // one KV head of each page
-  const uint8_t* ahead[kPartitionPages];  // what is read after it, to be asked for early
+  const uint8_t* ahead[kPartitionPages];  // what is read after it, to be prefetched
   const uint8_t* values[kPartitionPages];
 };
 
@@ -57,8 +57,8 @@ PS_INLINE void score_step(F16 (&s)[N][P][2], const typename Kv::Element* const (
   }
 }
 
-// p[t] = sum over d of q[d] * k[d][t], a chain over d for each of 32 keys: N queries against P pages.  kAsk: their
-// values are asked for meanwhile, which only the first queries of a block need to do.
+// p[t] = sum over d of q[d] * k[d][t], a chain over d for each of 32 keys: N queries against P pages.  kAsk: prefetches
+// their values, which only the first queries of a block need to do.
 template <class Kv, int N, int P, bool kAsk>
 inline void scores(Query* queries, const Partition& part, int page, int64_t dim) {
   constexpr int kStepBytes = Kv::kStep * kPageTokens * Kv::kElement;
@@ -104,7 +104,7 @@ void all_scores(Query* queries, int n, const Partition& part, int64_t dim, bool 
     if (n > whole) all_scores<Kv, N / 2>(queries + whole, n - whole, part, dim, whole == 0);
 }
 
-// Of 16 slots from t on, those that the query sees from x, else `otherwise`.
+// Returns x in those of 16 slots from t on that the query sees, and `otherwise` in the rest.
 PS_INLINE F16 seen(const Query& q, int t, F16 x, float otherwise) {
   if (q.begin <= t && t + 16 <= q.end) return x;
   return f_select(m_range(q.begin - t, q.end - t), x, f_set(otherwise));
@@ -187,7 +187,7 @@ inline void softmax(const AttentionArgs& a, Query& q, const Partition& part) {
 }
 
 // o[d] = a chain of p[t] * v[t][d] over the steps [begin, end) of a page, ascending: D vectors of dimensions, the last
-// n wide.  kAsk: what is read next is asked for meanwhile.
+// n wide.  kAsk: prefetches what is read next.
 template <class Kv, int N, int D, bool kAsk>
 PS_INLINE void weigh_columns(Query* queries, const Partition& part, int64_t dim, int64_t d, int n, int begin, int end) {
   constexpr int kStepsOfPage = kPageTokens / Kv::kStep, kBytes = Kv::kStep * Kv::kElement;
@@ -226,8 +226,8 @@ inline void weigh(Query* queries, const Partition& part, int64_t dim, int begin,
   for (; d < dim; d += 16) weigh_columns<Kv, N, 1, kAsk>(queries, part, dim, d, tail(dim, d), begin, end);
 }
 
-// One slot of a step whose other slot the query does not see: that one's value is never multiplied, and its probability
-// is zero.
+// One slot of a step whose other slot the query does not see.  The other slot's probability is zero, and its value is
+// never multiplied: it may be NaN.
 template <class Kv>
 inline void weigh_slot(Query& q, const Partition& part, int64_t dim, int t) {
   const uint8_t* values = part.values[t / kPageTokens];
@@ -276,7 +276,7 @@ void weigh_page(Query* queries, int n, const Partition& part, int64_t dim, int f
     if (n > 0) weigh_page<Kv, N / 2>(queries, n, part, dim, first, stop);
 }
 
-// The slots of the partition that a query sees: none where end <= begin.
+// Sets the slots of the partition that a query sees; none if end <= begin.
 PS_INLINE void set_slots(Query& q, int32_t start) {
   q.begin = q.first > start ? q.first - start : 0;
   q.end = q.last - start + 1 < kPartitionTokens ? q.last - start + 1 : kPartitionTokens;

@@ -24,7 +24,7 @@ inline void read_key(int32_t layout, const uint8_t* head, int64_t slot, int64_t 
   }
 }
 
-// And the value.
+// The same for the value.
 inline void read_value(int32_t layout, const uint8_t* head, int64_t slot, int64_t dim, float* out) {
   if (builds_kv(PS_KV_INT8) && layout == PS_KV_INT8) {
     const uint8_t* values = KvInt8::values(head, dim);

@@ -64,7 +64,7 @@ inline void ssm_token(const SsmScanArgs& a, int64_t t, int64_t block, float* sta
   }
 }
 
-// The tokens of a request one after another.
+// Computes the tokens of a request one after another.
 void ssm_scan(const SsmScanArgs& a, int64_t begin, int64_t end) {
   const int64_t elements = state_elements(a.state_dim, int64_t{a.heads} / a.blocks * a.head_dim, a.window);
   for (int64_t item = begin; item < end; ++item) {

@@ -43,15 +43,15 @@ namespace {
 constexpr int64_t kTileBytes = 1024;
 static_assert(kIntRows == 16, "blocks of rows are those of a tile register");
 
-// How far ahead one pass over weights, which waits for memory, asks for each of its two tiles: what is asked for and
-// the rows share the nearest cache, 48 KiB here, and what it cannot keep is fetched twice.
+// The prefetch distance of a memory-bound pass, for each of its two tiles.  Prefetched lines and the rows share the L1
+// cache, 48 KiB here; what does not fit is fetched twice.
 PS_INLINE int64_t tile_prefetch_distance(int64_t blocks) { return blocks == 1 ? 4096 : 2048; }
 
-// What the compiler is to have in memory: gcc's intrinsics do not say what they read.
+// A compiler barrier before tile loads: gcc's intrinsics do not declare what they read.
 PS_INLINE void written_for_tiles() { __asm__ volatile("" : : : "memory"); }
 
-// Tiles of `rows` rows for activations and sums; weights have all sixteen.  Let go of when the caller's range is done:
-// what a thread holds the system saves at each switch.
+// Tiles of `rows` rows for activations and sums; weights have all sixteen.  Released when the caller's range is done,
+// because the system saves configured tiles at each context switch.
 class TileShapes {
  public:
   explicit TileShapes(int64_t rows) {
@@ -110,7 +110,7 @@ struct Pass {
   const uint8_t *x[2], *w[2];
   int64_t x_step[2];       // 64 bytes for each row of the block
   int64_t lines;           // of 64 bytes of a tile: a last step may have fewer than 16
-  const uint8_t* next[2];  // what is asked for meanwhile, next_lines of each with each step, in one run
+  const uint8_t* next[2];  // prefetched, next_lines of each with each step, in one run
   int64_t next_lines;
 };
 
@@ -119,7 +119,7 @@ __attribute__((noinline)) void run(const Pass& pass, Waiting<Type>& waiting, voi
   const uint8_t *x[2] = {pass.x[0], pass.x[1]}, *w[2] = {pass.w[0], pass.w[1]}, *next[2] = {pass.next[0], pass.next[1]};
   const int64_t steps = pass.lines / 16, lines = pass.lines % 16;
   clear_sums();
-  const int share = waiting.rows > 16 ? 8 : 4;  // rows at a time: fewer cost calls, more make the products wait
+  const int share = waiting.rows > 16 ? 8 : 4;  // rows at a time: fewer cost more calls, more delay the products
   const int64_t every = waiting.rows > share ? steps * share / waiting.rows : steps;
   int64_t pause = every;
   for (int64_t s = 0; s < steps; ++s) {
@@ -136,12 +136,12 @@ __attribute__((noinline)) void run(const Pass& pass, Waiting<Type>& waiting, voi
       pause = every;
     }
   }
-  if (lines) {  // what is past the tile may be anything, or no memory
+  if (lines) {  // memory past the tile may hold anything, or may not exist
     alignas(64) uint8_t last[N][kTileBytes] = {};
     const uint8_t* const copies[2] = {last[0], last[N - 1]};
     for (int t = 0; t < N; ++t) __builtin_memcpy(last[t], w[t], size_t(64 * lines));
     multiply<Type, A, N>(x, copies);
-    written_for_tiles();  // before the place of the copies serves for something else
+    written_for_tiles();  // before the memory of the copies is reused
   }
   waiting.finish_until(waiting.rows);
   store_sums<A, N>(y);
@@ -153,7 +153,7 @@ void run_of(int blocks, int tiles, const Pass& pass, Waiting<Type>& waiting, voi
   return tiles == 2 ? run<Type, 1, 2>(pass, waiting, y) : run<Type, 1, 1>(pass, waiting, y);
 }
 
-// A blocks of rows, all there are, against N tiles of 4-bit weights: each step is put on its lines a little before it
+// A blocks of rows, which are all rows, against N tiles of 4-bit weights.  Each step is dequantized a little before it
 // is multiplied.
 template <int A, int N>
 __attribute__((noinline)) void run4(const Pass& pass, int64_t ahead, Waiting<Integers>& waiting, void* y) {
@@ -198,7 +198,7 @@ struct Tiles {
   }
 };
 
-// One pass asks for what comes a little later in memory; of several each for its share of the next tiles.
+// A single pass prefetches a little ahead in memory.  Each of several passes prefetches its share of the next tiles.
 PS_INLINE void set_prefetch(Pass* pass, const Tiles& tiles, const TilePair& pair, int64_t ahead, int64_t index,
                             int64_t passes) {
   const int64_t at = passes == 1 ? 0 : tiles.bytes * index / passes / 64 * 64;
@@ -235,8 +235,8 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
   const int64_t group = step * pairs_at_once(tiles.lines, a.m * planes * a.qx.stride), panel_bytes = tiles.lines * 64;
   typename Type::Sum sums[2][2 * 16 * 2];
   Waiting<Type> waiting = {&a, 0, {}, planes, 0, 0, {}, nullptr};
-  // Of the largest block.  A smaller one reads a token of what comes after it, whose sums are not used; the last is
-  // never smaller (row_block), so that what comes after it is rows.
+  // The tile shapes of the largest block.  With them a smaller block also reads a token of what follows it, whose sums
+  // are not used.  The last block is never smaller (row_block), so rows always follow.
   const TileShapes shapes((a.m + blocks - 1) / blocks * planes);
   int turn = 0;
   for (int64_t first = begin; first < end; first += group)
@@ -268,8 +268,8 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
 
 }  // namespace
 
-// Few rows wait for memory, whatever multiplies them: vectors read it in fewer steps.  4-bit weights are put on their
-// lines once for all rows here, and there once a row, so that from two rows on it is done here.
+// A few rows are bound by memory in either case, and vectors read it in fewer steps.  4-bit weights are the exception:
+// tiles dequantize them once for all rows, vectors once for each row.  So tiles take them from two rows on.
 void linear_integer_amx(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool four = is_int4(a.weight.layout);
   if (a.m * a.qx.planes <= (four ? 1 : kGroupRows)) return kernels_avx512->linear[LINEAR_W8A8](a, begin, end);
@@ -300,8 +300,8 @@ void round_rows_bf16_amx(const float* x, int64_t x_stride, int64_t cols, int64_t
   round_rows_to_pairs(x, x_stride, cols, m, out, begin, end);
 }
 
-// Operands as random as weights are, from the nearest cache: processors multiply zeros a third faster, as that takes
-// less power.
+// Random operands, as weights are, from the L1 cache: processors multiply zeros a third faster, as that takes less
+// power.
 int64_t peak_amx(int32_t dtype, int64_t iterations) {
   alignas(64) uint16_t operands[4][kTileBytes / 2];
   uint32_t state = 1;

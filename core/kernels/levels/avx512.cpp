@@ -31,22 +31,32 @@ void attention_with_dots(const AttentionArgs& a, int64_t begin, int64_t end, voi
 void attention_part_with_dots(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
   (a.kv.layout == PS_KV_F32 ? attention_part : attention_part_bf16_dot)(a, begin, end, scratch);
 }
-constexpr Bf16Kernels kDots = {kBf16 ? linear_bf16_dot : nullptr,
-                               kBf16 ? round_rows_bf16_dot : nullptr,
-                               2,
-                               kBuildsDev ? peak_with_bf16 : nullptr,
-                               kAttention ? attention_with_dots : nullptr,
-                               kAttention ? attention_part_with_dots : nullptr};
+constexpr Bf16Kernels kDots = {
+    .linear = kBf16 ? linear_bf16_dot : nullptr,
+    .round_rows = kBf16 ? round_rows_bf16_dot : nullptr,
+    .element_bytes = 2,
+    .peak = kBuildsDev ? peak_with_bf16 : nullptr,
+    .attention = kAttention ? attention_with_dots : nullptr,
+    .attention_part = kAttention ? attention_part_with_dots : nullptr,
+};
 constexpr Kernels bf16_table = table_with(kDots), short_prefetch_table = table_with(kDots, true);
 #ifdef PENSTOCK_AMX
 int64_t peak_with_tiles(int32_t dtype, int64_t iterations, float* sink) {
   return dtype == PS_BF16 || dtype == PS_I8 ? peak_amx(dtype, iterations) : peak(dtype, iterations, sink);
 }
 constexpr Bf16Kernels kTileHalves = {
-    kBf16 ? linear_bf16_amx : nullptr, kBf16 ? round_rows_bf16_amx : nullptr, 2, kBuildsDev ? peak_with_tiles : nullptr,
-    kAttention ? attention : nullptr,  kAttention ? attention_part : nullptr};
-constexpr IntegerKernels kTileIntegers = {kInteger ? linear_integer_amx : nullptr,
-                                          kInteger ? quantize_rows_amx : nullptr, linear_panel_bytes_amx};
+    .linear = kBf16 ? linear_bf16_amx : nullptr,
+    .round_rows = kBf16 ? round_rows_bf16_amx : nullptr,
+    .element_bytes = 2,
+    .peak = kBuildsDev ? peak_with_tiles : nullptr,
+    .attention = kAttention ? attention : nullptr,
+    .attention_part = kAttention ? attention_part : nullptr,
+};
+constexpr IntegerKernels kTileIntegers = {
+    .linear = kInteger ? linear_integer_amx : nullptr,
+    .quantize_rows = kInteger ? quantize_rows_amx : nullptr,
+    .panel_bytes = linear_panel_bytes_amx,
+};
 constexpr Kernels amx_table = table_with(kTileHalves, false, kTileIntegers, "amx");
 #endif
 }  // namespace

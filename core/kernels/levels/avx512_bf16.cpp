@@ -34,8 +34,8 @@
 namespace ps {
 namespace {
 
-// Up to kStreamRows rows wait for memory: they read tile after tile, a single run of addresses, and prefetch this far
-// ahead.
+// Up to kStreamRows rows are bound by memory: they read tile after tile, a single run of addresses, and prefetch this
+// many bytes ahead.
 constexpr int64_t kStreamRows = 8, kStreamPrefetchBytes = 16384;
 
 // The prefetch of a pass over tiles: one address for each tile, `step` bytes further for each pair of columns.
@@ -88,8 +88,8 @@ void block_of(int rows, const uint8_t* x, const uint8_t* const* w, int64_t pairs
   }
 }
 
-// N tiles, `apart` from one to the next, against every row: the tiles stay in the second-level cache meanwhile.  Of
-// several blocks of rows each asks for its share of the next tiles.
+// N tiles, `apart` from one to the next, against every row: the tiles stay in the second-level cache meanwhile.  Each
+// of several blocks of rows prefetches its share of the next tiles.
 template <int N>
 void panel(const LinearArgs& a, int64_t tile, int64_t apart) {
   const int64_t pairs = (a.weight.cols + 1) / 2, bytes = pairs * 64, blocks = num_row_blocks(a.m, 1);

@@ -12,7 +12,7 @@ void round_rows_bf16_dot(const float* x, int64_t x_stride, int64_t cols, int64_t
 int64_t prefetch_distance_bf16_dot(const LinearArgs& args, int64_t products, int64_t far);
 // Bias, gate and residual as for every scheme, then the store: v [m][n][16]; gated: n is 2, gate and up side by side.
 void store_bf16_dot(const LinearArgs& args, int64_t row, int64_t tile, int m, int n, float* v);
-// Of pages of bf16 or int8.
+// For pages of bf16 or int8.
 void attention_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t end, void* scratch);
 void attention_part_bf16_dot(const AttentionArgs& args, int64_t begin, int64_t end, void* scratch);
 void dot_pairs(const uint16_t* a, const uint16_t* b, float* acc);  // for base/cpu.cpp, which looks how they are added

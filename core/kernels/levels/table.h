@@ -31,7 +31,7 @@
 namespace ps {
 namespace {
 
-// What a level does with bf16, which not every machine of the level does alike.
+// The bf16 kernels of a level, which differ between machines of the same level.
 struct Bf16Kernels {
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*round_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
@@ -41,86 +41,88 @@ struct Bf16Kernels {
   void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
   void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
 };
-constexpr bool kBf16 = builds_scheme("bf16"), kAttention = builds_op("attention") || builds_op("sink_attention") ||
-                                                           builds_op("latent_attention") ||
-                                                           builds_op("relative_attention");
+constexpr bool kBf16 = builds_scheme("bf16");
 constexpr bool kInteger =
     builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
+constexpr bool kAttention = builds_attention();
 #define PS_BLOCKS(id, name, ...) || builds_scheme(#name)
 constexpr bool kBlocks = false
 #include "base/block_schemes.inc"
     ;
-constexpr Bf16Kernels kWidened = {kBf16 ? linear<LinearFloat<WeightBf16>> : nullptr,
-                                  kBf16 ? round_rows_bf16 : nullptr,
-                                  4,
-                                  kBuildsDev ? peak : nullptr,
-                                  kAttention ? attention : nullptr,
-                                  kAttention ? attention_part : nullptr};
+constexpr Bf16Kernels kWidened = {
+    .linear = kBf16 ? linear<LinearFloat<WeightBf16>> : nullptr,
+    .round_rows = kBf16 ? round_rows_bf16 : nullptr,
+    .element_bytes = 4,
+    .peak = kBuildsDev ? peak : nullptr,
+    .attention = kAttention ? attention : nullptr,
+    .attention_part = kAttention ? attention_part : nullptr,
+};
 
-// And with integers.
+// The integer kernels of a level; AMX has its own.
 struct IntegerKernels {
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,
                         const QuantizedRows& out, int64_t begin, int64_t end);
   int64_t (*panel_bytes)(int32_t layout, int64_t cols, int64_t m, int32_t planes);
 };
-constexpr IntegerKernels kVectors = {kInteger ? linear_integer : nullptr, kInteger ? quantize_rows : nullptr,
-                                     linear_panel_bytes};
+constexpr IntegerKernels kVectors = {
+    .linear = kInteger ? linear_integer : nullptr,
+    .quantize_rows = kInteger ? quantize_rows : nullptr,
+    .panel_bytes = linear_panel_bytes,
+};
 
-// In the order of LinearScheme, then of Kernels; null where a build leaves it out (base/build.h).
+// Null where a build leaves a kernel out (base/build.h).
 constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = false,
                              const IntegerKernels& integers = kVectors, const char* level = kLevel) {
-  return {
-      level,
-      {
-          builds_scheme("f32") ? linear<LinearFloat<WeightF32>> : nullptr,
-          builds_scheme("f16") ? linear<LinearFloat<WeightF16>> : nullptr,
-          bf16.linear,
-          integers.linear,
-          integers.linear,
-          integers.linear,
-          integers.linear,
-#define PS_BLOCKS(...) kBlocks ? linear_blocks : nullptr,
-#include "base/block_schemes.inc"
-      },
-      integers.quantize_rows,
-      kBlocks ? quantize_groups : nullptr,
-      integers.panel_bytes,
-      bf16.round_rows,
-      bf16.element_bytes,
-      short_prefetch,
-      builds_op("embedding") ? embedding : nullptr,
-      builds_op("rms_norm") || builds_op("add_rms_norm") ? rms_norm : nullptr,
-      builds_op("layer_norm") ? layer_norm : nullptr,
-      builds_op("rope") ? rope : nullptr,
-      builds_op("rotary_embedding") ? rotary_embedding : nullptr,
-#define PS_UNARY(id, name, ...) builds_op(#name) ? unary<name##_value> : nullptr,
-#define PS_BINARY(id, name, ...) builds_op(#name) ? binary<name##_value> : nullptr,
-#define PS_SCALED(id, name, ...) builds_op(#name) ? scaled<name##_value> : nullptr,
+  Kernels kernels = {
+      .level = level,
+      .linear = {},  // below
+      .quantize_rows = integers.quantize_rows,
+      .quantize_groups = kBlocks ? quantize_groups : nullptr,
+      .linear_panel_bytes = integers.panel_bytes,
+      .round_rows_bf16 = bf16.round_rows,
+      .bf16_bytes = bf16.element_bytes,
+      .short_prefetch = short_prefetch,
+      .embedding = builds_op("embedding") || builds_op("sharded_embedding") ? embedding : nullptr,
+      .rms_norm = builds_op("rms_norm") || builds_op("add_rms_norm") ? rms_norm : nullptr,
+      .layer_norm = builds_op("layer_norm") ? layer_norm : nullptr,
+      .rope = builds_op("rope") ? rope : nullptr,
+      .rotary_embedding = builds_op("rotary_embedding") ? rotary_embedding : nullptr,
+#define PS_UNARY(id, name, ...) .name = builds_op(#name) ? unary<name##_value> : nullptr,
+#define PS_BINARY(id, name, ...) .name = builds_op(#name) ? binary<name##_value> : nullptr,
+#define PS_SCALED(id, name, ...) .name = builds_op(#name) ? scaled<name##_value> : nullptr,
 #include "base/elementwise_ops.inc"
-      builds_op("gelu") ? gelu : nullptr,
-      builds_op("clamped_swiglu") ? clamped_swiglu : nullptr,
-      builds_op("scale_channels") ? binary<mul_value> : nullptr,
-      builds_op("scale_channels") ? scaled<scale_value> : nullptr,
-      builds_op("match_rms") ? match_rms : nullptr,
-      builds_op("gaussian_topk") ? gaussian_topk : nullptr,
-      builds_op("kv_append") ? kv_append : nullptr,
-      bf16.attention,
-      bf16.attention_part,
-      kAttention ? attention_merge : nullptr,
-      attention_scratch_bytes,
-      builds_op("short_conv") ? short_conv : nullptr,
-      builds_op("gated_delta") ? gated_delta : nullptr,
-      builds_op("ssm_scan") ? ssm_scan : nullptr,
-      builds_op("latent_append") ? latent_append : nullptr,
-      argmax,
-      row_max,
-      exp_sum,
-      kBuildsDev ? pack : nullptr,
-      kBuildsDev ? unpack : nullptr,
-      kBuildsDev ? read_bytes : nullptr,
-      bf16.peak,
+      .gelu = builds_op("gelu") ? gelu : nullptr,
+      .clamped_swiglu = builds_op("clamped_swiglu") ? clamped_swiglu : nullptr,
+      .scale_channels = builds_op("scale_channels") ? binary<mul_value> : nullptr,
+      .scale_all = builds_op("scale_channels") ? scaled<scale_value> : nullptr,
+      .match_rms = builds_op("match_rms") ? match_rms : nullptr,
+      .gaussian_topk = builds_op("gaussian_topk") ? gaussian_topk : nullptr,
+      .kv_append = builds_op("kv_append") ? kv_append : nullptr,
+      .attention = bf16.attention,
+      .attention_part = bf16.attention_part,
+      .attention_merge = kAttention ? attention_merge : nullptr,
+      .attention_scratch_bytes = attention_scratch_bytes,
+      .short_conv = builds_op("short_conv") ? short_conv : nullptr,
+      .gated_delta = builds_op("gated_delta") ? gated_delta : nullptr,
+      .ssm_scan = builds_op("ssm_scan") ? ssm_scan : nullptr,
+      .latent_append = builds_op("latent_append") ? latent_append : nullptr,
+      .argmax = argmax,
+      .max = row_max,
+      .exp_sum = exp_sum,
+      .pack = kBuildsDev ? pack : nullptr,
+      .unpack = kBuildsDev ? unpack : nullptr,
+      .read_bytes = kBuildsDev ? read_bytes : nullptr,
+      .peak = bf16.peak,
   };
+  kernels.linear[LINEAR_F32] = builds_scheme("f32") ? linear<LinearFloat<WeightF32>> : nullptr;
+  kernels.linear[LINEAR_F16] = builds_scheme("f16") ? linear<LinearFloat<WeightF16>> : nullptr;
+  kernels.linear[LINEAR_BF16] = bf16.linear;
+  kernels.linear[LINEAR_W8A16] = kernels.linear[LINEAR_W8A8] = integers.linear;
+  kernels.linear[LINEAR_W4A16] = kernels.linear[LINEAR_W4A8] = integers.linear;
+#define PS_BLOCKS(id, ...) kernels.linear[LINEAR_##id] = kBlocks ? linear_blocks : nullptr;
+#include "base/block_schemes.inc"
+  return kernels;
 }
 constexpr Kernels table = table_with(kWidened);
 

@@ -26,7 +26,7 @@ __attribute__((noinline)) void finish_whole(const LinearArgs& a, const RowBlock&
   }
 }
 
-// Whether finish_whole could do it, and did.
+// Calls finish_whole if it fits; returns whether it did.
 template <class Type>
 PS_INLINE bool finished_whole(const LinearArgs& a, const RowBlock& block, int64_t tile, const TilePair& pair,
                               const typename Type::Sum* sums) {

@@ -72,7 +72,7 @@ void linear(const LinearArgs& a, int64_t begin, int64_t end) {
   for (int64_t tile = begin; tile < end;) {
     const bool wide = !a.gated && Scheme::kN > 1 && tile + Scheme::kN <= end;
     int64_t row = 0;
-    for (int64_t b = 0; b < blocks; ++b) {  // rows are spread evenly, so that no block is left with one
+    for (int64_t b = 0; b < blocks; ++b) {  // rows are spread evenly, so that no block has only one
       const int64_t next = a.m * (b + 1) / blocks;
       const int m = int(next - row);
       F16 y[Scheme::kM * Scheme::kN], up[Scheme::kM];

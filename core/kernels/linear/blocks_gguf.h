@@ -191,7 +191,8 @@ PS_INLINE void put_steps(I16 first, I16 last, int32_t layout, Slot* s) {
   i_store(s->start, pairs_of(none - i_mul(first, zero), none - i_mul(last, zero)));
 }
 
-// Returns the bytes of the group: those of Q8_0 where they are.  `layout` had better be a constant.
+// Returns the bytes of the group; those of Q8_0 stay in the tile.  `layout` should be a constant, so that the branches
+// fold.
 PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t g, Slot* s) {
   const GroupPlace at = place_of(layout, tile, g);
   const int odd = int(g % 2);

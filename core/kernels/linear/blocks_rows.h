@@ -11,7 +11,7 @@ struct BlockRows {  // rows of activations, `stride` bytes apart
   const uint8_t* x;
   int64_t stride;
   int count;
-  // Of fewer rows than a kernel takes the last is computed again.
+  // If there are fewer rows than the kernel takes, the last one is computed again.
   PS_INLINE const RoundedGroup* row(int i) const {
     return (const RoundedGroup*)(x + (i < count ? i : count - 1) * stride);
   }
@@ -26,7 +26,7 @@ struct Chunk {
   int count;
 };
 
-// A pass over the groups of a tile, which asks for its bytes `ahead` bytes before their use.
+// A pass over the groups of a tile, which prefetches `ahead` bytes before their use.
 struct Pass {
   const uint8_t* tile;
   int64_t groups, group_bytes, ahead;
@@ -34,7 +34,7 @@ struct Pass {
       : tile(start), groups(w.cols / kGroupColumns), group_bytes(tile_bytes_of(w.layout, w.cols) / groups), ahead(by) {}
 };
 
-// The part of a pass's bytes that one step of it asks for.
+// The part of a pass's bytes that one step prefetches.
 struct Ask {
   const uint8_t* from;
   int64_t bytes;
@@ -140,8 +140,8 @@ __attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, in
 
 constexpr int kBlockRows = kIntRows >= 8 ? 8 : 4;
 
-// y [rows.count, rounded up to kBlockRows] += the products of a chunk.  Each block of rows asks for its share of the
-// bytes of a later one, so that memory is never idle.
+// y [rows.count, rounded up to kBlockRows] += the products of a chunk.  Each block of rows prefetches its share of the
+// bytes of a later chunk, so that memory is never idle.
 template <Products kProducts>
 __attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, const Pass& pass, int64_t g, BlockRows rows,
                                         F16* y) {
@@ -157,7 +157,7 @@ __attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, cons
   }
 }
 
-// The product of one row: of each group the values go from the tile to it without a place in memory.
+// The product of one row: the values of a group go from the tile to registers, without a copy in memory.
 template <int32_t kLayout>
 __attribute__((noinline)) void one_row(const Pass& pass, const uint8_t* row, F16* y) {
   const RoundedGroup* const x[1] = {(const RoundedGroup*)row};

@@ -258,8 +258,8 @@ __attribute__((noinline)) void finish_gated(const LinearArgs& a, const RowBlock&
   store_gated(a, block.first, gate.column / 16, block.count, 2, y, y + 1);
 }
 
-// One block reads its tiles from memory and asks for them a little earlier.  Of several, only the first would: so each
-// asks for its share of the tiles that come next, and memory is never idle.
+// A single block prefetches its own tiles a little ahead.  Of several blocks only the first would read from memory, so
+// each prefetches its share of the next tiles, and memory is never idle.
 PS_INLINE Prefetch prefetch_of(const LinearArgs& a, const uint8_t* const* w, const uint8_t* const* next, int64_t bytes,
                                int64_t blocks, int64_t b, int64_t steps) {
   const int64_t by = prefetch_distance(a, a.m * a.qx.planes, kI8PrefetchBytes);
@@ -268,8 +268,8 @@ PS_INLINE Prefetch prefetch_of(const LinearArgs& a, const uint8_t* const* w, con
 }
 
 constexpr int kStreamTiles = 8;
-// Tiles [begin, end), few, of 4-bit weights against one block of rows, which waits for memory: a single run of
-// addresses; gated: those of the gate, then those of `up`.
+// Tiles [begin, end), few, of 4-bit weights against one block of rows, which is bound by memory.  They are a single run
+// of addresses; gated: the tiles of the gate, then those of `up`.
 void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t pairs = num_pairs(a.weight.cols), tile_bytes = i4_tile_bytes(a.weight.cols), half = a.weight.rows / 32;
   const int n = a.gated ? 2 : 1;

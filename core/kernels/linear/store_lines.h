@@ -5,9 +5,9 @@
 namespace ps {
 namespace {
 
-// Lines of a block's outputs and residual: other threads wrote them last, and rows lie far apart, in few sets of the
-// nearest cache, which they have left again once the block's weights went through it.  So each of the last pieces of a
-// multiplication asks for one row.
+// The lines of a block's outputs and residual.  Other threads wrote them last, and rows lie far apart, in few sets of
+// the L1 cache, so that the block's weights evict them.  Each of the last pieces of a multiplication therefore
+// prefetches one row.
 class StoreLines {
  public:
   PS_INLINE StoreLines(const LinearArgs& a, int64_t row, int64_t tile, int rows, int tiles)

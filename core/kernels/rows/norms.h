@@ -7,7 +7,7 @@ namespace {
 
 PS_INLINE int tail(int64_t n, int64_t i) { return n - i < 16 ? int(n - i) : 16; }
 
-// Asks for a row at once: where other threads made it, its lines come one by one otherwise.
+// Prefetches a whole row.  Otherwise the lines of a row that other threads wrote arrive one by one.
 PS_INLINE void ask_for_row(const float* x, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(x + i, 0, 3);
 }

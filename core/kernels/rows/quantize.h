@@ -45,7 +45,7 @@ PS_INLINE int64_t num_row_blocks(int64_t m, int planes) {
   const int64_t most = kIntRows / planes;
   return (m + most - 1) / most;
 }
-// Where a build has one of the two layouts the compiler knows.
+// A constant where the build has only one of the two layouts.
 PS_INLINE bool is_int4(int32_t layout) {
   if (!builds_layout(PS_T16_I8)) return true;
   return builds_layout(PS_T16_I4G32) && layout == PS_T16_I4G32;

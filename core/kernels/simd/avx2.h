@@ -179,8 +179,8 @@ PS_INLINE __m256i four_bytes(const int8_t* x) {
   return _mm256_set1_epi32(word);
 }
 
-// A sum is added to where that is written.  Otherwise gcc puts the additions of an unrolled loop last, with every
-// product in memory.
+// Makes gcc add to the sum here.  Otherwise it moves the additions of an unrolled loop to its end and spills every
+// product to memory.
 PS_INLINE void keep_order(I16& sum) { __asm__("" : "+x"(sum.a), "+x"(sum.b)); }
 
 // |w| * sign(x, w) = w * x, and 2 * 127 * 127 fits 16 bits: nothing saturates.

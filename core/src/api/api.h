@@ -16,7 +16,7 @@ inline ps_status require(bool is_set, const char* names) {
   return is_set ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected pointers, found null", names);
 }
 
-// Of a build without ranks: the compiler leaves out what follows a return of this.
+// The error of a build without ranks.  The compiler leaves out what follows a return of it.
 inline ps_status no_ranks() {
   return fail(PS_UNSUPPORTED,
               "ranks: this build leaves them out: build it with the bundle of a rank in PENSTOCK_OPS_FROM");
@@ -28,7 +28,7 @@ inline ps_status require_path(const char* path) {
                               path ? "an empty text" : "null");
 }
 
-// Each replaces the handle by its object.
+// Each function replaces the handle by its object.
 inline ps_status check_open(ps_context*& context) { return check_handle(context, HANDLE_CONTEXT, "context"); }
 inline ps_status check_open(const ps_context*& context) { return check_handle(context, HANDLE_CONTEXT, "context"); }
 inline ps_status check_open(ps_model*& model) { return check_handle(model, HANDLE_MODEL, "model"); }

@@ -98,8 +98,8 @@ ps_status ps_context_agree(ps_context* context, const char* text) {
   if (!all_ranks(*context)) return fail(PS_INVALID_ARGUMENT, "context: expected one with a comm");
   const ps_comm& comm = *all_ranks(*context);
   const void* nothing = nullptr;
-  // How long a rank opens its part depends on the size of that part.  A broadcast may wait only for its root, so each
-  // rank is one.
+  // The time that a rank takes to open its part depends on the size of that part.  Only a broadcast can wait without a
+  // timeout, and only for its root: so each rank is a root in turn.
   for (int32_t r = 0; r < comm.world; ++r) PS_TRY(comm.broadcast(comm.self, kAgreementTag + 2, r, 0, 1, &nothing));
   Agreement own{};
   own.abi = PS_ABI_VERSION;

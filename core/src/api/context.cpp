@@ -13,7 +13,7 @@ ps_status check_comm(const ps_comm& comm) {
               comm.rank, comm.world);
 }
 
-// All but rank 0 are in stages of equally many ranks; those of one stage have a comm if they are several.
+// All ranks but rank 0 are in stages of equal size.  The ranks of a stage have a comm if there are several.
 ps_status check_pipeline(const ps_context_options& o) {
   const int32_t stage_ranks = o.stage_ranks ? o.stage_ranks : 1;
   if (!o.links)

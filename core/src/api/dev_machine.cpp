@@ -96,7 +96,8 @@ ps_status ps_probe_bandwidth(ps_context* context, int64_t buffer_bytes, int32_t 
     const double took = seconds_now() - start;
     if (took < best) best = took;
   }
-  *bytes_per_second = static_cast<double>(buffer_bytes / 64 * 64) / best;
+  const int64_t read = buffer_bytes / 64 * 64;
+  *bytes_per_second = static_cast<double>(read) / best;
   return PS_OK;
 }
 

@@ -173,8 +173,9 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
   }
   Spec in[kMaxOperands], out[kMaxOutputs] = {};
   for (int32_t i = 0; i < sig.num_arguments; ++i) PS_TRY(read_tensor(tensors[i], sig.arguments[i], &in[i], &c.in[i]));
-  if (run->op == OP_GATHER_ROWS && in[1].bound.offset >= 1 && in[1].bound.offset <= in[0].dims[0].offset) {
-    in[1].bound = in[0].dims[0];  // the indices were looked at: all are below the number of rows
+  if (run->op == OP_GATHER_ROWS && in[kGatherRowsRows].bound.offset >= 1 &&
+      in[kGatherRowsRows].bound.offset <= in[0].dims[0].offset) {
+    in[kGatherRowsRows].bound = in[0].dims[0];  // the indices were looked at: all are below the number of rows
   }
   PS_TRY(check_operands(run->op, in, sig.num_arguments));
   PS_TRY(infer_op(run->op, in, c.attrs, out));

@@ -102,8 +102,8 @@ ps_status ps_program_profile_spans(const ps_program* program, const ps_span** sp
   const Use use(program);
   PS_TRY(use.status());
   PS_TRY(require(spans && count, "spans, count"));
-  *spans = reinterpret_cast<const ps_span*>(program->spans.data());
-  *count = program->num_spans;
+  *spans = reinterpret_cast<const ps_span*>(program->spans.memory.data());
+  *count = program->spans.count;
   return PS_OK;
 }
 

@@ -5,7 +5,7 @@
 #include "api/api.h"
 #include "base/build.h"
 #include "ops/layout.h"
-#include "program/estimate.h"
+#include "program/program.h"
 #include "sampling/sample.h"
 
 using namespace ps;
@@ -46,8 +46,7 @@ ps_status build(ps_program* program) {
     if (part.region->allocate(part.bytes, true)) continue;
     return fail(PS_OUT_OF_MEMORY, "%s: the system refused %lld bytes", part.name, static_cast<long long>(part.bytes));
   }
-  program->token_bytes = bytes_per_token(*program->model);
-  PS_TRY(find_attention(program->model->graph, &program->attention));
+  PS_TRY(find_work(*program->model, &program->work));
   return bind_program(program);
 }
 
@@ -58,7 +57,7 @@ ps_status resize(ps_program* program, const ps_program_options& options) {
   other.context = hold(program->context);
   other.options = options;
   other.flags = program->flags;
-  other.rank_step = program->rank_step;
+  other.ranks.steps = program->ranks.steps;
   PS_TRY(build(&other));
   const Graph& graph = program->model->graph;
   for (int32_t i = 0; i < graph.states.size(); ++i) {
@@ -71,8 +70,8 @@ ps_status resize(ps_program* program, const ps_program_options& options) {
            static_cast<size_t>(page_bytes * num_pages));
   }
   for (int32_t i = 0; i < std::min(program->options.num_slots, options.num_slots); ++i)
-    other.slots[i] = program->slots[i];
-  if (program->profiling) PS_TRY(profile_program(&other, true));
+    other.batch.slots[i] = program->batch.slots[i];
+  if (program->spans.on) PS_TRY(profile_program(&other, true));
   std::swap(static_cast<ProgramMemory&>(*program), static_cast<ProgramMemory&>(other));
   return PS_OK;
 }
@@ -83,7 +82,7 @@ SampleSource source_of(const ps_program& program, int32_t num_rows) {
   return SampleSource{has_logits ? reinterpret_cast<const float*>(program.logits.data()) : nullptr,
                       num_rows,
                       graph.vocab_size,
-                      program.slots,
+                      program.batch.slots,
                       program.options.num_slots,
                       has_logits ? nullptr : reinterpret_cast<const int32_t*>(program.logits.data()),
                       graph.tail_k};
@@ -95,9 +94,9 @@ ps_status check_sample(const SampleSource& source, const ps_sampling& sampling, 
   return check_sampled(sampling, out, source);
 }
 
-// Whether nothing of a row of logits is needed but its best token.
+// Returns true if a step needs only the best token of each row of logits.
 bool needs_best_only(const ps_program& program, const ps_batch& b, const ps_sampling& s, const ps_sampled& out) {
-  if (!kBuildsRanks || !program.gathers_head || b.flags & (PS_BATCH_LOGITS | PS_BATCH_ALL_RANKS)) return false;
+  if (!kBuildsRanks || !program.ranks.gathers_head || b.flags & (PS_BATCH_LOGITS | PS_BATCH_ALL_RANKS)) return false;
   if (s.mask || s.history_starts || s.bias_starts) return false;
   if (program.model->graph.vocab_size < kBestFloats * all_ranks(*program.context)->world) return false;
   for (int32_t r = 0; r < s.num_rows; ++r) {
@@ -124,13 +123,13 @@ ps_status sample_best(ps_program* program, const SampleSource& source, const ps_
 ps_status sample(ps_program* program, const SampleSource& source, const ps_sampling& s, const ps_sampled& out) {
   if (source.ids) {
     take_tail(source, out);
-  } else if (kBuildsRanks && program->best_only) {
+  } else if (kBuildsRanks && program->ranks.best_only) {
     PS_TRY(sample_best(program, source, s, out));
   } else {
     PS_TRY(sample_rows(program->context, source, s, program->sample_scratch, out));
   }
   for (int32_t r = 0; s.slot && r < s.num_rows; ++r) {
-    if (s.slot[r] >= 0) program->slots[s.slot[r]] = out.ids[r] >= 0 ? out.ids[r] : kFailedSlot;
+    if (s.slot[r] >= 0) program->batch.slots[s.slot[r]] = out.ids[r] >= 0 ? out.ids[r] : kFailedSlot;
   }
   return PS_OK;
 }
@@ -141,15 +140,16 @@ const char* tail_name(const ps_program& program) {
 }
 
 ps_status has_run(const ps_program* program) {
-  return program->num_rows >= 0 ? PS_OK
-                                : fail(PS_INVALID_ARGUMENT, "program: expected a step before its logits are asked for");
+  return program->last.num_rows >= 0
+             ? PS_OK
+             : fail(PS_INVALID_ARGUMENT, "program: expected a step before its logits are asked for");
 }
 
 ps_status has_logits(const ps_program* program) {
   if (program->model->graph.output < 0)
     return fail(PS_UNSUPPORTED, "logits: a stage of a pipeline before the last has none");
   PS_TRY(has_run(program));
-  if (!kBuildsRanks || !program->best_only) return PS_OK;
+  if (!kBuildsRanks || !program->ranks.best_only) return PS_OK;
   return fail(
       PS_INVALID_ARGUMENT,
       "logits: expected a step that was asked for them (PS_BATCH_LOGITS), as ranks bring them together only then");
@@ -220,8 +220,8 @@ ps_status ps_program_resize(ps_program* program, const ps_program_options* optio
   if (o.kv_layout != program->options.kv_layout)
     return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 or the program's own %d, found %d",
                 program->options.kv_layout, o.kv_layout);
-  if (program->num_in_flight > 0)
-    return fail(PS_INVALID_ARGUMENT, "program: expected no step in flight, found %d", program->num_in_flight);
+  if (program->ranks.num_in_flight > 0)
+    return fail(PS_INVALID_ARGUMENT, "program: expected no step in flight, found %d", program->ranks.num_in_flight);
   return resize(program, o);
 }
 
@@ -253,7 +253,7 @@ static ps_status sample_rows(ps_program* program, const ps_sampling* sampling, c
   ps_sampled o;
   PS_TRY(read_struct(sampling, &s, "sampling"));
   PS_TRY(read_struct(out, &o, "out"));
-  const SampleSource source = source_of(*program, program->num_rows);
+  const SampleSource source = source_of(*program, program->last.num_rows);
   PS_TRY(check_sample(source, s, o));
   return sample(program, source, s, o);
 }
@@ -318,7 +318,7 @@ ps_status ps_program_logits(const ps_program* program, const float** logits, int
     return fail(PS_UNSUPPORTED, "logits: the graph ends in %s, which keeps none", tail_name(*program));
   PS_TRY(has_logits(program));
   *logits = reinterpret_cast<const float*>(program->logits.data());
-  *num_rows = program->num_rows;
+  *num_rows = program->last.num_rows;
   *vocab = program->model->graph.vocab_size;
   return PS_OK;
 }
@@ -336,7 +336,7 @@ ps_status ps_program_tail(const ps_program* program, const int32_t** ids, const 
   *values = node.num_outputs == 1
                 ? nullptr
                 : reinterpret_cast<const float*>(program->temporaries.data() + program->plan.offsets[node.outputs[0]]);
-  *num_rows = program->num_rows;
+  *num_rows = program->last.num_rows;
   *k = graph.tail_k;
   return PS_OK;
 }
@@ -351,10 +351,10 @@ ps_status ps_program_hidden(const ps_program* program, const float** hidden, int
                 "hidden: expected a graph that picks its output rows by one gather_rows of f32 [T, n], found another");
   }
   PS_TRY(has_run(program));
-  if (!program->has_hidden)
+  if (!program->batch.has_hidden)
     return fail(PS_INVALID_ARGUMENT, "hidden: expected a step that was asked for them (PS_BATCH_HIDDEN)");
   *hidden = reinterpret_cast<const float*>(program->temporaries.data() + program->plan.offsets[value]);
-  *num_tokens = static_cast<int32_t>(program->symbols[ROLE_TOKENS]);
+  *num_tokens = static_cast<int32_t>(program->last.symbols[ROLE_TOKENS]);
   *width = static_cast<int32_t>(program->model->graph.values[value].row_elements);
   return PS_OK;
 }

@@ -33,9 +33,15 @@ constexpr bool builds_scheme(const char*) { return true; }
 constexpr bool builds_layout(int) { return true; }
 constexpr bool builds_kv(int) { return true; }
 #endif
-// A build for bundles that are no rank's has no ranks.
-constexpr bool kBuildsRanks = builds_op("all_gather") || builds_op("sharded_embedding") || builds_op("broadcast") ||
-                              builds_op("send") || builds_op("recv") || builds_op("barrier");
+// The ops that attention's kernels compute; ops/op_ids.h checks that none is missing.
+constexpr const char* kAttentionOps[] = {"attention", "sink_attention", "latent_attention", "relative_attention",
+                                         "context_attention"};
+constexpr bool builds_attention() {
+  for (const char* name : kAttentionOps) {
+    if (builds_op(name)) return true;
+  }
+  return false;
+}
 #ifdef PENSTOCK_NO_DEV
 constexpr bool kBuildsDev = false;
 #else

@@ -33,8 +33,7 @@ uint64_t enabled_state() {  // xgetbv(0): which registers the operating system s
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// Tile registers belong to a process that asked for them.  The system says no where a thread's signal stack is too
-// small for them.
+// A process must ask for tile registers.  The system refuses if a thread's signal stack is too small for them.
 bool may_use_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
@@ -90,7 +89,8 @@ float from_bf16(uint16_t half) {
 
 }  // namespace
 
-// Magnitudes from 2^-8 to 2^7 with random fractions and signs: in most lanes another order, or another rounding, shows.
+// The operands have magnitudes from 2^-8 to 2^7 with random fractions and signs, so that another order of additions, or
+// another rounding, changes most lanes.
 bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc)) {
   uint32_t state = 1;
   const auto draw = [&] { return state = state * 1664525u + 1013904223u; };
@@ -107,7 +107,7 @@ bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc)
                        fmaf(from_bf16(a[2 * i + 1]), from_bf16(b[2 * i + 1]), acc[i]));
     }
     dot(a, b, acc);
-    if (memcmp(acc, wanted, sizeof(acc)) != 0) return false;
+    if (memcmp(acc, wanted, sizeof(acc)) != 0) return false;  // NOLINT(bugprone-suspicious-memory-comparison): the bits
   }
   return true;
 }
@@ -128,7 +128,7 @@ int32_t cpu_levels(CpuLevel* out, bool tiles) {
   (void)tiles;
 #endif
 #if defined(__aarch64__)
-  // What all cores have: the kernel takes features together, also of big and little ones.
+  // The kernel reports only features that all cores have, on big.LITTLE machines too.
   constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
   add_level(out, &count, "neon_dot", kernels_neon_dot, (getauxval(AT_HWCAP) & kDotProducts) != 0);
   add_level(out, &count, "neon", kernels_neon, true);

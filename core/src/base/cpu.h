@@ -13,8 +13,8 @@ struct CpuLevel {
   bool runnable;
 };
 constexpr int32_t kMaxCpuLevels = 5;
-// Compiled in, best first; returns how many.  Whether tile registers may be used is asked of the system, for the whole
-// process and for good: `tiles` false does not ask, and says they are not.
+// Fills the levels that are compiled in, best first; returns how many.  `tiles`: ask the system for tile registers,
+// which then belong to the process until it ends; false: report them as missing.
 int32_t cpu_levels(CpuLevel* out, bool tiles = true);
 
 // Whether a dot product of 16 pairs of bf16 gives the bits that attention counts on (docs/explanation/numerics.md): the

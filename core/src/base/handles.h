@@ -15,7 +15,8 @@ namespace ps {
 
 enum HandleKind { HANDLE_CONTEXT = 1, HANDLE_MODEL, HANDLE_PROGRAM, HANDLE_TOKENIZER };
 
-// Of every object behind a handle: the handle itself holds it, and so does what was made of it or is inside it.
+// The base of every object behind a handle.  The handle holds the object, and so do objects made from it and calls that
+// are using it.
 struct Held { mutable std::atomic<int32_t> holders{1}; };
 
 uintptr_t add_handle(void* object, HandleKind kind);    // 0: out of memory
@@ -54,7 +55,7 @@ ps_status open_handle(T* object, HandleKind kind, T** out) {
   *out = reinterpret_cast<T*>(token);
   return PS_OK;
 }
-// Does nothing with what is no open handle.
+// Ignores a value that is not an open handle.
 template <typename T>
 void close_handle(T* handle, HandleKind kind) {
   let_go(static_cast<T*>(remove_handle(reinterpret_cast<uintptr_t>(handle), kind)));

@@ -45,7 +45,8 @@ bool Region::allocate(int64_t bytes, bool huge) {
     if (before) munmap(data_, static_cast<size_t>(before));
     data_ += before;
     if (kHugePageBytes > before) munmap(data_ + kept, static_cast<size_t>(kHugePageBytes - before));
-    // Advice: ordinary pages do as well.  What does not fill a huge page gets them: no memory beside what was planned.
+    // This is advice; ordinary pages do too.  Memory that does not fill a huge page gets ordinary ones, so that no more
+    // is used than was planned.
     madvise(data_, static_cast<size_t>(kept - kept % kHugePageBytes), MADV_HUGEPAGE);
   }
   bytes_ = bytes;

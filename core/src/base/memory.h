@@ -109,6 +109,36 @@ class Region {
   int64_t bytes_ = 0, mapped_bytes_ = 0;
 };
 
+// Objects in pages of their own, constructed before anything reads them.  A moved one leaves what the other had.
+template <typename T>
+class Objects {
+  static_assert(std::is_trivially_destructible<T>::value, "nothing runs when the pages are given back");
+
+ public:
+  bool make(int64_t count) {  // false: out of memory
+    first_ = nullptr;
+    if (!region_.allocate(count * static_cast<int64_t>(sizeof(T)))) return false;
+    T* const place = reinterpret_cast<T*>(region_.data());
+    for (int64_t i = 0; i < count; ++i) ::new (static_cast<void*>(place + i)) T();
+    first_ = std::launder(place);
+    return true;
+  }
+  Objects() = default;
+  Objects(const Objects&) = delete;
+  Objects& operator=(const Objects&) = delete;
+  Objects(Objects&& other) noexcept { *this = std::move(other); }
+  Objects& operator=(Objects&& other) noexcept {
+    region_ = std::move(other.region_);
+    std::swap(first_, other.first_);
+    return *this;
+  }
+  T* get() const { return first_; }  // null: none were made
+
+ private:
+  Region region_;
+  T* first_ = nullptr;
+};
+
 // Sizes that never wrap: false when the result does not fit.
 inline bool checked_mul(int64_t a, int64_t b, int64_t* out) { return !__builtin_mul_overflow(a, b, out); }
 inline bool checked_add(int64_t a, int64_t b, int64_t* out) { return !__builtin_add_overflow(a, b, out); }

@@ -24,8 +24,8 @@ struct CopyJob {
   std::atomic<int> error{0};
 };
 
-// Threads take the next chunk as they come; each drops the chunk that it has read, so that the cache never holds a
-// second copy.  Pages that another process maps stay in the cache, as the kernel sees to.
+// Each thread takes the next chunk, and drops the page cache of a chunk that it has read, so that memory never holds a
+// second copy.  The kernel keeps pages that another process maps.
 void run_copy(void* argument, int32_t) {
   CopyJob* job = static_cast<CopyJob*>(argument);
   while (job->error.load(std::memory_order_relaxed) == 0) {
@@ -40,7 +40,7 @@ void run_copy(void* argument, int32_t) {
 
 }  // namespace
 
-// A rewrite in place of the same size would leave a copy of two files' parts.
+// If the file was rewritten in place with the same size, the copy would mix two files.
 ps_status File::check_unchanged() const {
   struct stat now;
   if (fstat(descriptor_, &now) != 0) return fail(PS_IO_ERROR, "%s", strerror(errno));
@@ -55,7 +55,7 @@ ps_status File::copy(int64_t begin, int64_t end, Pool* pool) {
   if (!mapped_ || copy_end_ > 0 || begin >= end) return PS_OK;
   if (!copy_.allocate(end - begin, true))
     return fail(PS_OUT_OF_MEMORY, "no memory for the weights' %lld bytes", static_cast<long long>(end - begin));
-  // What this process has touched of the mapping would keep its pages in the cache; it can be mapped again any time.
+  // Mapped pages that this process has touched would stay in the cache; they can be mapped again later.
   const int64_t first =
       round_up(begin, system_page_bytes());  // segments begin at multiples of 4,096, pages may be larger
   if (first < end) madvise(const_cast<uint8_t*>(data_) + first, static_cast<size_t>(end - first), MADV_DONTNEED);

@@ -59,7 +59,7 @@ ps_status read_symbol(const FlatTable& table, Graph* graph) {
   return graph->symbols.push(symbol) ? PS_OK : no_memory();
 }
 
-// A user's own op, which the file may name but never brings.
+// A custom op.  The file names it but never contains it.
 ps_status check_foreign(const OpUse& use) {
 #ifdef PENSTOCK_OP_NAMES
   return PS_OK;  // core/tools/generate/bundle_ops.cpp: the program that runs the bundle loads the op

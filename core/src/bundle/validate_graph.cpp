@@ -207,8 +207,8 @@ ps_status validate_output(Graph* g) {
   return PS_OK;
 }
 
-// Whether tokens see later ones of their request, which must then be in the same step, and how many ranks have a part
-// of a context.  Only context_attention reads pages that are dealt out.
+// Finds whether attention is bidirectional (a token sees later tokens of its request, so that they must be in the same
+// step), and how many ranks share a context.  Only context_attention reads pages that are dealt out to ranks.
 ps_status find_attention_kinds(Graph* graph) {
   uint64_t dealt = 0;
   for (const State& state : graph->states) {
@@ -249,7 +249,7 @@ ps_status find_attention_kinds(Graph* graph) {
   return PS_OK;
 }
 
-// What the one gather_rows over the step's output rows reads: float rows, one of each token, side by side.
+// Finds what the only gather_rows over the step's output rows reads: contiguous float rows, one for each token.
 int32_t find_hidden(const Graph& graph) {
   int32_t hidden = -1;
   for (const Node& node : graph.nodes) {

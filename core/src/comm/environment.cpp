@@ -34,7 +34,8 @@ ps_status read_number(const char* name, int32_t min, int32_t max, int32_t* out) 
   return PS_OK;
 }
 
-// Of "2(x3),1" the nodes 0 to 2 have 2 tasks each, and node 3 has 1.  0: the text does not say.
+// Reads Slurm's tasks per node: in "2(x3),1" nodes 0 to 2 have 2 tasks each, and node 3 has 1.  Returns 0 if the text
+// does not say.
 int32_t tasks_of_node(const char* text, int32_t node) {
   while (text && *text >= '0' && *text <= '9') {
     char* end;

@@ -23,7 +23,8 @@ namespace {
 constexpr int64_t kMillisecond = 1000000, kBeat = 500 * kMillisecond, kLost = 1700 * kMillisecond;
 constexpr int64_t kConnect = 30000 * kMillisecond, kTry = 1000 * kMillisecond;
 constexpr int32_t kPollMs = 20;
-// What goes over a connection: beats, a last byte of a rank that leaves, and a reason that ends in 0.
+// The bytes of a connection: heartbeats, a last byte when a rank leaves, and a reason, terminated by 0, when one
+// aborts.
 constexpr char kBeatByte = 'h', kLeftByte = 'b', kReasonByte = 'a';
 
 struct Greeting {
@@ -178,7 +179,7 @@ ps_status Heartbeat::accept_others(const Contact* contacts, int64_t deadline) {
     Greeting greeting{};
     char confirmed = 0;
     const int64_t soon = soonest(deadline);
-    // The last byte shows that the rank did not give up this connection while it was in the queue.
+    // The last byte shows that the other rank still has this connection, after it waited in the queue.
     if (receive_whole(fd, &greeting, sizeof(greeting), soon) && greeting.nonce == own_.nonce && greeting.rank > rank_ &&
         greeting.rank < world_ && links_[greeting.rank].fd < 0 &&
         send(fd, &contacts[greeting.rank].nonce, sizeof(uint64_t), MSG_NOSIGNAL) ==
@@ -252,7 +253,7 @@ void Heartbeat::run() {
     for (int32_t r = 0; r < world_; ++r) {
       if (links_[r].fd >= 0 && polls[r].revents) receive(r);
     }
-    // Looked at after what had arrived was read: a process that was stopped for a while finds beats.
+    // Checked only after pending bytes were read: a process that was stopped for a while still finds heartbeats.
     for (int32_t r = 0; r < world_; ++r) {
       if (links_[r].fd < 0 || polls[r].revents || now_ns() - links_[r].heard_ns < kLost) continue;
       char reason[80];

@@ -52,8 +52,8 @@ ps_status MpiComm::add_receive(Wait* wait, int32_t peer, int32_t tag, void* data
                            &wait->requests[wait->count++]));
 }
 
-// MPI has no wait that looks at anything else, so this one polls: first busily, then giving up the core, then with
-// pauses.
+// MPI cannot wait for a message and an abort together, so this polls: first spinning, then yielding the core, then
+// sleeping.
 ps_status MpiComm::finish(Wait* wait, bool forever) {
   const int64_t begin = now_ns();
   int64_t left_ns = 0;
@@ -243,7 +243,7 @@ ps_status MpiComm::open(const ps_mpi_options& o) {
   if (!buffers_.allocate(2 * o.world * stride_ + kMessageBytes))
     return fail(PS_OUT_OF_MEMORY, "part_bytes: the system refused the memory");
   fill_struct();
-  // A communicator of its own: messages of other groups of these processes stay apart.
+  // The group gets a communicator of its own, so that messages of other groups of these processes stay apart.
   PS_TRY(check(mpi_->comm_dup(mpi_handle(kMpiCommWorld), &group_)));
   PS_TRY(check(mpi_->comm_set_errhandler(group_, mpi_handle(kMpiErrorsReturn))));
   return meet();

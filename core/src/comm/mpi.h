@@ -32,7 +32,8 @@ class MpiComm {
   ps_status meet();
   void fill_struct();
   uint8_t* buffer(int32_t rank, uint32_t number) { return buffers_.data() + (2 * rank + (number & 1)) * stride_; }
-  // What send and receive give to MPI, which may use it after a group has ended and its program is gone.
+  // The buffers that send and receive give to MPI.  MPI may still use them after a group has ended and its program is
+  // gone.
   uint8_t* mail() { return buffers_.data() + 2 * comm_.world * stride_; }
   ps_status add_send(Wait* wait, int32_t peer, int32_t tag, const void* data, int64_t bytes);
   ps_status add_receive(Wait* wait, int32_t peer, int32_t tag, void* data, int64_t bytes);

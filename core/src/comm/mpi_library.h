@@ -39,7 +39,7 @@ ps_status load_mpi(const char* path, const MpiLibrary** out);
 // Removes the names of the shared memory that this process has mapped for MPI, after all ranks have: a process that is
 // killed would leave them in /dev/shm.
 void unlink_mpi_memory();
-// MPI is not finalized at the end of a process whose group was ended: that would wait for the others.
+// Skips MPI_Finalize when the process ends, because its group was aborted and MPI_Finalize would wait for the others.
 void forget_mpi();
 
 }  // namespace ps

@@ -63,7 +63,7 @@ struct Rendezvous {
   const char* named_by;  // what the user may change to meet elsewhere
 };
 
-// `refused`: why the last rank that came was none of this group; may be empty.
+// `refused`: why the last rank that connected does not belong to this group; may be empty.
 ps_status late(const Rendezvous& m, const char* what, const char* refused = "") {
   const long long ms = m.options.join_timeout_ms ? m.options.join_timeout_ms : kDefaultJoinMs;
   return fail(PS_ABORTED, "ranks: %s within %lld ms%s%s", what, ms, refused[0] ? "; refused one: " : "", refused);
@@ -125,7 +125,7 @@ bool read_stat(int32_t pid, int32_t* parent, unsigned long long* start) {
                        parent, start) == 2;
 }
 
-// The nearest process above this one that is no rank: what started all ranks of this host.
+// Finds the nearest ancestor of this process that is not a rank: it started all ranks of this host.
 void name_launcher(char* text, size_t bytes) {
   static const char* const kNames[] = {"PENSTOCK_RANK", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"};
   int32_t pid = getppid(), parent = 0;
@@ -202,7 +202,7 @@ bool receive_welcome(int fd, Welcome* welcome, Descriptor* memory) {
   return welcome->reason[0] || memory->get() >= 0;
 }
 
-// Why a rank belongs to another group, one that was not ended for example; empty: it does not.
+// Returns why a rank belongs to another group, such as one that has not ended; empty: it does not.
 void find_stranger(const Hello& own, const Hello& other, const bool* has_come, char* reason) {
   const int32_t r = other.rank;
   if (own.world != other.world) {
@@ -212,7 +212,7 @@ void find_stranger(const Hello& own, const Hello& other, const bool* has_come, c
   }
 }
 
-// What keeps a rank of this group from working with rank 0; empty: nothing.
+// Returns why a rank of this group cannot work with rank 0; empty: it can.
 void find_misfit(const Hello& own, const Hello& other, char* reason) {
   const int32_t r = other.rank;
   if (strncmp(own.version, other.version, sizeof(own.version))) {
@@ -229,7 +229,7 @@ void find_misfit(const Hello& own, const Hello& other, char* reason) {
 ps_status make_memory(const ps_join_options& o, Descriptor* out) {
   int64_t bytes;
   PS_TRY(SharedComm::bytes(o.world, o.part_bytes, &bytes));
-  // By number: older C libraries have no function for it.
+  // Called by number, because older C libraries have no function for it.
   out->reset(static_cast<int>(syscall(SYS_memfd_create, "penstock-ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (out->get() < 0 || ftruncate(out->get(), bytes) != 0)
     return fail(PS_OUT_OF_MEMORY, "ranks: the system refused %lld bytes of shared memory: %s",

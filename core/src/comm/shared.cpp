@@ -3,6 +3,7 @@
 // Exchange n of a rank: it has written its part into its buffer n mod 2, announces n, and waits until every other rank
 // has announced n.  Then it may read their buffers.  Two buffers suffice: a rank writes its buffer n mod 2 again for
 // exchange n + 2, after all have announced n + 1, which each does only when it has read what it needs of exchange n.
+// Hot: runs in every step.
 #include "comm/shared.h"
 
 #include <errno.h>
@@ -40,7 +41,7 @@ int64_t words_bytes(int32_t world) {
   return round_up(bytes, kPage);
 }
 
-// A debugger stops a process in another way, which is no loss.
+// A debugger stops a process in another state, which does not count as stopped here.
 bool is_stopped(int32_t pid) {
   char text[512];
   snprintf(text, sizeof(text), "/proc/%d/stat", pid);
@@ -195,7 +196,8 @@ void SharedComm::abort(const char* reason) {
   }
 }
 
-// Either the rank sees what was announced before this call, or this call sees that it sleeps.
+// The order is sequentially consistent: either the rank sees what was announced before this call, or this call sees
+// that the rank sleeps.
 void SharedComm::wake(int32_t rank) {
   if (!words(rank).sleeping.load(std::memory_order_seq_cst)) return;
   words(rank).doorbell.fetch_add(1, std::memory_order_seq_cst);
@@ -207,9 +209,9 @@ bool SharedComm::shares_core(int32_t peer) {
   return core >= 0 && core == sched_getcpu();
 }
 
-// The kernel puts threads that wake each other on one core.  Two ranks there would look for each other in turns, so
-// this one moves to a core where no other rank was seen; it may run anywhere afterwards, but stays as long as it does
-// not sleep.
+// The kernel tends to put threads that wake each other on one core, where two ranks would spin in turns.  So this rank
+// moves to a core where no other rank was seen.  Its affinity is restored at once, but the kernel leaves it there until
+// it sleeps.
 void SharedComm::leave_core() {
   cpu_set_t allowed, others;
   if (now_ns() - left_ns_ < kStayNanoseconds || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;

@@ -10,8 +10,8 @@ namespace ps {
 
 constexpr int64_t kReasonBytes = 256, kMailBytes = 64 << 10;
 
-// What ranks share.  Everything begins as zero.  A rank writes only its own RankWords, and rings the doorbell of
-// others.
+// The memory that ranks share.  It is zero at first: no rank constructs anything in it, because others may already use
+// it.  A rank writes only its own RankWords, and rings the doorbell of others.
 struct alignas(128) GroupWords {
   std::atomic<uint32_t> aborted;  // 1: some rank writes the reason, 2: it is written
   alignas(128) char reason[kReasonBytes];
@@ -24,7 +24,7 @@ struct alignas(128) RankWords {
   std::atomic<uint32_t> sleeping;
   std::atomic<uint32_t> left;  // 1: the rank closed its comm
 };
-// The way from one rank to another: a ring of two pieces.
+// The channel from one rank to another: a ring of two pieces.
 struct alignas(128) MailWords {
   std::atomic<uint32_t> sent;  // pieces; wraps
   alignas(128) std::atomic<uint32_t> received;

@@ -32,7 +32,7 @@ ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
               static_cast<long long>(rank.i));
 }
 
-// Whether the rank may write its part: others may read what it sent before an exchange that failed.
+// Returns whether the rank may write its part.  After an exchange that failed it may not: others may still read it.
 bool is_alive(const Call& c) { return c.exchange && c.exchange->status == PS_OK; }
 
 Cut cut_of(const Call& c, int32_t op, int32_t* rank) {
@@ -50,7 +50,7 @@ struct Best {
 
 bool sends_best(const Call& c) { return c.is_head && c.exchange->best_only; }
 
-// Of equal logits the first is the best, as for sampling; a row that sampling would refuse is NaN.
+// The first of equal logits is the best, as in sampling.  A row that sampling would refuse gives NaN.
 Best best_of(const Call& c, int64_t row, int64_t first_id) {
   const float* x = f32(c.in[0]) + row * c.in[0].row_stride;
   const int64_t n = c.in[0].dims[1];
@@ -120,14 +120,14 @@ int32_t owner_of(const Cut& cut, int64_t id) {
   return rank;
 }
 
-// How many of the tokens before `end` each rank owns.
+// Counts the tokens before `end` that each rank owns.
 void count_tokens(const Call& c, const Cut& cut, int64_t end, int64_t* counts) {
   for (int32_t r = 0; r < cut.world; ++r) counts[r] = 0;
   for (int64_t t = 0; t < end; ++t) ++counts[owner_of(cut, i32(c.in[0])[t])];
 }
 
 void embed_row(const Call& c, const Cut& cut, int32_t rank, int64_t token, float* y) {
-  const Tensor& w = c.in[1];
+  const Tensor& w = c.in[kShardedWeight];
   const int32_t row = static_cast<int32_t>(i32(c.in[0])[token] - cut.starts[rank]);
   c.kernels->embedding(WeightView{w.data, w.layout, w.dims[0], w.dims[1]}, &row, y, c.attrs[kShardedDim].i, 0, 1);
 }
@@ -268,29 +268,74 @@ ps_status copy_rows(const Spec& x, Spec* out) {
 }
 
 constexpr Phase kBroadcast[] = {
-    {SPLIT_ROWS, rows, run_put_root, 1, 0, false, false, true, false, false},
-    {SPLIT_ITEMS, once, run_broadcast, 0, 0, false, true, true, false, false},
-    {SPLIT_ROWS, rows, run_take_root, 1, 0, true, true, false, false, false},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put_root, .reads_rows = operands(0), .writes_scratch = true},
+    {.split = SPLIT_ITEMS, .items = once, .run = run_broadcast, .reads_scratch = true, .writes_scratch = true},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_take_root,
+     .reads_rows = operands(0),
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 // The second phase counts as a writer of the outputs, so that it is over before others read or reuse them.
 constexpr Phase kSend[] = {
-    {SPLIT_ROWS, rows, run_put_sent, 1, 0, true, false, true, false, false},
-    {SPLIT_ITEMS, once, run_send, 0, 0, true, true, true, false, false},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_put_sent,
+     .reads_rows = operands(0),
+     .writes_outputs = true,
+     .writes_scratch = true},
+    {.split = SPLIT_ITEMS,
+     .items = once,
+     .run = run_send,
+     .writes_outputs = true,
+     .reads_scratch = true,
+     .writes_scratch = true},
 };
 constexpr Phase kBarrier[] = {
-    {SPLIT_ROWS, rows, run_copy, 1, 0, true, false, true, false, false},
-    {SPLIT_ITEMS, once, run_barrier, 0, 0, true, true, true, false, false},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_copy,
+     .reads_rows = operands(0),
+     .writes_outputs = true,
+     .writes_scratch = true},
+    {.split = SPLIT_ITEMS,
+     .items = once,
+     .run = run_barrier,
+     .writes_outputs = true,
+     .reads_scratch = true,
+     .writes_scratch = true},
 };
-constexpr Phase kRecv[] = {{SPLIT_ITEMS, once, run_receive, 0, 1, true, false, true, false, false}};
+constexpr Phase kRecv[] = {{.split = SPLIT_ITEMS,
+                            .items = once,
+                            .run = run_receive,
+                            .reads_all = operands(0),
+                            .writes_outputs = true,
+                            .writes_scratch = true}};
 constexpr Phase kAllGather[] = {
-    {SPLIT_ROWS, rows, run_put, 1, 0, false, false, true, false, false},
-    {SPLIT_ITEMS, once, run_gather, 0, 0, false, true, true, false, false},
-    {SPLIT_ROWS, read_rows, run_take, 1, 0, true, true, false, false, false},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put, .reads_rows = operands(0), .writes_scratch = true},
+    {.split = SPLIT_ITEMS, .items = once, .run = run_gather, .reads_scratch = true, .writes_scratch = true},
+    {.split = SPLIT_ROWS,
+     .items = read_rows,
+     .run = run_take,
+     .reads_rows = operands(0),
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 constexpr Phase kShardedEmbedding[] = {
-    {SPLIT_ROWS, rows, run_put_rows, 0, 1, false, false, true, false, false},
-    {SPLIT_ITEMS, once, run_gather_tokens, 0, 1, false, true, true, false, false},
-    {SPLIT_ROWS, rows, run_take_rows, 0, 1, true, true, false, false, false},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put_rows, .reads_all = operands(0), .writes_scratch = true},
+    {.split = SPLIT_ITEMS,
+     .items = once,
+     .run = run_gather_tokens,
+     .reads_all = operands(0),
+     .reads_scratch = true,
+     .writes_scratch = true},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_take_rows,
+     .reads_all = operands(0),
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 
 }  // namespace
@@ -392,11 +437,11 @@ ps_status infer_sharded_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
   Cut cut;
   PS_TRY(read_attrs(attrs[kShardedStarts], attrs[kShardedRank], &cut));
   const int64_t size = cut.size(static_cast<int32_t>(attrs[kShardedRank].i));
-  if (in[1].dims[0].offset != size) {
+  if (in[kShardedWeight].dims[0].offset != size) {
     return fail(PS_INVALID_ARGUMENT, "weight: expected %lld rows, those of its rank, found %lld",
-                static_cast<long long>(size), static_cast<long long>(in[1].dims[0].offset));
+                static_cast<long long>(size), static_cast<long long>(in[kShardedWeight].dims[0].offset));
   }
-  Spec whole[2] = {in[0], in[1]};
+  Spec whole[2] = {in[kShardedIds], in[kShardedWeight]};
   whole[1].dims[0] = constant(cut.total());
   return infer_embedding(whole, attrs, out);
 }

@@ -1,7 +1,8 @@
 // Attention whose partitions of the context are dealt out to ranks.  A rank leaves the results of its partitions in its
 // part of an exchange, and every rank merges those of all in ascending order, as one rank does
-// (docs/explanation/ranks.md). If the heads are cut too, the ranks of a comm are several such groups, one after
-// another, with as many heads each.
+// (docs/explanation/ranks.md). If the heads are cut too, the ranks of a comm form several such groups, one after
+// another, each with an equal number of heads.
+// Hot: runs in every step.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -17,16 +18,19 @@ namespace {
 constexpr int32_t kMaxBlocks = 4;
 constexpr int64_t kBlockBytes = 4 << 20;
 
-int64_t tokens(const Call& c) { return c.in[0].dims[0]; }
+int64_t tokens(const Call& c) { return c.in[kAttentionQ].dims[0]; }
 int64_t world(const Call& c) { return c.attrs[world_at(OP_CONTEXT_ATTENTION)].i; }
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-// Partitions of the longest context that one rank has.
-int64_t num_parts(const Call& c) { return divide_up(divide_up(c.in[4].dims[2], kPartitionPages), world(c)); }
+// Returns how many partitions of the longest context one rank has.
+int64_t num_parts(const Call& c) {
+  return divide_up(divide_up(c.in[kAttentionPageTables].dims[2], kPartitionPages), world(c));
+}
 
-// Of the results that a rank leaves for one token.  Saturates: a comm has less.
+// Returns the bytes of the results that a rank leaves for one token.  It saturates: no comm has as much.
 int64_t token_bytes(const Call& c) {
   int64_t bytes;
-  const int64_t heads = row_elements(c.in[0]) / c.in[1].dims[2], floats = 16 + round_up(c.in[1].dims[2], 16);
+  const int64_t heads = row_elements(c.in[kAttentionQ]) / c.in[kAttentionState].dims[2],
+                floats = 16 + round_up(c.in[kAttentionState].dims[2], 16);
   return checked_mul(heads * floats * 4, num_parts(c), &bytes) ? bytes : INT64_MAX;
 }
 
@@ -51,7 +55,7 @@ AttentionArgs args_of(const Call& c, const Block& block) {
 
 template <int32_t kIndex>
 int64_t partial_items(const Call& c) {
-  return block_of(c, kIndex).count * c.in[1].dims[1];
+  return block_of(c, kIndex).count * c.in[kAttentionState].dims[1];
 }
 
 template <int32_t kIndex>
@@ -61,7 +65,7 @@ void run_partials(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const Block block = block_of(c, kIndex);
   AttentionArgs args = args_of(c, block);
   args.partials = static_cast<float*>(c.exchange->comm->part(c.exchange->comm->self));
-  const int64_t first = block.begin * c.in[1].dims[1];
+  const int64_t first = block.begin * c.in[kAttentionState].dims[1];
   c.kernels->attention(args, first + begin, first + end, c.thread_scratch + thread * c.thread_scratch_bytes);
 }
 
@@ -95,12 +99,22 @@ void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
 template <int32_t... kIndex>
 constexpr std::array<Phase, 3 * sizeof...(kIndex)> make_phases(std::integer_sequence<int32_t, kIndex...>) {
   std::array<Phase, 3 * sizeof...(kIndex)> out{};
-  ((out[3 * kIndex] =
-        Phase{SPLIT_SHARES, partial_items<kIndex>, run_partials<kIndex>, 0, 1, false, false, true, true, false},
-    out[3 * kIndex + 1] =
-        Phase{SPLIT_ITEMS, is_there<kIndex>, run_exchange<kIndex>, 0, 0, false, true, true, false, false},
-    out[3 * kIndex + 2] =
-        Phase{SPLIT_ITEMS, merged_tokens<kIndex>, run_merge<kIndex>, 0, 0, true, true, false, false, false}),
+  ((out[3 * kIndex] = Phase{.split = SPLIT_SHARES,
+                            .items = partial_items<kIndex>,
+                            .run = run_partials<kIndex>,
+                            .reads_all = operands(kAttentionQ),
+                            .writes_scratch = true,
+                            .reads_state = true},
+    out[3 * kIndex + 1] = Phase{.split = SPLIT_ITEMS,
+                                .items = is_there<kIndex>,
+                                .run = run_exchange<kIndex>,
+                                .reads_scratch = true,
+                                .writes_scratch = true},
+    out[3 * kIndex + 2] = Phase{.split = SPLIT_ITEMS,
+                                .items = merged_tokens<kIndex>,
+                                .run = run_merge<kIndex>,
+                                .writes_outputs = true,
+                                .reads_scratch = true}),
    ...);
   return out;
 }
@@ -111,7 +125,8 @@ constexpr std::array<Phase, 3 * kMaxBlocks> kPhases = make_phases(std::make_inte
 // `c` has the most that a step may have.
 Phases context_attention_phases(const Call& c) {
   if (world(c) < 2) return attention_phases(c);
-  // Not the blocks of the largest step: five tokens may go in three blocks, and four of them in four.
+  // The most blocks of any step, which need not be those of the largest step: five tokens may take three blocks, and
+  // four tokens four.
   const int64_t num_blocks = divide_up(tokens(c), std::max(kBlockBytes / token_bytes(c), int64_t{1}));
   return Phases{kPhases.data(), 3 * static_cast<int32_t>(std::min(num_blocks, int64_t{kMaxBlocks}))};
 }

@@ -15,8 +15,8 @@ struct Cut {
 };
 bool read_cut(Str text, Cut* out);
 
-// Where a step of the best tokens only leaves them, in the memory of the logits: the best logit of each rank
-// [rows][world], NaN where the rank's part of the row has a NaN or plus infinity, then their token ids [rows][world].
+// The result of a step that needs only the best tokens, in the memory of the logits.  First the best logit of each rank
+// [rows][world], NaN if the rank's part of the row has a NaN or plus infinity; then their token ids [rows][world].
 struct BestTokens {
   float* values;
   int32_t* ids;
@@ -49,7 +49,8 @@ struct DirectPart {
   void aim(void* part) const { written->data = read->data = part ? static_cast<uint8_t*>(part) : temporary; }
 };
 
-// Of a program whose context has a comm.  The first exchange that fails ends the step: later ones do nothing.
+// The state of the exchanges of a program whose context has a comm.  After the first exchange that fails, later ones of
+// the step do nothing.
 struct Exchange {
   const ps_comm* comm;   // of the collectives
   const ps_comm* links;  // of send and recv

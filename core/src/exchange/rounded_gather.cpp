@@ -144,11 +144,26 @@ void run_take_integers(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 constexpr Phase kPhases[] = {
-    {SPLIT_ROWS, rows, run_put_largest, 1, 0, false, false, true, false, false},
-    {SPLIT_ITEMS, once, run_exchange_largest, 0, 1, false, true, true, false, false},
-    {SPLIT_ROWS, rows, run_put_integers, 1, 0, false, true, true, false, false},
-    {SPLIT_ITEMS, once, run_exchange_integers, 0, 0, false, true, true, false, false},
-    {SPLIT_ROWS, rows, run_take_integers, 1, 0, true, true, false, false, false},
+    {.split = SPLIT_ROWS, .items = rows, .run = run_put_largest, .reads_rows = operands(0), .writes_scratch = true},
+    {.split = SPLIT_ITEMS,
+     .items = once,
+     .run = run_exchange_largest,
+     .reads_all = operands(0),
+     .reads_scratch = true,
+     .writes_scratch = true},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_put_integers,
+     .reads_rows = operands(0),
+     .reads_scratch = true,
+     .writes_scratch = true},
+    {.split = SPLIT_ITEMS, .items = once, .run = run_exchange_integers, .reads_scratch = true, .writes_scratch = true},
+    {.split = SPLIT_ROWS,
+     .items = rows,
+     .run = run_take_integers,
+     .reads_rows = operands(0),
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 
 }  // namespace

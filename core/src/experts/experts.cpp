@@ -3,6 +3,7 @@
 //
 // The weight stacks the rows of all experts, out_features each, in the layout of a linear.  An expert whose rows begin
 // or end inside a tile computes that whole tile, and only its own columns are copied to the output.
+// Hot: runs in every step.
 #include <algorithm>
 
 #include "base/memory.h"
@@ -14,13 +15,13 @@ namespace {
 
 float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 
-bool by_heads(const Call& c) { return c.in[2].rank == 0; }  // head_linear has no ids
-int64_t num_slots(const Call& c) { return by_heads(c) ? c.attrs[kExpertNum].i : c.in[2].dims[1]; }
+bool by_heads(const Call& c) { return c.in[kExpertIds].rank == 0; }  // head_linear has no ids
+int64_t num_slots(const Call& c) { return by_heads(c) ? c.attrs[kExpertNum].i : c.in[kExpertIds].dims[1]; }
 int64_t expert_of(const Call& c, int64_t row) {
-  return by_heads(c) ? row % num_slots(c) : reinterpret_cast<const int32_t*>(c.in[2].data)[row];
+  return by_heads(c) ? row % num_slots(c) : reinterpret_cast<const int32_t*>(c.in[kExpertIds].data)[row];
 }
 int64_t num_rows(const Call& c) { return c.in[0].dims[0] * num_slots(c); }  // of tokens times slots
-int64_t in_features(const Call& c) { return c.in[1].dims[1]; }
+int64_t in_features(const Call& c) { return c.in[kExpertWeight].dims[1]; }
 int64_t most_active(const Call& c) { return std::min(num_rows(c), c.attrs[kExpertNum].i); }
 
 // Tiles that an expert touches, at most.
@@ -145,7 +146,8 @@ void run_gather(const Call& c, int64_t begin, int64_t end, int32_t) {
     if (p >= stop) continue;
     const QuantizedRows rows = rounded_rows(c, s.o, first);
     const float* own = x + first * stride;
-    if (planes(c)) c.kernels->quantize_rows(own, stride, cols, m, c.in[1].layout, rows, p - first, stop - first);
+    if (planes(c))
+      c.kernels->quantize_rows(own, stride, cols, m, c.in[kExpertWeight].layout, rows, p - first, stop - first);
     else if (has_blocks(c)) c.kernels->quantize_groups(own, stride, cols, rows, p - first, stop - first);
     else c.kernels->round_rows_bf16(own, stride, cols, m, rows, p - first, stop - first);
     p = stop;
@@ -160,11 +162,11 @@ void multiply(const Call& c, const Sorted& s, int64_t expert, int64_t begin, int
   end = std::min(end, count);
   if (begin >= end) return;
   int64_t tile_bytes = 0;
-  if (checked_bytes(c.in[1].layout, kTileRows, in_features(c), &tile_bytes) != PS_OK) return;
+  if (checked_bytes(c.in[kExpertWeight].layout, kTileRows, in_features(c), &tile_bytes) != PS_OK) return;
   LinearArgs args{};
-  const int64_t left = c.in[1].dims[0] - tile * kTileRows;
-  args.weight =
-      WeightView{c.in[1].data + tile * tile_bytes, c.in[1].layout, std::min(left, count * kTileRows), in_features(c)};
+  const int64_t left = c.in[kExpertWeight].dims[0] - tile * kTileRows;
+  args.weight = WeightView{c.in[kExpertWeight].data + tile * tile_bytes, c.in[kExpertWeight].layout,
+                           std::min(left, count * kTileRows), in_features(c)};
   args.x_stride = round_up(in_features(c), 16);
   args.x = reinterpret_cast<float*>(c.scratch + s.o.x) + first * args.x_stride;
   if (s.o.stride) args.qx = rounded_rows(c, s.o, first);
@@ -191,7 +193,7 @@ void run_multiply(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 void run_scatter(const Call& c, int64_t begin, int64_t end, int32_t) {
   const Sorted s = sorted_of(c);
   const int64_t slots = num_slots(c), cols = c.attrs[kExpertOutFeatures].i, stride = most_tiles(c) * kTileRows;
-  const float *results = reinterpret_cast<float*>(c.scratch + s.o.y), *bias = f32(c.in[3]);
+  const float *results = reinterpret_cast<float*>(c.scratch + s.o.y), *bias = f32(c.in[kExpertBias]);
   for (int64_t i = begin * slots; i < end * slots; ++i) {
     const int64_t expert = expert_of(c, i);
     const float* x = results + s.places[i] * stride + (expert * cols - first_tile(c, expert) * kTileRows);
@@ -202,10 +204,25 @@ void run_scatter(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 constexpr Phase kPhases[] = {
-    {SPLIT_ITEMS, one, run_sort, 0, 1 << 2, false, false, true, false, false},
-    {SPLIT_ITEMS, num_rows, run_gather, 0, 1, false, true, true, false, false},
-    {SPLIT_SHARES, tiles, run_multiply, 0, 0, false, true, true, false, false, 2},
-    {SPLIT_ROWS, tokens, run_scatter, 1 << 2, 0, true, true, false, false, false},
+    {.split = SPLIT_ITEMS, .items = one, .run = run_sort, .reads_all = operands(kExpertIds), .writes_scratch = true},
+    {.split = SPLIT_ITEMS,
+     .items = num_rows,
+     .run = run_gather,
+     .reads_all = operands(0),
+     .reads_scratch = true,
+     .writes_scratch = true},
+    {.split = SPLIT_SHARES,
+     .items = tiles,
+     .run = run_multiply,
+     .reads_scratch = true,
+     .writes_scratch = true,
+     .grain = 2},
+    {.split = SPLIT_ROWS,
+     .items = tokens,
+     .run = run_scatter,
+     .reads_rows = operands(kExpertIds),
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 
 }  // namespace
@@ -220,7 +237,7 @@ ps_status expert_linear_scratch(const Call& c, Scratch* out) {
   }
   out->shared = o.total;
   if (planes(c))
-    out->per_thread = c.kernels->linear_panel_bytes(c.in[1].layout, in_features(c), num_rows(c), planes(c));
+    out->per_thread = c.kernels->linear_panel_bytes(c.in[kExpertWeight].layout, in_features(c), num_rows(c), planes(c));
   return PS_OK;
 }
 

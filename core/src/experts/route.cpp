@@ -1,4 +1,5 @@
 // The phases of route and combine: which experts a token goes to, and the sum of what they return.
+// Hot: runs in every step.
 #include <math.h>
 
 #include "base/memory.h"
@@ -39,7 +40,7 @@ int64_t most_candidates(const Call& c) {
   return k > kept ? k : kept;
 }
 
-// What a row needs: scores and choice [experts], the groups' best [groups], and the candidates.
+// The scratch memory of a row: scores and choice [experts], the groups' best [groups], and the candidates.
 struct RouteMemory {
   float *scores, *choice, *groups;
   Candidate* best;
@@ -99,7 +100,7 @@ void weigh(const Call& c, int64_t k, float* weights) {
 void run_route(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const RouteMemory m = memory_of(c, thread);
   const int64_t experts = c.in[0].dims[1], k = c.attrs[kRouteK].i;
-  const float* bias = f32(c.in[1]);
+  const float* bias = f32(c.in[kRouteBias]);
   for (int64_t r = begin; r < end; ++r) {
     score_row(c, f32(c.in[0]) + r * c.in[0].row_stride, experts, m.scores);
     for (int64_t i = 0; i < experts; ++i) m.choice[i] = bias ? m.scores[i] + bias[i] : m.scores[i];
@@ -119,7 +120,8 @@ void run_route(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 void run_combine(const Call& c, int64_t begin, int64_t end, int32_t) {
   const int64_t slots = c.in[0].dims[1], cols = c.in[0].dims[2];
   for (int64_t r = begin; r < end; ++r) {
-    const float *x = f32(c.in[0]) + r * c.in[0].row_stride, *weights = f32(c.in[1]) + r * c.in[1].row_stride;
+    const float *x = f32(c.in[0]) + r * c.in[0].row_stride,
+                *weights = f32(c.in[kCombineWeights]) + r * c.in[kCombineWeights].row_stride;
     float* y = f32(c.out[0]) + r * c.out[0].row_stride;
     for (int64_t i = 0; i < cols; ++i) y[i] = weights[0] * x[i];
     for (int64_t s = 1; s < slots; ++s) {
@@ -128,8 +130,13 @@ void run_combine(const Call& c, int64_t begin, int64_t end, int32_t) {
   }
 }
 
-constexpr Phase kRoute = {SPLIT_ROWS, rows, run_route, 1, 0, true, false, false, false, false};
-constexpr Phase kCombine = {SPLIT_ROWS, rows, run_combine, 3, 0, true, false, false, false, false};
+constexpr Phase kRoute = {
+    .split = SPLIT_ROWS, .items = rows, .run = run_route, .reads_rows = operands(0), .writes_outputs = true};
+constexpr Phase kCombine = {.split = SPLIT_ROWS,
+                            .items = rows,
+                            .run = run_combine,
+                            .reads_rows = operands(0, kCombineWeights),
+                            .writes_outputs = true};
 
 }  // namespace
 
@@ -148,7 +155,7 @@ ps_status infer_route(const Spec* in, AttrValue* attrs, Spec* out) {
   }
   PS_TRY(expect_range("kept_groups", attrs[kRouteKeptGroups].i, 1, groups));
   PS_TRY(expect_range("k", attrs[kRouteK].i, 1, attrs[kRouteKeptGroups].i * (experts / groups)));
-  const Spec& bias = in[1];
+  const Spec& bias = in[kRouteBias];
   if (bias.kind != OPERAND_NONE &&
       (bias.layout != PS_ROWS_F32 || bias.dims[0].offset != 1 || bias.dims[1].offset != experts)) {
     return fail(PS_INVALID_ARGUMENT, "bias: expected a rows_f32 weight [1, %lld]", static_cast<long long>(experts));

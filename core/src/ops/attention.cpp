@@ -1,5 +1,6 @@
 // The phases of the ops over pages: kv_append, attention, the same of latents, the short convolution, the gated delta
 // rule.
+// Hot: runs in every step.
 #include <algorithm>
 
 #include "base/memory.h"
@@ -34,8 +35,8 @@ RaggedView ragged_view(const Call& c, int32_t at, int64_t group) {
   return view;
 }
 
-// Few tokens of long requests: threads share the partitions of a context, and what each gave is merged afterwards.
-// The arithmetic is the same; the bounds keep the memory for it small.
+// For few tokens of long requests, threads share the partitions of a context and merge the results afterwards, with the
+// same arithmetic.  The bounds keep the memory for the results small.
 constexpr int64_t kMaxSharedHeads = 64, kMaxSharedParts = 512;
 
 struct Sharing {
@@ -45,44 +46,47 @@ struct Sharing {
 };
 
 Sharing sharing(const Call& c) {
-  const int64_t requests = c.in[4].dims[1];
-  const int64_t parts = (c.in[4].dims[2] + kPartitionPages - 1) / kPartitionPages;
+  const int64_t requests = c.in[kAttentionPageTables].dims[1];
+  const int64_t parts = (c.in[kAttentionPageTables].dims[2] + kPartitionPages - 1) / kPartitionPages;
   if (parts < 2) return Sharing{1, 0, 0};
-  const int64_t by_heads = std::max<int64_t>(1, kMaxSharedHeads / c.in[1].dims[1]);
+  const int64_t by_heads = std::max<int64_t>(1, kMaxSharedHeads / c.in[kAttentionState].dims[1]);
   const int64_t most = std::min(by_heads, requests);
   return Sharing{parts, std::min(most, std::max<int64_t>(1, kMaxSharedParts / parts)),
                  std::min(most * parts, std::max(parts, kMaxSharedParts))};
 }
 
-// Only where each request has one token: more of them would share the reading of a page.
-bool is_shared(const Call& c) { return c.in[0].dims[0] == c.in[4].dims[1] && c.in[0].dims[0] <= sharing(c).tokens; }
+// Only if each request has one token.  Several tokens of a request read each page once for all of them.
+bool is_shared(const Call& c) {
+  return c.in[kAttentionQ].dims[0] == c.in[kAttentionPageTables].dims[1] &&
+         c.in[kAttentionQ].dims[0] <= sharing(c).tokens;
+}
 
 int64_t tokens(const Call& c) { return c.in[0].dims[0]; }
-int64_t shared_tokens(const Call& c) { return is_shared(c) ? c.in[0].dims[0] : 0; }
+int64_t shared_tokens(const Call& c) { return is_shared(c) ? c.in[kAttentionQ].dims[0] : 0; }
 int64_t attention_items(const Call& c) {
-  return c.in[0].dims[0] * c.in[1].dims[1] * (is_shared(c) ? sharing(c).parts : 1);
+  return c.in[kAttentionQ].dims[0] * c.in[kAttentionState].dims[1] * (is_shared(c) ? sharing(c).parts : 1);
 }
-int64_t value_dim(const Call& c) { return c.in[1].dims[c.in[1].rank == 4 ? 3 : 2]; }
-int32_t num_heads(const Call& c) { return static_cast<int32_t>(row_elements(c.in[0]) / value_dim(c)); }
+int64_t value_dim(const Call& c) { return c.in[kAttentionState].dims[c.in[kAttentionState].rank == 4 ? 3 : 2]; }
+int32_t num_heads(const Call& c) { return static_cast<int32_t>(row_elements(c.in[kAttentionQ]) / value_dim(c)); }
 
 void run_kv_append(const Call& c, int64_t begin, int64_t end, int32_t) {
   KvAppendArgs args{};
-  args.k = f32(c.in[0]);
-  args.k_stride = c.in[0].row_stride;
-  args.v = f32(c.in[1]);
-  args.v_stride = c.in[1].row_stride;
-  args.kv = kv_view(c.in[2]);
+  args.k = f32(c.in[kKvAppendK]);
+  args.k_stride = c.in[kKvAppendK].row_stride;
+  args.v = f32(c.in[kKvAppendV]);
+  args.v_stride = c.in[kKvAppendV].row_stride;
+  args.kv = kv_view(c.in[kKvAppendState]);
   args.batch = ragged_view(c, kKvAppendPositions, c.attrs[kKvAppendGroup].i);
   c.kernels->kv_append(args, begin, end);
 }
 
 void run_latent_append(const Call& c, int64_t begin, int64_t end, int32_t) {
   LatentAppendArgs args{};
-  args.latent = f32(c.in[0]);
-  args.latent_stride = c.in[0].row_stride;
-  args.rope = f32(c.in[1]);
-  args.rope_stride = c.in[1].row_stride;
-  args.kv = kv_view(c.in[2]);
+  args.latent = f32(c.in[kLatentAppendLatent]);
+  args.latent_stride = c.in[kLatentAppendLatent].row_stride;
+  args.rope = f32(c.in[kLatentAppendRope]);
+  args.rope_stride = c.in[kLatentAppendRope].row_stride;
+  args.kv = kv_view(c.in[kKvAppendState]);
   args.batch = ragged_view(c, kKvAppendPositions, c.attrs[kKvAppendGroup].i);
   c.kernels->latent_append(args, begin, end);
 }
@@ -108,68 +112,68 @@ void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
 
 void run_short_conv(const Call& c, int64_t begin, int64_t end, int32_t) {
   ShortConvArgs args{};
-  args.gate = f32(c.in[0]);
-  args.gate_stride = c.in[0].row_stride;
+  args.gate = f32(c.in[kShortConvGate]);
+  args.gate_stride = c.in[kShortConvGate].row_stride;
   args.out = f32(c.out[0]);
   args.out_stride = c.out[0].row_stride;
-  args.kv = kv_view(c.in[1]);
+  args.kv = kv_view(c.in[kAttentionState]);
   args.batch = ragged_view(c, kAttentionPositions, c.attrs[kShortConvGroup].i);
-  args.weight = f32(c.in[5]);
-  args.bias = f32(c.in[6]);
+  args.weight = f32(c.in[kShortConvWeight]);
+  args.bias = f32(c.in[kShortConvBias]);
   args.window = static_cast<int32_t>(c.attrs[kShortConvWindow].i);
   c.kernels->short_conv(args, begin, end);
 }
 
-int64_t delta_items(const Call& c) { return c.in[kGatedDeltaPositions + 2].dims[1] * c.attrs[kGatedDeltaKeyHeads].i; }
+int64_t delta_items(const Call& c) { return c.in[kGatedDeltaPageTables].dims[1] * c.attrs[kGatedDeltaKeyHeads].i; }
 
 void run_gated_delta(const Call& c, int64_t begin, int64_t end, int32_t) {
   GatedDeltaArgs args{};
-  args.x = f32(c.in[0]);
-  args.a = f32(c.in[1]);
-  args.b = f32(c.in[2]);
-  args.x_stride = c.in[0].row_stride;
-  args.a_stride = c.in[1].row_stride;
-  args.b_stride = c.in[2].row_stride;
+  args.x = f32(c.in[kGatedDeltaX]);
+  args.a = f32(c.in[kGatedDeltaA]);
+  args.b = f32(c.in[kGatedDeltaB]);
+  args.x_stride = c.in[kGatedDeltaX].row_stride;
+  args.a_stride = c.in[kGatedDeltaA].row_stride;
+  args.b_stride = c.in[kGatedDeltaB].row_stride;
   args.out = f32(c.out[0]);
   args.out_stride = c.out[0].row_stride;
   args.state = c.in[kGatedDeltaState].data;
   args.page_bytes = c.in[kGatedDeltaState].row_stride;
   args.batch = ragged_view(c, kGatedDeltaPositions, c.attrs[kGatedDeltaGroup].i);
-  args.conv = f32(c.in[7]);
-  args.a_log = f32(c.in[8]);
-  args.dt_bias = f32(c.in[9]);
+  args.conv = f32(c.in[kGatedDeltaConv]);
+  args.a_log = f32(c.in[kGatedDeltaALog]);
+  args.dt_bias = f32(c.in[kGatedDeltaDtBias]);
   args.key_heads = static_cast<int32_t>(c.attrs[kGatedDeltaKeyHeads].i);
   args.heads_per_key = static_cast<int32_t>(c.out[0].dims[1]) / args.key_heads;
   args.head_dim = static_cast<int32_t>(c.attrs[kGatedDeltaHeadDim].i);
   args.value_dim = static_cast<int32_t>(c.out[0].dims[2]);
-  args.window = static_cast<int32_t>(c.in[7].dims[1]);
+  args.window = static_cast<int32_t>(c.in[kGatedDeltaConv].dims[1]);
   c.kernels->gated_delta(args, begin, end);
 }
 
-int64_t ssm_items(const Call& c) { return c.in[kSsmScanPositions + 2].dims[1] * c.attrs[kSsmScanBlocks].i; }
+int64_t ssm_items(const Call& c) { return c.in[kSsmScanPageTables].dims[1] * c.attrs[kSsmScanBlocks].i; }
 
 void run_ssm_scan(const Call& c, int64_t begin, int64_t end, int32_t) {
   SsmScanArgs args{};
-  args.x = f32(c.in[0]);
-  args.dt = f32(c.in[1]);
-  args.x_stride = c.in[0].row_stride;
-  args.dt_stride = c.in[1].row_stride;
+  args.x = f32(c.in[kSsmScanX]);
+  args.dt = f32(c.in[kSsmScanDt]);
+  args.x_stride = c.in[kSsmScanX].row_stride;
+  args.dt_stride = c.in[kSsmScanDt].row_stride;
   args.out = f32(c.out[0]);
   args.out_stride = c.out[0].row_stride;
   args.state = c.in[kSsmScanState].data;
   args.page_bytes = c.in[kSsmScanState].row_stride;
   args.batch = ragged_view(c, kSsmScanPositions, c.attrs[kSsmScanGroup].i);
-  args.conv = f32(c.in[6]);
-  args.conv_bias = f32(c.in[7]);
-  args.a_log = f32(c.in[8]);
-  args.dt_bias = f32(c.in[9]);
-  args.d = f32(c.in[10]);
+  args.conv = f32(c.in[kSsmScanConv]);
+  args.conv_bias = f32(c.in[kSsmScanConvBias]);
+  args.a_log = f32(c.in[kSsmScanALog]);
+  args.dt_bias = f32(c.in[kSsmScanDtBias]);
+  args.d = f32(c.in[kSsmScanD]);
   args.heads = static_cast<int32_t>(c.out[0].dims[1]);
   args.blocks = static_cast<int32_t>(c.attrs[kSsmScanBlocks].i);
   args.groups = static_cast<int32_t>(c.attrs[kSsmScanGroups].i);
   args.state_dim = static_cast<int32_t>(c.attrs[kSsmScanStateDim].i);
   args.head_dim = static_cast<int32_t>(c.out[0].dims[2]);
-  args.window = static_cast<int32_t>(c.in[6].dims[1]);
+  args.window = static_cast<int32_t>(c.in[kSsmScanConv].dims[1]);
   args.dt_min = static_cast<float>(c.attrs[kSsmScanDtMin].f);
   args.dt_max = static_cast<float>(c.attrs[kSsmScanDtMax].f);
   c.kernels->ssm_scan(args, begin, end);
@@ -200,34 +204,81 @@ void run_prefix_lengths(const Call& c, int64_t begin, int64_t end, int32_t) {
     for (int32_t t = first; t < stop; ++t) out[t] = prefix ? prefix : batch.positions[stop - 1] + 1;
   }
 }
-int64_t requests(const Call& c) { return c.in[kPrefixPositions + 2].dims[1]; }
+int64_t requests(const Call& c) { return c.in[kPrefixPageTables].dims[1]; }
 
 // Two tokens may meet in a page, never in a slot of it.
-constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
-constexpr Phase kLatentAppend = {SPLIT_ROWS, tokens, run_latent_append, 3, 0, false, false, false, false, true};
+constexpr Phase kAppend = {.split = SPLIT_ROWS,
+                           .items = tokens,
+                           .run = run_kv_append,
+                           .reads_rows = operands(kKvAppendK, kKvAppendV),
+                           .writes_state = true};
+constexpr Phase kLatentAppend = {.split = SPLIT_ROWS,
+                                 .items = tokens,
+                                 .run = run_latent_append,
+                                 .reads_rows = operands(kLatentAppendLatent, kLatentAppendRope),
+                                 .writes_state = true};
 constexpr Phase kAttention[] = {
-    {SPLIT_SHARES, attention_items, run_attention, 0, 1, true, false, true, true, false},
-    {SPLIT_ROWS, shared_tokens, run_merge, 0, 0, true, true, false, false, false},
+    {.split = SPLIT_SHARES,
+     .items = attention_items,
+     .run = run_attention,
+     .reads_all = operands(kAttentionQ),
+     .writes_outputs = true,
+     .writes_scratch = true,
+     .reads_state = true},
+    {.split = SPLIT_ROWS, .items = shared_tokens, .run = run_merge, .writes_outputs = true, .reads_scratch = true},
 };
-constexpr Phase kShortConv = {SPLIT_ROWS, tokens, run_short_conv, 1, 0, true, false, false, true, false};
-constexpr Phase kGatedDelta = {SPLIT_SHARES, delta_items, run_gated_delta, 0, 7, true, false, false, true, true};
-constexpr Phase kSsmScan = {SPLIT_SHARES, ssm_items, run_ssm_scan, 0, 3, true, false, false, true, true};
+constexpr Phase kShortConv = {.split = SPLIT_ROWS,
+                              .items = tokens,
+                              .run = run_short_conv,
+                              .reads_rows = operands(kShortConvGate),
+                              .writes_outputs = true,
+                              .reads_state = true};
+constexpr Phase kGatedDelta = {.split = SPLIT_SHARES,
+                               .items = delta_items,
+                               .run = run_gated_delta,
+                               .reads_all = operands(kGatedDeltaX, kGatedDeltaA, kGatedDeltaB),
+                               .writes_outputs = true,
+                               .reads_state = true,
+                               .writes_state = true};
+constexpr Phase kSsmScan = {.split = SPLIT_SHARES,
+                            .items = ssm_items,
+                            .run = run_ssm_scan,
+                            .reads_all = operands(kSsmScanX, kSsmScanDt),
+                            .writes_outputs = true,
+                            .reads_state = true,
+                            .writes_state = true};
 constexpr Phase kRelativeAttention[] = {
-    {SPLIT_SHARES, attention_items, run_attention, 0, 1 | 1 << kRelativeAttentionPrefix, true, false, true, true,
-     false},
-    {SPLIT_ROWS, shared_tokens, run_merge, 0, 1 << kRelativeAttentionPrefix, true, true, false, false, false},
+    {.split = SPLIT_SHARES,
+     .items = attention_items,
+     .run = run_attention,
+     .reads_all = operands(kAttentionQ, kRelativeAttentionPrefix),
+     .writes_outputs = true,
+     .writes_scratch = true,
+     .reads_state = true},
+    {.split = SPLIT_ROWS,
+     .items = shared_tokens,
+     .run = run_merge,
+     .reads_all = operands(kRelativeAttentionPrefix),
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
-constexpr Phase kPrefixLengths = {SPLIT_SHARES, requests, run_prefix_lengths, 0, 1, true, false, false, true, true};
+constexpr Phase kPrefixLengths = {.split = SPLIT_SHARES,
+                                  .items = requests,
+                                  .run = run_prefix_lengths,
+                                  .reads_all = operands(0),
+                                  .writes_outputs = true,
+                                  .reads_state = true,
+                                  .writes_state = true};
 
 }  // namespace
 
 AttentionArgs attention_args(const Call& c) {
   AttentionArgs args{};
-  args.q = f32(c.in[0]);
-  args.q_stride = c.in[0].row_stride;
+  args.q = f32(c.in[kAttentionQ]);
+  args.q_stride = c.in[kAttentionQ].row_stride;
   args.out = f32(c.out[0]);
   args.out_stride = c.out[0].row_stride;
-  args.kv = kv_view(c.in[1]);
+  args.kv = kv_view(c.in[kAttentionState]);
   args.batch = ragged_view(c, kAttentionPositions, c.attrs[kAttentionGroup].i);
   args.num_heads = num_heads(c);
   args.scale = static_cast<float>(c.attrs[kAttentionScale].f);
@@ -259,7 +310,7 @@ Phases prefix_lengths_phases(const Call&) { return Phases{&kPrefixLengths, 1}; }
 Phases latent_attention_phases(const Call& c) { return attention_phases(c); }
 
 ps_status attention_scratch(const Call& c, Scratch* out) {
-  out->per_thread = round_up(c.kernels->attention_scratch_bytes(num_heads(c), kv_view(c.in[1])), 64);
+  out->per_thread = round_up(c.kernels->attention_scratch_bytes(num_heads(c), kv_view(c.in[kAttentionState])), 64);
   const int64_t floats = 16 + (value_dim(c) + 15) / 16 * 16;
   if (!checked_mul(sharing(c).results * num_heads(c), floats * 4, &out->shared)) {
     return fail(PS_INVALID_ARGUMENT, "page_tables: the partial results of attention do not fit in memory");

@@ -1,4 +1,4 @@
-// What attention and attention over the partitions of several ranks have in common.
+// The kernel arguments that attention and context_attention have in common.
 #ifndef PENSTOCK_OPS_ATTENTION_H
 #define PENSTOCK_OPS_ATTENTION_H
 

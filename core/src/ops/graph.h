@@ -91,8 +91,8 @@ struct Node {
   Operand inputs[kMaxOperands];
   int32_t outputs[kMaxOutputs];
   Attr attrs[kMaxAttrs];  // as in the file; validation puts them into the schema's order
-  bool wanted_only;       // found when the model is opened: program/wanted_rows.h
-  bool prefix_only;       // likewise: program/prefix_only.h
+  bool wanted_only;       // found when the model is opened: passes/wanted_rows.h
+  bool prefix_only;       // likewise: passes/prefix_only.h
 };
 
 struct Segment {

@@ -1,4 +1,5 @@
 // Names and sizes of weight and KV layouts.
+// Hot: runs in every step.
 #include "ops/layout.h"
 
 #include "base/memory.h"

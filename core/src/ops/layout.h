@@ -12,8 +12,7 @@ const char* layout_name(int32_t layout);  // null: unknown
 const char* dtype_name(int32_t dtype);    // null: unknown
 int64_t dtype_bytes(int32_t dtype);       // 0: unknown
 const char* kv_layout_name(int32_t layout);
-// What programs of a scheme take by themselves: as exact as what they compute with, where that costs no speed that
-// counts.
+// The KV layout that programs of a scheme use by default: as exact as the scheme, unless that costs noticeable speed.
 int32_t auto_kv_layout(Str scheme);
 
 // Exact bytes of a weight; says what is wrong with a layout or shape that has none.

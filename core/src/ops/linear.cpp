@@ -1,4 +1,5 @@
 // The phases of linear and embedding.
+// Hot: runs in every step.
 #include "base/memory.h"
 #include "base/tiles.h"
 #include "ops/ops.h"
@@ -82,8 +83,8 @@ int64_t linear_rows(const Call& c) { return c.in[0].dims[0]; }
 int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.out[0].dims[1] + kTileRows - 1) / kTileRows : 0; }
 
 void run_quantize(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->quantize_rows(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[0].dims[0], c.in[1].layout,
-                           quantized_rows(c), begin, end);
+  c.kernels->quantize_rows(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[0].dims[0],
+                           c.in[kLinearWeight].layout, quantized_rows(c), begin, end);
 }
 
 void run_round(const Call& c, int64_t begin, int64_t end, int32_t) {
@@ -97,8 +98,8 @@ void run_groups(const Call& c, int64_t begin, int64_t end, int32_t) {
 
 void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   LinearArgs args{};
-  args.weight = weight_view(c.in[1]);
-  args.bias = f32(c.in[2]);
+  args.weight = weight_view(c.in[kLinearWeight]);
+  args.bias = f32(c.in[kLinearBias]);
   args.x = f32(c.in[0]);
   args.x_stride = c.in[0].row_stride;
   if (planes(c)) args.qx = quantized_rows(c);
@@ -116,26 +117,52 @@ void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 }
 
 void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->embedding(weight_view(c.in[1]), reinterpret_cast<const int32_t*>(c.in[0].data), f32(c.out[0]),
-                       c.out[0].row_stride, begin, end);
+  c.kernels->embedding(weight_view(c.in[kEmbeddingWeight]), reinterpret_cast<const int32_t*>(c.in[0].data),
+                       f32(c.out[0]), c.out[0].row_stride, begin, end);
 }
 
 constexpr int64_t kTilesAtOnce = 2, kTilesAtOnceFloat = 4;  // of the widest kernels
-constexpr Phase kLinearFloat = {SPLIT_SHARES, linear_tiles, run_linear, 0,     1 | 1 << kResidual, true,
-                                true,         false,        false,      false, kTilesAtOnceFloat};
+constexpr Phase kLinearFloat = {.split = SPLIT_SHARES,
+                                .items = linear_tiles,
+                                .run = run_linear,
+                                .reads_all = operands(0, kResidual),
+                                .writes_outputs = true,
+                                .reads_scratch = true,
+                                .grain = kTilesAtOnceFloat};
 constexpr Phase kLinear[] = {
-    {SPLIT_ROWS, linear_rows, run_quantize, 1, 0, false, false, true, false, false},
-    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
+    {.split = SPLIT_ROWS, .items = linear_rows, .run = run_quantize, .reads_rows = operands(0), .writes_scratch = true},
+    {.split = SPLIT_SHARES,
+     .items = linear_tiles,
+     .run = run_linear,
+     .reads_all = operands(0, kResidual),
+     .writes_outputs = true,
+     .reads_scratch = true,
+     .grain = kTilesAtOnce},
 };
 constexpr Phase kLinearBf16[] = {
-    {SPLIT_ROWS, linear_rows, run_round, 1, 0, false, false, true, false, false},
-    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
+    {.split = SPLIT_ROWS, .items = linear_rows, .run = run_round, .reads_rows = operands(0), .writes_scratch = true},
+    {.split = SPLIT_SHARES,
+     .items = linear_tiles,
+     .run = run_linear,
+     .reads_all = operands(0, kResidual),
+     .writes_outputs = true,
+     .reads_scratch = true,
+     .grain = kTilesAtOnce},
 };
 constexpr Phase kLinearBlocks[] = {
-    {SPLIT_ROWS, linear_rows, run_groups, 1, 0, false, false, true, false, false},
-    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, 1},
+    {.split = SPLIT_ROWS, .items = linear_rows, .run = run_groups, .reads_rows = operands(0), .writes_scratch = true},
+    {.split = SPLIT_SHARES,
+     .items = linear_tiles,
+     .run = run_linear,
+     .reads_all = operands(0, kResidual),
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
-constexpr Phase kEmbedding[] = {{SPLIT_ROWS, linear_rows, run_embedding, 1, 0, true, false, false, false, false}};
+constexpr Phase kEmbedding[] = {{.split = SPLIT_ROWS,
+                                 .items = linear_rows,
+                                 .run = run_embedding,
+                                 .reads_rows = operands(0),
+                                 .writes_outputs = true}};
 
 }  // namespace
 
@@ -153,7 +180,8 @@ ps_status linear_scratch(const Call& c, Scratch* out) {
   QuantizedBytes bytes;
   PS_TRY(quantized_bytes(c.in[0].dims[0], planes(c), c.in[0].dims[1], &bytes));
   out->shared = bytes.total;
-  out->per_thread = c.kernels->linear_panel_bytes(c.in[1].layout, c.in[1].dims[1], c.in[0].dims[0], planes(c));
+  out->per_thread = c.kernels->linear_panel_bytes(c.in[kLinearWeight].layout, c.in[kLinearWeight].dims[1],
+                                                  c.in[0].dims[0], planes(c));
   return PS_OK;
 }
 

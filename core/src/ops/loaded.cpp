@@ -54,7 +54,7 @@ void fill_view(const LoadedOp& op, const Call& c, View* out) {
                          out->attrs,         out->outputs,    nullptr,       0,           op.op.user};
 }
 
-// What a callback says goes into messages: terminated, and without control characters.
+// Terminates a callback's message and removes control characters.
 void clean(ps_op_error* error) {
   error->text[sizeof(error->text) - 1] = 0;
   for (char* p = error->text; *p; ++p) {
@@ -83,7 +83,7 @@ void run_loaded(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   ps_op_error error{};
   const int32_t code = op.op.compute(&view.call, begin, end, &error);
   set_default_float_environment();  // whatever the callback set: other ops follow on this thread
-  if (code == 0 || __atomic_exchange_n(&c.failure->claimed, 1, __ATOMIC_ACQ_REL)) return;
+  if (code == 0 || c.failure->claimed.exchange(1, std::memory_order_acq_rel)) return;
   clean(&error);
   c.failure->status = code;
   c.failure->call = &c;
@@ -151,13 +151,19 @@ ps_status read_op(const ps_op* given, const char* source, LoadedOp* out) {
                 given->row_inputs);
   out->row = OpRow{out->name, given->version, out->schema, nullptr, nullptr, nullptr, false};
   const uint32_t others = values & ~given->row_inputs;
-  out->phase = Phase{SPLIT_ROWS, output_rows, run_loaded, given->row_inputs, others, true, false, false, false, false};
+  out->phase = Phase{.split = SPLIT_ROWS,
+                     .items = output_rows,
+                     .run = run_loaded,
+                     .reads_rows = given->row_inputs,
+                     .reads_all = others,
+                     .writes_outputs = true};
   snprintf(out->source, sizeof(out->source), "%s", source);
   snprintf(out->text, sizeof(out->text), "%s.%d %s", out->name, given->version, out->schema);
   return PS_OK;
 }
 
-// Whether the row is there already: from the same table, or, which is refused, from another.
+// Finds whether the op is loaded already.  The same table again is accepted; an op of this name from another table is
+// refused.
 ps_status find_same(const LoadedOp& row, const LoadedOp* const* fresh, int32_t num_fresh, bool* is_same) {
   *is_same = false;
   for (int32_t i = 0; i < num_fresh; ++i) {
@@ -279,8 +285,8 @@ ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out) {
 }
 
 ps_status take_failure(OpFailure* failure) {
-  if (!__atomic_load_n(&failure->claimed, __ATOMIC_ACQUIRE)) return PS_OK;
-  failure->claimed = 0;
+  if (!failure->claimed.load(std::memory_order_acquire)) return PS_OK;
+  failure->claimed.store(0, std::memory_order_relaxed);
   return fail(status_of(failure->status), "%s: %s", failure->call->loaded->name, failure->error.text);
 }
 

@@ -2,6 +2,8 @@
 #ifndef PENSTOCK_OPS_LOADED_H
 #define PENSTOCK_OPS_LOADED_H
 
+#include <atomic>
+
 #include "ops/ops.h"
 #include "penstock_op.h"
 
@@ -17,7 +19,8 @@ struct LoadedOp {
 
 // The status and message of the first callback that failed in a step.
 struct OpFailure {
-  int32_t claimed, status;
+  std::atomic<int32_t> claimed{0};  // 1: a callback has failed and writes the rest
+  int32_t status;
   const Call* call;
   ps_op_error error;
 };

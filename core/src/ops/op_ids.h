@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "base/build.h"
+
 namespace ps {
 
 // A row of the table.  Node::op is one of these, or NUM_OPS and above for a custom op, in the order of loading.
@@ -18,9 +20,19 @@ constexpr const char* kSchemas[NUM_OPS] = {
 #include "ops/op_list.inc"
 };
 
+constexpr const char* kOpNames[NUM_OPS] = {
+#define PS_OP(id, name, ...) #name,
+#include "ops/op_list.inc"
+};
+
+constexpr bool same_text(const char* a, const char* b) {
+  for (; *a && *a == *b; ++a) ++b;
+  return *a == *b;
+}
+
 int32_t not_in_the_schema();  // has no body: a wrong name below does not compile
 
-// The index of `declaration` ("int window") among the attributes of an op, or among its arguments.
+// The index of `declaration` ("int window") among the attributes of an op, or among its arguments; -1: it has none.
 constexpr int32_t find_in_schema(OpId op, bool attribute, const char* declaration) {
   const char* p = kSchemas[op] + 1;  // behind "("
   bool attributes = false;
@@ -32,10 +44,26 @@ constexpr int32_t find_in_schema(OpId op, bool attribute, const char* declaratio
     while (*p && *p != ',' && *p != ')') p += *p == '(' ? 4 : 1;  // "(a!)"
     if (*p == ',') p += 2;
   }
-  return not_in_the_schema();
+  return -1;
 }
-constexpr int32_t attr_at(OpId op, const char* declaration) { return find_in_schema(op, true, declaration); }
-constexpr int32_t argument_at(OpId op, const char* declaration) { return find_in_schema(op, false, declaration); }
+constexpr int32_t attr_at(OpId op, const char* declaration) {
+  const int32_t index = find_in_schema(op, true, declaration);
+  return index < 0 ? not_in_the_schema() : index;
+}
+constexpr int32_t argument_at(OpId op, const char* declaration) {
+  const int32_t index = find_in_schema(op, false, declaration);
+  return index < 0 ? not_in_the_schema() : index;
+}
+
+// A build for bundles that are no rank's has no ranks.  The ops of ranks have the attribute `rank`.
+constexpr bool is_of_ranks(OpId op) { return find_in_schema(op, true, "int rank") >= 0; }
+constexpr bool builds_ranks() {
+  for (int32_t i = 0; i < NUM_OPS; ++i) {
+    if (is_of_ranks(static_cast<OpId>(i)) && builds_op(kOpNames[i])) return true;
+  }
+  return false;
+}
+constexpr bool kBuildsRanks = builds_ranks();
 
 // Attributes: indices into the AttrValue of a call.
 constexpr int32_t kEmbeddingDim = attr_at(OP_EMBEDDING, "int dim");
@@ -101,11 +129,43 @@ static_assert(kExpertNum == attr_at(OP_HEAD_LINEAR, "int num_heads") &&
                   kExpertScheme == attr_at(OP_HEAD_LINEAR, "str scheme"),
               "");
 
-// Arguments that code other than the op's own looks at.  request_starts and page_tables follow positions.
+// Arguments: indices into the operands of a call.  request_starts and page_tables follow positions.  An argument that
+// is not listed is the op's first, 0.
+constexpr int32_t kEmbeddingWeight = argument_at(OP_EMBEDDING, "Weight weight");
+constexpr int32_t kLinearWeight = argument_at(OP_LINEAR, "Weight weight");
+constexpr int32_t kLinearBias = argument_at(OP_LINEAR, "Weight? bias");
+constexpr int32_t kRmsNormWeight = argument_at(OP_RMS_NORM, "Weight weight");
+constexpr int32_t kAddRmsNormResidual = argument_at(OP_ADD_RMS_NORM, "Tensor residual");
+constexpr int32_t kAddRmsNormWeight = argument_at(OP_ADD_RMS_NORM, "Weight weight");
+constexpr int32_t kLayerNormWeight = argument_at(OP_LAYER_NORM, "Weight weight");
+constexpr int32_t kLayerNormBias = argument_at(OP_LAYER_NORM, "Weight? bias");
+constexpr int32_t kRotaryInvFreq = argument_at(OP_ROTARY_EMBEDDING, "Weight inv_freq");
+constexpr int32_t kRopeCosSin = argument_at(OP_ROPE, "Tensor cos_sin");
+constexpr int32_t kGatherRowsRows = argument_at(OP_GATHER_ROWS, "Tensor rows");
+constexpr int32_t kShardedIds = argument_at(OP_SHARDED_EMBEDDING, "Tensor ids");
+constexpr int32_t kShardedWeight = argument_at(OP_SHARDED_EMBEDDING, "Weight weight");
+constexpr int32_t kRouteBias = argument_at(OP_ROUTE, "Weight? bias");
+constexpr int32_t kExpertWeight = argument_at(OP_EXPERT_LINEAR, "Weight weight");
+constexpr int32_t kExpertIds = argument_at(OP_EXPERT_LINEAR, "Tensor ids");     // absent in head_linear
+constexpr int32_t kExpertBias = argument_at(OP_EXPERT_LINEAR, "Weight? bias");  // likewise
+static_assert(kExpertWeight == argument_at(OP_HEAD_LINEAR, "Weight weight"), "");
+constexpr int32_t kCombineWeights = argument_at(OP_COMBINE, "Tensor weights");
+constexpr int32_t kScaleChannelsWeight = argument_at(OP_SCALE_CHANNELS, "Weight weight");
+constexpr int32_t kMatchRmsTarget = argument_at(OP_MATCH_RMS, "Tensor target");
+constexpr int32_t kPrefixPositionsPrefix = argument_at(OP_PREFIX_POSITIONS, "Tensor prefix");
+// A phase that shares tiles of a weight has it here (program/bind.cpp).
+constexpr int32_t kTiledWeight = kLinearWeight;
+static_assert(kTiledWeight == kExpertWeight, "");
+
+constexpr int32_t kKvAppendK = argument_at(OP_KV_APPEND, "Tensor k");
+constexpr int32_t kKvAppendV = argument_at(OP_KV_APPEND, "Tensor v");
 constexpr int32_t kKvAppendState = argument_at(OP_KV_APPEND, "State(a!) state");
 constexpr int32_t kKvAppendPositions = argument_at(OP_KV_APPEND, "Tensor positions");
+constexpr int32_t kKvAppendPageTables = argument_at(OP_KV_APPEND, "Tensor page_tables");
+constexpr int32_t kAttentionQ = argument_at(OP_ATTENTION, "Tensor q");
 constexpr int32_t kAttentionState = argument_at(OP_ATTENTION, "State state");
 constexpr int32_t kAttentionPositions = argument_at(OP_ATTENTION, "Tensor positions");
+constexpr int32_t kAttentionPageTables = argument_at(OP_ATTENTION, "Tensor page_tables");
 constexpr int32_t kAttentionAlibi = argument_at(OP_ATTENTION, "Weight? alibi");
 constexpr int32_t kAttentionSinks = argument_at(OP_SINK_ATTENTION, "Weight sinks");  // absent in the other ops
 static_assert(kAttentionAlibi == argument_at(OP_SINK_ATTENTION, "Weight? alibi"), "");
@@ -156,30 +216,61 @@ constexpr bool is_attention(int32_t op) {
   return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION || op == OP_LATENT_ATTENTION ||
          op == OP_RELATIVE_ATTENTION;
 }
+constexpr bool lists_attention() {  // whether kAttentionOps has the ops of is_attention, and no other
+  int32_t listed = 0;
+  for (int32_t i = 0; i < NUM_OPS; ++i) {
+    bool found = false;
+    for (const char* name : kAttentionOps) found = found || same_text(name, kOpNames[i]);
+    if (found != is_attention(i)) return false;
+    listed += found;
+  }
+  return listed == static_cast<int32_t>(sizeof(kAttentionOps) / sizeof(*kAttentionOps));
+}
+static_assert(lists_attention(), "");
 static_assert(kKvAppendState == argument_at(OP_LATENT_APPEND, "State(a!) state") &&
                   kKvAppendPositions == argument_at(OP_LATENT_APPEND, "Tensor positions") &&
                   kKvAppendGroup == attr_at(OP_LATENT_APPEND, "int group"),
               "");
+constexpr int32_t kLatentAppendLatent = argument_at(OP_LATENT_APPEND, "Tensor latent");
+constexpr int32_t kLatentAppendRope = argument_at(OP_LATENT_APPEND, "Tensor rope");
 constexpr bool appends_to_pages(int32_t op) { return op == OP_KV_APPEND || op == OP_LATENT_APPEND; }
 // short_conv reads its pages as attention does.
 static_assert(kAttentionState == argument_at(OP_SHORT_CONV, "State state") &&
                   kAttentionPositions == argument_at(OP_SHORT_CONV, "Tensor positions"),
               "");
+constexpr int32_t kShortConvGate = argument_at(OP_SHORT_CONV, "Tensor gate");
+constexpr int32_t kShortConvWeight = argument_at(OP_SHORT_CONV, "Weight weight");
+constexpr int32_t kShortConvBias = argument_at(OP_SHORT_CONV, "Weight? bias");
 constexpr bool reads_pages(int32_t op) { return is_attention(op) || op == OP_SHORT_CONV; }
 // A recurrent state: a token reads the state of the token before it, so a page group keeps two positions.
 constexpr int32_t kStateWindow = 2;
+constexpr int32_t kGatedDeltaX = argument_at(OP_GATED_DELTA, "Tensor x");
+constexpr int32_t kGatedDeltaA = argument_at(OP_GATED_DELTA, "Tensor a");
+constexpr int32_t kGatedDeltaB = argument_at(OP_GATED_DELTA, "Tensor b");
 constexpr int32_t kGatedDeltaState = argument_at(OP_GATED_DELTA, "State(a!) state");
 constexpr int32_t kGatedDeltaPositions = argument_at(OP_GATED_DELTA, "Tensor positions");
+constexpr int32_t kGatedDeltaPageTables = argument_at(OP_GATED_DELTA, "Tensor page_tables");
+constexpr int32_t kGatedDeltaConv = argument_at(OP_GATED_DELTA, "Weight conv");
+constexpr int32_t kGatedDeltaALog = argument_at(OP_GATED_DELTA, "Weight a_log");
+constexpr int32_t kGatedDeltaDtBias = argument_at(OP_GATED_DELTA, "Weight dt_bias");
+constexpr int32_t kSsmScanX = argument_at(OP_SSM_SCAN, "Tensor x");
+constexpr int32_t kSsmScanDt = argument_at(OP_SSM_SCAN, "Tensor dt");
 constexpr int32_t kSsmScanState = argument_at(OP_SSM_SCAN, "State(a!) state");
 constexpr int32_t kSsmScanPositions = argument_at(OP_SSM_SCAN, "Tensor positions");
+constexpr int32_t kSsmScanPageTables = argument_at(OP_SSM_SCAN, "Tensor page_tables");
+constexpr int32_t kSsmScanConv = argument_at(OP_SSM_SCAN, "Weight conv");
+constexpr int32_t kSsmScanConvBias = argument_at(OP_SSM_SCAN, "Weight? conv_bias");
+constexpr int32_t kSsmScanALog = argument_at(OP_SSM_SCAN, "Weight a_log");
+constexpr int32_t kSsmScanDtBias = argument_at(OP_SSM_SCAN, "Weight dt_bias");
+constexpr int32_t kSsmScanD = argument_at(OP_SSM_SCAN, "Weight d");
 constexpr int32_t kPrefixState = argument_at(OP_PREFIX_LENGTHS, "State(a!) state");
 constexpr int32_t kPrefixPositions = argument_at(OP_PREFIX_LENGTHS, "Tensor positions");
+constexpr int32_t kPrefixPageTables = argument_at(OP_PREFIX_LENGTHS, "Tensor page_tables");
 constexpr int32_t kPrefixGroup = attr_at(OP_PREFIX_LENGTHS, "int group");
 constexpr int32_t kPrefixToken = attr_at(OP_PREFIX_LENGTHS, "int token");
 constexpr int32_t kPrefixBehind = attr_at(OP_PREFIX_POSITIONS, "bool behind");
 constexpr int32_t kPrefixElements = 16;  // of its state, of which it uses the first and the last
 constexpr bool keeps_state(int32_t op) { return op == OP_GATED_DELTA || op == OP_SSM_SCAN || op == OP_PREFIX_LENGTHS; }
-constexpr int32_t kGatherRowsRows = argument_at(OP_GATHER_ROWS, "Tensor rows");
 
 }  // namespace ps
 

@@ -13,7 +13,7 @@
 
 namespace ps {
 
-// What a schema says, parsed once.
+// A parsed schema.
 enum AttrType { ATTR_INT = 1, ATTR_FLOAT = 2, ATTR_STRING = 3, ATTR_BOOL = 4 };
 struct Argument {
   Str name;
@@ -40,7 +40,7 @@ struct Spec {
   Dim bound;       // int32 values are below it; the constant 0 when nothing is known
 };
 
-constexpr int32_t kResidual = 3;  // the input of a fused linear that is added to its result (program/fuse.h)
+constexpr int32_t kResidual = 3;  // the input of a fused linear that is added to its result (passes/fuse.h)
 
 struct AttrValue {  // in the order of the schema
   int64_t i;        // ints and bools; for strings the number of the choice, set by the shape rule
@@ -87,14 +87,21 @@ enum Split {
   SPLIT_SHARES,  // equal contiguous shares; a thread that finished its own helps with the others'
 };
 
-// Which inputs (bit i: argument i) a phase reads, and what else it touches.
+// A bit for each argument of a phase.
+template <class... Index>
+constexpr uint32_t operands(Index... index) {
+  return (0u | ... | (1u << index));
+}
+
+// Which inputs (operands) a phase reads, and what else it touches.  place_barriers goes by these: what a phase
+// leaves out here is a data race.
 struct Phase {
   Split split;
   int64_t (*items)(const Call&);
   void (*run)(const Call&, int64_t begin, int64_t end, int32_t thread);
-  uint32_t reads_rows;  // item i reads only row i
-  uint32_t reads_all;
-  bool writes_outputs, reads_scratch, writes_scratch, reads_state, writes_state;
+  uint32_t reads_rows = 0;  // item i reads only row i
+  uint32_t reads_all = 0;
+  bool writes_outputs = false, reads_scratch = false, writes_scratch = false, reads_state = false, writes_state = false;
   int64_t grain = 1;  // items that are best computed together
 };
 
@@ -128,7 +135,7 @@ ps_status infer_op(int32_t op, const Spec* in, AttrValue* attrs, Spec* out);
 Phases phases_of(int32_t op, const Call& call);
 bool takes_scratch(int32_t op);
 ps_status scratch_of(int32_t op, const Call& call, Scratch* out);
-// A schema; what is wrong with it is an error.  Of a `foreign` one more is.
+// Parses a schema; a malformed one is an error.  A `foreign` schema, of a custom op, must meet more rules.
 ps_status parse_schema(const char* schema, bool foreign, Signature* out);
 
 // Puts attributes into the schema's order; unknown, missing, mistyped and non-finite ones are refused by name.

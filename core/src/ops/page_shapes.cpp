@@ -54,24 +54,24 @@ ps_status expect_latents(const Spec& state, bool expected) {
 }  // namespace
 
 ps_status infer_kv_append(const Spec* in, AttrValue* attrs, Spec*) {
-  const Spec& state = in[2];
+  const Spec& state = in[kKvAppendState];
   int64_t heads;
   PS_TRY(expect_latents(state, false));
-  PS_TRY(expect_heads(in[0], "k", state.dims[2].offset, &heads));
+  PS_TRY(expect_heads(in[kKvAppendK], "k", state.dims[2].offset, &heads));
   if (heads != state.dims[1].offset) {
     return fail(PS_INVALID_ARGUMENT, "k: expected the state's %lld heads, found %s",
-                static_cast<long long>(state.dims[1].offset), describe(in[0]).text);
+                static_cast<long long>(state.dims[1].offset), describe(in[kKvAppendK]).text);
   }
-  PS_TRY(expect_same(in[1], in[0], "v", "k"));
-  PS_TRY(expect_batch(in, kKvAppendPositions, in[0], "k"));
-  return expect_group(attrs[kKvAppendGroup], state, in[5]);
+  PS_TRY(expect_same(in[kKvAppendV], in[kKvAppendK], "v", "k"));
+  PS_TRY(expect_batch(in, kKvAppendPositions, in[kKvAppendK], "k"));
+  return expect_group(attrs[kKvAppendGroup], state, in[kKvAppendPageTables]);
 }
 
 namespace {
 
 ps_status expect_attention_attrs(const Spec* in, const AttrValue* attrs) {
-  PS_TRY(expect_batch(in, kAttentionPositions, in[0], "q"));
-  PS_TRY(expect_group(attrs[kAttentionGroup], in[kAttentionState], in[4]));
+  PS_TRY(expect_batch(in, kAttentionPositions, in[kAttentionQ], "q"));
+  PS_TRY(expect_group(attrs[kAttentionGroup], in[kAttentionState], in[kAttentionPageTables]));
   if (attrs[kAttentionWindow].i < 0 || attrs[kAttentionWindow].i > kMaxContextLen) {
     return fail(PS_INVALID_ARGUMENT, "window: expected 0 to %d, found %lld", kMaxContextLen,
                 static_cast<long long>(attrs[kAttentionWindow].i));
@@ -84,53 +84,53 @@ ps_status expect_attention_attrs(const Spec* in, const AttrValue* attrs) {
 }  // namespace
 
 ps_status infer_latent_append(const Spec* in, AttrValue* attrs, Spec*) {
-  const Spec& state = in[2];
+  const Spec& state = in[kKvAppendState];
   int64_t heads, rope_heads;
   PS_TRY(expect_latents(state, true));
-  PS_TRY(expect_heads(in[0], "latent", state.dims[3].offset, &heads));
-  PS_TRY(expect_heads(in[1], "rope", state.dims[2].offset - state.dims[3].offset, &rope_heads));
-  if (heads != 1 || rope_heads != 1 || !equal(in[1].dims[0], in[0].dims[0])) {
+  PS_TRY(expect_heads(in[kLatentAppendLatent], "latent", state.dims[3].offset, &heads));
+  PS_TRY(expect_heads(in[kLatentAppendRope], "rope", state.dims[2].offset - state.dims[3].offset, &rope_heads));
+  if (heads != 1 || rope_heads != 1 || !equal(in[kLatentAppendRope].dims[0], in[kLatentAppendLatent].dims[0])) {
     return fail(PS_INVALID_ARGUMENT, "rope: expected one head for each row of latent, %s, found %s",
-                describe(in[0]).text, describe(in[1]).text);
+                describe(in[kLatentAppendLatent]).text, describe(in[kLatentAppendRope]).text);
   }
-  PS_TRY(expect_batch(in, kKvAppendPositions, in[0], "latent"));
-  return expect_group(attrs[kKvAppendGroup], state, in[5]);
+  PS_TRY(expect_batch(in, kKvAppendPositions, in[kLatentAppendLatent], "latent"));
+  return expect_group(attrs[kKvAppendGroup], state, in[kKvAppendPageTables]);
 }
 
 ps_status infer_latent_attention(const Spec* in, AttrValue* attrs, Spec* out) {
-  const Spec& state = in[1];
+  const Spec& state = in[kAttentionState];
   int64_t heads, rope_heads;
   PS_TRY(expect_latents(state, true));
-  PS_TRY(expect_heads(in[0], "q", state.dims[3].offset, &heads));
+  PS_TRY(expect_heads(in[kAttentionQ], "q", state.dims[3].offset, &heads));
   PS_TRY(expect_heads(in[kLatentAttentionRope], "q_rope", state.dims[2].offset - state.dims[3].offset, &rope_heads));
-  if (heads != rope_heads || !equal(in[kLatentAttentionRope].dims[0], in[0].dims[0])) {
+  if (heads != rope_heads || !equal(in[kLatentAttentionRope].dims[0], in[kAttentionQ].dims[0])) {
     return fail(PS_INVALID_ARGUMENT, "q_rope: expected the %lld heads of q, %s, found %s",
-                static_cast<long long>(heads), describe(in[0]).text, describe(in[kLatentAttentionRope]).text);
+                static_cast<long long>(heads), describe(in[kAttentionQ]).text, describe(in[kLatentAttentionRope]).text);
   }
   PS_TRY(expect_attention_attrs(in, attrs));
-  copy_type(in[0], out);
+  copy_type(in[kAttentionQ], out);
   return PS_OK;
 }
 
 ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
-  const Spec& state = in[1];
+  const Spec& state = in[kAttentionState];
   int64_t heads;
   PS_TRY(expect_latents(state, false));
-  PS_TRY(expect_heads(in[0], "q", state.dims[2].offset, &heads));
+  PS_TRY(expect_heads(in[kAttentionQ], "q", state.dims[2].offset, &heads));
   if (heads % state.dims[1].offset) {
     return fail(PS_INVALID_ARGUMENT, "q: expected a multiple of the state's %lld heads, found %lld heads",
                 static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads));
   }
   if (in[kAttentionAlibi].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kAttentionAlibi], "alibi", heads));
   PS_TRY(expect_attention_attrs(in, attrs));
-  copy_type(in[0], out);
+  copy_type(in[kAttentionQ], out);
   return PS_OK;
 }
 
 ps_status infer_sink_attention(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(infer_attention(in, attrs, out));
   int64_t heads;
-  PS_TRY(expect_heads(in[0], "q", in[1].dims[2].offset, &heads));
+  PS_TRY(expect_heads(in[kAttentionQ], "q", in[kAttentionState].dims[2].offset, &heads));
   return expect_vector(in[kAttentionSinks], "sinks", heads);
 }
 
@@ -139,7 +139,7 @@ ps_status infer_relative_attention(const Spec* in, AttrValue* attrs, Spec* out) 
   AttrValue& keys = attrs[kRelativeAttentionKeys];
   PS_TRY(infer_attention(in, attrs, out));
   int64_t heads;
-  PS_TRY(expect_heads(in[0], "q", in[1].dims[2].offset, &heads));
+  PS_TRY(expect_heads(in[kAttentionQ], "q", in[kAttentionState].dims[2].offset, &heads));
   if (in[kAttentionSinks].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kAttentionSinks], "sinks", heads));
   const Spec &bias = in[kRelativeAttentionBias], &prefix = in[kRelativeAttentionPrefix];
   if (bias.kind != OPERAND_NONE &&
@@ -152,9 +152,9 @@ ps_status infer_relative_attention(const Spec* in, AttrValue* attrs, Spec* out) 
   const bool has_prefix = prefix.kind != OPERAND_NONE;
   if (has_prefix) {
     PS_TRY(expect_indices(prefix, "prefix"));
-    if (!equal(prefix.dims[0], in[0].dims[0]))
+    if (!equal(prefix.dims[0], in[kAttentionQ].dims[0]))
       return fail(PS_INVALID_ARGUMENT, "prefix: expected a number for each row of q, %s, found %s",
-                  describe(in[0]).text, describe(prefix).text);
+                  describe(in[kAttentionQ]).text, describe(prefix).text);
   }
   if (keys.i == 4 || has_prefix != (keys.i != KEYS_ALL)) {
     return fail(PS_INVALID_ARGUMENT, "keys: expected %s, found \"%.*s\"",
@@ -179,30 +179,30 @@ ps_status infer_prefix_lengths(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "token: expected 0 or more, found %lld",
                 static_cast<long long>(attrs[kPrefixToken].i));
   copy_type(in[0], out);
-  return expect_group(attrs[kPrefixGroup], state, in[kPrefixPositions + 2]);
+  return expect_group(attrs[kPrefixGroup], state, in[kPrefixPageTables]);
 }
 
 ps_status infer_prefix_positions(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_indices(in[0], "positions"));
-  PS_TRY(expect_indices(in[1], "prefix"));
-  if (!equal(in[1].dims[0], in[0].dims[0]))
+  PS_TRY(expect_indices(in[kPrefixPositionsPrefix], "prefix"));
+  if (!equal(in[kPrefixPositionsPrefix].dims[0], in[0].dims[0]))
     return fail(PS_INVALID_ARGUMENT, "prefix: expected a number for each position, %s, found %s", describe(in[0]).text,
-                describe(in[1]).text);
+                describe(in[kPrefixPositionsPrefix]).text);
   copy_type(in[0], out);
   return PS_OK;
 }
 
 ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {
-  const Spec& state = in[1];
-  const Spec& w = in[5];
+  const Spec& state = in[kAttentionState];
+  const Spec& w = in[kShortConvWeight];
   int64_t heads;
   PS_TRY(expect_latents(state, false));
-  PS_TRY(expect_heads(in[0], "gate", state.dims[2].offset, &heads));
+  PS_TRY(expect_heads(in[kShortConvGate], "gate", state.dims[2].offset, &heads));
   if (heads != 2 * state.dims[1].offset) {
     return fail(PS_INVALID_ARGUMENT, "gate: expected twice the state's %lld heads, found %s",
-                static_cast<long long>(state.dims[1].offset), describe(in[0]).text);
+                static_cast<long long>(state.dims[1].offset), describe(in[kShortConvGate]).text);
   }
-  PS_TRY(expect_batch(in, kAttentionPositions, in[0], "gate"));
+  PS_TRY(expect_batch(in, kAttentionPositions, in[kShortConvGate], "gate"));
   const int64_t channels = heads * state.dims[2].offset, window = attrs[kShortConvWindow].i;
   if (window < 1 || window > kMaxConvWindow) {
     return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, found %lld", kMaxConvWindow,
@@ -214,9 +214,9 @@ ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {
                 layout_name(w.layout) ? layout_name(w.layout) : "unknown layout",
                 static_cast<long long>(w.dims[0].offset), static_cast<long long>(w.dims[1].offset));
   }
-  if (in[6].kind != OPERAND_NONE) PS_TRY(expect_vector(in[6], "bias", channels));
-  copy_type(in[0], out);
-  return expect_group(attrs[kShortConvGroup], state, in[4]);
+  if (in[kShortConvBias].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kShortConvBias], "bias", channels));
+  copy_type(in[kShortConvGate], out);
+  return expect_group(attrs[kShortConvGroup], state, in[kAttentionPageTables]);
 }
 
 namespace {
@@ -239,15 +239,15 @@ ps_status expect_numbers(const Spec& state, int64_t expected) {
 
 }  // namespace
 
-// What gated_delta fixes: value heads per key head, and the numbers of a value of one.
+// The shapes determine the value heads per key head, and the width of a value head.
 ps_status infer_gated_delta(const Spec* in, AttrValue* attrs, Spec* out) {
-  const Spec &state = in[3], &conv = in[7];
+  const Spec &state = in[kGatedDeltaState], &conv = in[kGatedDeltaConv];
   const int64_t key_heads = attrs[kGatedDeltaKeyHeads].i, head_dim = attrs[kGatedDeltaHeadDim].i;
-  PS_TRY(expect_f32(in[0], "x", 2, 2));
-  PS_TRY(expect_f32(in[1], "a", 2, 2));
-  PS_TRY(expect_same(in[2], in[1], "b", "a"));
-  PS_TRY(expect_batch(in, kGatedDeltaPositions, in[0], "x"));
-  PS_TRY(expect_batch(in, kGatedDeltaPositions, in[1], "a"));
+  PS_TRY(expect_f32(in[kGatedDeltaX], "x", 2, 2));
+  PS_TRY(expect_f32(in[kGatedDeltaA], "a", 2, 2));
+  PS_TRY(expect_same(in[kGatedDeltaB], in[kGatedDeltaA], "b", "a"));
+  PS_TRY(expect_batch(in, kGatedDeltaPositions, in[kGatedDeltaX], "x"));
+  PS_TRY(expect_batch(in, kGatedDeltaPositions, in[kGatedDeltaA], "a"));
   if (key_heads < 1 || key_heads != state.dims[1].offset) {
     return fail(PS_INVALID_ARGUMENT, "key_heads: expected the state's %lld heads, found %lld",
                 static_cast<long long>(state.dims[1].offset), static_cast<long long>(key_heads));
@@ -256,36 +256,38 @@ ps_status infer_gated_delta(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "head_dim: expected 1 to %d, found %lld", kMaxDeltaDim,
                 static_cast<long long>(head_dim));
   }
-  const int64_t heads = last_dim(in[1]), channels = last_dim(in[0]), values = channels - 2 * key_heads * head_dim;
+  const int64_t heads = last_dim(in[kGatedDeltaA]), channels = last_dim(in[kGatedDeltaX]),
+                values = channels - 2 * key_heads * head_dim;
   if (heads % key_heads) {
     return fail(PS_INVALID_ARGUMENT, "a: expected a multiple of %lld key heads, found %s",
-                static_cast<long long>(key_heads), describe(in[1]).text);
+                static_cast<long long>(key_heads), describe(in[kGatedDeltaA]).text);
   }
   if (values < 1 || values % heads || values / key_heads > kMaxDeltaValues) {
     return fail(PS_INVALID_ARGUMENT,
                 "x: expected %lld query and key channels, then those of %lld value heads, at most %d for each key "
                 "head, found %s",
                 static_cast<long long>(2 * key_heads * head_dim), static_cast<long long>(heads), kMaxDeltaValues,
-                describe(in[0]).text);
+                describe(in[kGatedDeltaX]).text);
   }
   PS_TRY(expect_conv(conv, channels));
-  PS_TRY(expect_vector(in[8], "a_log", heads));
-  PS_TRY(expect_vector(in[9], "dt_bias", heads));
+  PS_TRY(expect_vector(in[kGatedDeltaALog], "a_log", heads));
+  PS_TRY(expect_vector(in[kGatedDeltaDtBias], "dt_bias", heads));
   PS_TRY(expect_numbers(state, state_elements(head_dim, values / key_heads, conv.dims[1].offset)));
-  *out = Spec{OPERAND_VALUE, PS_F32, 3, {in[0].dims[0], constant(heads), constant(values / heads)}, 0, -1, constant(0)};
-  return expect_group(attrs[kGatedDeltaGroup], state, in[6]);
+  *out = Spec{OPERAND_VALUE, PS_F32, 3, {in[kGatedDeltaX].dims[0], constant(heads), constant(values / heads)}, 0, -1,
+              constant(0)};
+  return expect_group(attrs[kGatedDeltaGroup], state, in[kGatedDeltaPageTables]);
 }
 
-// What ssm_scan fixes: the heads of a block, and the numbers of one.
+// The shapes determine the heads of a block, and the width of a head.
 ps_status infer_ssm_scan(const Spec* in, AttrValue* attrs, Spec* out) {
-  const Spec &state = in[kSsmScanState], &conv = in[6];
+  const Spec &state = in[kSsmScanState], &conv = in[kSsmScanConv];
   const int64_t groups = attrs[kSsmScanGroups].i, blocks = attrs[kSsmScanBlocks].i,
                 state_dim = attrs[kSsmScanStateDim].i;
-  PS_TRY(expect_f32(in[0], "x", 2, 2));
-  PS_TRY(expect_f32(in[1], "dt", 2, 2));
-  PS_TRY(expect_batch(in, kSsmScanPositions, in[0], "x"));
-  PS_TRY(expect_batch(in, kSsmScanPositions, in[1], "dt"));
-  const int64_t heads = last_dim(in[1]), channels = last_dim(in[0]);
+  PS_TRY(expect_f32(in[kSsmScanX], "x", 2, 2));
+  PS_TRY(expect_f32(in[kSsmScanDt], "dt", 2, 2));
+  PS_TRY(expect_batch(in, kSsmScanPositions, in[kSsmScanX], "x"));
+  PS_TRY(expect_batch(in, kSsmScanPositions, in[kSsmScanDt], "dt"));
+  const int64_t heads = last_dim(in[kSsmScanDt]), channels = last_dim(in[kSsmScanX]);
   if (blocks < 1 || blocks != state.dims[1].offset || heads % blocks) {
     return fail(PS_INVALID_ARGUMENT, "blocks: expected the state's %lld, which divide %lld heads, found %lld",
                 static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads),
@@ -304,21 +306,22 @@ ps_status infer_ssm_scan(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT,
                 "x: expected the channels of %lld heads, at most %d in a block, then %lld, found %s",
                 static_cast<long long>(heads), kMaxDeltaValues, static_cast<long long>(2 * groups * state_dim),
-                describe(in[0]).text);
+                describe(in[kSsmScanX]).text);
   }
   PS_TRY(expect_conv(conv, channels));
-  if (in[7].kind != OPERAND_NONE) PS_TRY(expect_vector(in[7], "conv_bias", channels));
-  PS_TRY(expect_vector(in[8], "a_log", heads));
-  PS_TRY(expect_vector(in[9], "dt_bias", heads));
-  PS_TRY(expect_vector(in[10], "d", heads));
+  if (in[kSsmScanConvBias].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kSsmScanConvBias], "conv_bias", channels));
+  PS_TRY(expect_vector(in[kSsmScanALog], "a_log", heads));
+  PS_TRY(expect_vector(in[kSsmScanDtBias], "dt_bias", heads));
+  PS_TRY(expect_vector(in[kSsmScanD], "d", heads));
   const double least = attrs[kSsmScanDtMin].f, most = attrs[kSsmScanDtMax].f;
   if (!(most >= 0 && most <= FLT_MAX))
     return fail(PS_INVALID_ARGUMENT, "dt_max: expected 0 to %g, found %g", double{FLT_MAX}, most);
   if (!(least >= 0 && least <= most))
     return fail(PS_INVALID_ARGUMENT, "dt_min: expected 0 to dt_max, %g, found %g", most, least);
   PS_TRY(expect_numbers(state, state_elements(state_dim, values / blocks, conv.dims[1].offset)));
-  *out = Spec{OPERAND_VALUE, PS_F32, 3, {in[0].dims[0], constant(heads), constant(values / heads)}, 0, -1, constant(0)};
-  return expect_group(attrs[kSsmScanGroup], state, in[kSsmScanPositions + 2]);
+  *out = Spec{OPERAND_VALUE, PS_F32, 3, {in[kSsmScanX].dims[0], constant(heads), constant(values / heads)}, 0, -1,
+              constant(0)};
+  return expect_group(attrs[kSsmScanGroup], state, in[kSsmScanPageTables]);
 }
 
 }  // namespace ps

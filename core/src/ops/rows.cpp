@@ -1,5 +1,6 @@
 // The phases of ops whose output row i needs only row i of the inputs: norms, rotary positions, elementwise ops,
 // gather.
+// Hot: runs in every step.
 #include "ops/ops.h"
 
 namespace ps {
@@ -26,35 +27,37 @@ NormArgs norm_args(const Call& c, const Tensor& weight) {
 }
 
 void run_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->rms_norm(norm_args(c, c.in[1]), begin, end);
+  c.kernels->rms_norm(norm_args(c, c.in[kRmsNormWeight]), begin, end);
 }
 
 void run_add_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
-  NormArgs args = norm_args(c, c.in[2]);
-  args.residual = f32(c.in[1]);  // null where the linear before has added it (program/fuse.h)
-  args.residual_stride = c.in[1].row_stride;
+  NormArgs args = norm_args(c, c.in[kAddRmsNormWeight]);
+  args.residual = f32(c.in[kAddRmsNormResidual]);  // null where the linear before has added it (passes/fuse.h)
+  args.residual_stride = c.in[kAddRmsNormResidual].row_stride;
   args.sum = f32(c.out[1]);
   args.sum_stride = c.out[1].row_stride;
   c.kernels->rms_norm(args, begin, end);
 }
 
 void run_layer_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
-  NormArgs args = norm_args(c, c.in[1]);
-  args.bias = f32(c.in[2]);
+  NormArgs args = norm_args(c, c.in[kLayerNormWeight]);
+  args.bias = f32(c.in[kLayerNormBias]);
   c.kernels->layer_norm(args, begin, end);
 }
 
 void run_rotary_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->rotary_embedding(i32(c.in[0]), f32(c.in[1]), c.in[1].dims[1],
+  c.kernels->rotary_embedding(i32(c.in[0]), f32(c.in[kRotaryInvFreq]), c.in[kRotaryInvFreq].dims[1],
                               static_cast<float>(c.attrs[kRotaryScaling].f), f32(c.out[0]), c.out[0].row_stride, begin,
                               end);
 }
 
-// The positions in the prefix, of whose last one all later tokens have it, or those behind it, from 1.
+// Writes positions inside the prefix: a token behind the prefix has the position of the prefix's last token.  `behind`:
+// the positions after the prefix, from 1; 0 inside it.
 void run_prefix_positions(const Call& c, int64_t begin, int64_t end, int32_t) {
   int32_t* out = reinterpret_cast<int32_t*>(c.out[0].data);
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t position = i32(c.in[0])[i], prefix = i32(c.in[1])[i], last = (prefix < 1 ? 1 : prefix) - 1;
+    const int64_t position = i32(c.in[0])[i], prefix = i32(c.in[kPrefixPositionsPrefix])[i],
+                  last = (prefix < 1 ? 1 : prefix) - 1;
     const int64_t inside = position < last ? position : last;
     out[i] = static_cast<int32_t>(c.attrs[kPrefixBehind].i ? position - inside : inside);
   }
@@ -64,13 +67,13 @@ void run_rope(const Call& c, int64_t begin, int64_t end, int32_t) {
   RopeArgs args{};
   args.x = f32(c.in[0]);
   args.x_stride = c.in[0].row_stride;
-  args.cos_sin = f32(c.in[1]);
-  args.cos_sin_stride = c.in[1].row_stride;
+  args.cos_sin = f32(c.in[kRopeCosSin]);
+  args.cos_sin_stride = c.in[kRopeCosSin].row_stride;
   args.y = f32(c.out[0]);
   args.y_stride = c.out[0].row_stride;
   args.num_heads = c.in[0].dims[1];
   args.head_dim = c.in[0].dims[2];
-  args.half = c.in[1].dims[1] / 2;
+  args.half = c.in[kRopeCosSin].dims[1] / 2;
   args.interleaved = static_cast<int32_t>(c.attrs[kRopeInterleaved].i);
   c.kernels->rope(args, begin, end);
 }
@@ -94,7 +97,8 @@ void run_clamped_swiglu(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 
 void run_scale_channels(const Call& c, int64_t begin, int64_t end, int32_t) {
-  if (c.in[1].dims[1] == 1) return c.kernels->scale_all(unary_args(c), *f32(c.in[1]), begin, end);
+  if (c.in[kScaleChannelsWeight].dims[1] == 1)
+    return c.kernels->scale_all(unary_args(c), *f32(c.in[kScaleChannelsWeight]), begin, end);
   BinaryArgs args = binary_args(c);
   args.b_stride = 0;
   c.kernels->scale_channels(args, begin, end);
@@ -111,20 +115,30 @@ void run_gaussian_topk(const Call& c, int64_t begin, int64_t end, int32_t) {
 void run_gather_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
   const size_t bytes = static_cast<size_t>(row_elements(c.out[0])) * sizeof(float);
   for (int64_t i = begin; i < end; ++i) {
-    memcpy(f32(c.out[0]) + i * c.out[0].row_stride, f32(c.in[0]) + i32(c.in[1])[i] * c.in[0].row_stride, bytes);
+    memcpy(f32(c.out[0]) + i * c.out[0].row_stride, f32(c.in[0]) + i32(c.in[kGatherRowsRows])[i] * c.in[0].row_stride,
+           bytes);
   }
 }
 
 constexpr Phase row_phase(void (*run)(const Call&, int64_t, int64_t, int32_t), uint32_t reads_rows) {
-  return Phase{SPLIT_ROWS, rows, run, reads_rows, 0, true, false, false, false, false};
+  return Phase{.split = SPLIT_ROWS, .items = rows, .run = run, .reads_rows = reads_rows, .writes_outputs = true};
 }
-constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(run_add_rms_norm, 3),
-                kLayerNorm = row_phase(run_layer_norm, 1), kRotary = row_phase(run_rotary_embedding, 1),
-                kPlaces = row_phase(run_prefix_positions, 3), kRope = row_phase(run_rope, 3),
-                kGelu = row_phase(run_gelu, 1), kClampedSwiglu = row_phase(run_clamped_swiglu, 1),
-                kScaleChannels = row_phase(run_scale_channels, 1), kMatchRms = row_phase(run_match_rms, 3),
-                kGaussianTopk = row_phase(run_gaussian_topk, 1),
-                kGather = {SPLIT_ROWS, output_rows, run_gather_rows, 2, 1, true, false, false, false, false};
+constexpr Phase kRmsNorm = row_phase(run_rms_norm, operands(0)),
+                kAddRmsNorm = row_phase(run_add_rms_norm, operands(0, kAddRmsNormResidual)),
+                kLayerNorm = row_phase(run_layer_norm, operands(0)),
+                kRotary = row_phase(run_rotary_embedding, operands(0)),
+                kPlaces = row_phase(run_prefix_positions, operands(0, kPrefixPositionsPrefix)),
+                kRope = row_phase(run_rope, operands(0, kRopeCosSin)), kGelu = row_phase(run_gelu, operands(0)),
+                kClampedSwiglu = row_phase(run_clamped_swiglu, operands(0)),
+                kScaleChannels = row_phase(run_scale_channels, operands(0)),
+                kMatchRms = row_phase(run_match_rms, operands(0, kMatchRmsTarget)),
+                kGaussianTopk = row_phase(run_gaussian_topk, operands(0)),
+                kGather = {.split = SPLIT_ROWS,
+                           .items = output_rows,
+                           .run = run_gather_rows,
+                           .reads_rows = operands(kGatherRowsRows),
+                           .reads_all = operands(0),
+                           .writes_outputs = true};
 
 }  // namespace
 
@@ -147,8 +161,8 @@ Phases gather_rows_phases(const Call&) { return Phases{&kGather, 1}; }
         [](const Call& c, int64_t begin, int64_t end, int32_t) { c.kernels->name(args(c), begin, end); }, reads); \
     return Phases{&phase, 1};                                                                                     \
   }
-#define PS_UNARY(id, name, ...) PS_ELEMENTWISE(name, unary_args, 1)
-#define PS_BINARY(id, name, ...) PS_ELEMENTWISE(name, binary_args, 3)
+#define PS_UNARY(id, name, ...) PS_ELEMENTWISE(name, unary_args, operands(0))
+#define PS_BINARY(id, name, ...) PS_ELEMENTWISE(name, binary_args, operands(0, 1))
 #define PS_SCALED(id, name, ...)                                                                \
   Phases name##_phases(const Call&) {                                                           \
     static constexpr Phase phase = row_phase(                                                   \

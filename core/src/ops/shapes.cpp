@@ -69,7 +69,7 @@ constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
 
 ps_status infer_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_indices(in[0], "ids"));
-  const Spec& w = in[1];
+  const Spec& w = in[kEmbeddingWeight];
   if (w.layout == PS_ROWS_I32) return fail(PS_INVALID_ARGUMENT, "weight: expected a layout of numbers, found rows_i32");
   if (!builds_layout(w.layout)) {
     return fail(PS_UNSUPPORTED, "weight: this build leaves out %s: build it with this bundle in PENSTOCK_OPS_FROM",
@@ -124,14 +124,14 @@ ps_status expect_columns(const Spec& x, const Spec& w) {
 
 ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));
-  const Spec& w = in[1];
+  const Spec& w = in[kLinearWeight];
   PS_TRY(expect_scheme(&attrs[kLinearScheme], w));
   if (attrs[kLinearOutFeatures].i != w.dims[0].offset) {
     return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows, found %lld",
                 static_cast<long long>(w.dims[0].offset), static_cast<long long>(attrs[kLinearOutFeatures].i));
   }
   PS_TRY(expect_columns(in[0], w));
-  if (in[2].kind != OPERAND_NONE) PS_TRY(expect_vector(in[2], "bias", w.dims[0].offset));
+  if (in[kLinearBias].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kLinearBias], "bias", w.dims[0].offset));
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], w.dims[0]}, 0, -1, constant(0)};
   return PS_OK;
 }
@@ -151,7 +151,7 @@ ps_status expect_experts(const Spec& ids, const Spec& x, int64_t num_experts) {
 }  // namespace
 
 ps_status infer_expert_linear(const Spec* in, AttrValue* attrs, Spec* out) {
-  const Spec &x = in[0], &w = in[1], &ids = in[2];
+  const Spec &x = in[0], &w = in[kExpertWeight], &ids = in[kExpertIds];
   PS_TRY(expect_f32(x, "x", 2, 3));
   PS_TRY(expect_scheme(&attrs[kExpertScheme], w));
   const int64_t num_experts = attrs[kExpertNum].i, rows = attrs[kExpertOutFeatures].i, all = w.dims[0].offset;
@@ -169,7 +169,7 @@ ps_status infer_expert_linear(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "x: expected a row for each of ids, %s, found %s", describe(ids).text,
                 describe(x).text);
   }
-  const Spec& bias = in[3];
+  const Spec& bias = in[kExpertBias];
   if (bias.kind != OPERAND_NONE &&
       (bias.layout != PS_ROWS_F32 || bias.dims[0].offset != num_experts || bias.dims[1].offset != rows)) {
     return fail(PS_INVALID_ARGUMENT, "bias: expected a rows_f32 weight [%lld, %lld], found [%lld, %lld]",
@@ -181,7 +181,7 @@ ps_status infer_expert_linear(const Spec* in, AttrValue* attrs, Spec* out) {
 }
 
 ps_status infer_head_linear(const Spec* in, AttrValue* attrs, Spec* out) {
-  const Spec &x = in[0], &w = in[1];
+  const Spec &x = in[0], &w = in[kExpertWeight];
   PS_TRY(expect_f32(x, "x", 3, 3));
   PS_TRY(expect_scheme(&attrs[kExpertScheme], w));
   const int64_t num_heads = attrs[kExpertNum].i, rows = attrs[kExpertOutFeatures].i, all = w.dims[0].offset;
@@ -200,10 +200,10 @@ ps_status infer_head_linear(const Spec* in, AttrValue* attrs, Spec* out) {
 
 ps_status infer_combine(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 3, 3));
-  PS_TRY(expect_f32(in[1], "weights", 2, 2));
-  if (!equal(in[0].dims[0], in[1].dims[0]) || !equal(in[0].dims[1], in[1].dims[1])) {
+  PS_TRY(expect_f32(in[kCombineWeights], "weights", 2, 2));
+  if (!equal(in[0].dims[0], in[kCombineWeights].dims[0]) || !equal(in[0].dims[1], in[kCombineWeights].dims[1])) {
     return fail(PS_INVALID_ARGUMENT, "weights: expected a weight for each row of x, %s, found %s", describe(in[0]).text,
-                describe(in[1]).text);
+                describe(in[kCombineWeights]).text);
   }
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], in[0].dims[2]}, 0, -1, constant(0)};
   return PS_OK;
@@ -211,16 +211,18 @@ ps_status infer_combine(const Spec* in, AttrValue*, Spec* out) {
 
 ps_status infer_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
-  const bool by_group = in[0].rank == 3 && is_constant(in[0].dims[1]) && in[1].dims[1].offset != last_dim(in[0]);
-  PS_TRY(expect_vector(in[1], "weight", by_group ? in[0].dims[1].offset * last_dim(in[0]) : last_dim(in[0])));
+  const bool by_group =
+      in[0].rank == 3 && is_constant(in[0].dims[1]) && in[kRmsNormWeight].dims[1].offset != last_dim(in[0]);
+  PS_TRY(
+      expect_vector(in[kRmsNormWeight], "weight", by_group ? in[0].dims[1].offset * last_dim(in[0]) : last_dim(in[0])));
   copy_type(in[0], out);
   return expect_eps(attrs[kNormEps]);
 }
 
 ps_status infer_add_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
-  PS_TRY(expect_same(in[1], in[0], "residual", "x"));
-  PS_TRY(expect_vector(in[2], "weight", last_dim(in[0])));
+  PS_TRY(expect_same(in[kAddRmsNormResidual], in[0], "residual", "x"));
+  PS_TRY(expect_vector(in[kAddRmsNormWeight], "weight", last_dim(in[0])));
   copy_type(in[0], &out[0]);
   copy_type(in[0], &out[1]);
   return expect_eps(attrs[kNormEps]);
@@ -228,29 +230,30 @@ ps_status infer_add_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
 
 ps_status infer_layer_norm(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(infer_rms_norm(in, attrs, out));
-  PS_TRY(expect_vector(in[1], "weight", last_dim(in[0])));
-  return in[2].kind == OPERAND_NONE ? PS_OK : expect_vector(in[2], "bias", last_dim(in[0]));
+  PS_TRY(expect_vector(in[kLayerNormWeight], "weight", last_dim(in[0])));
+  return in[kLayerNormBias].kind == OPERAND_NONE ? PS_OK : expect_vector(in[kLayerNormBias], "bias", last_dim(in[0]));
 }
 
 ps_status infer_rotary_embedding(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_indices(in[0], "positions"));
-  PS_TRY(expect_vector(in[1], "inv_freq", -1));
-  if (in[1].dims[1].offset > kMaxHeadDim / 2) {
+  PS_TRY(expect_vector(in[kRotaryInvFreq], "inv_freq", -1));
+  if (in[kRotaryInvFreq].dims[1].offset > kMaxHeadDim / 2) {
     return fail(PS_INVALID_ARGUMENT, "inv_freq: expected up to %d columns, found %lld", kMaxHeadDim / 2,
-                static_cast<long long>(in[1].dims[1].offset));
+                static_cast<long long>(in[kRotaryInvFreq].dims[1].offset));
   }
-  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(2 * in[1].dims[1].offset)}, 0, -1, constant(0)};
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(2 * in[kRotaryInvFreq].dims[1].offset)}, 0, -1,
+              constant(0)};
   return PS_OK;
 }
 
 ps_status infer_rope(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 3, 3));
-  PS_TRY(expect_f32(in[1], "cos_sin", 2, 2));
-  const int64_t turned = in[1].dims[1].offset;
-  if (!equal(in[0].dims[0], in[1].dims[0]) || turned % 2 || turned > last_dim(in[0])) {
+  PS_TRY(expect_f32(in[kRopeCosSin], "cos_sin", 2, 2));
+  const int64_t turned = in[kRopeCosSin].dims[1].offset;
+  if (!equal(in[0].dims[0], in[kRopeCosSin].dims[0]) || turned % 2 || turned > last_dim(in[0])) {
     return fail(PS_INVALID_ARGUMENT,
                 "cos_sin: expected the rows of x, %s, and an even number of columns up to its last dim, found %s",
-                describe(in[0]).text, describe(in[1]).text);
+                describe(in[0]).text, describe(in[kRopeCosSin]).text);
   }
   copy_type(in[0], out);
   return PS_OK;
@@ -307,14 +310,15 @@ ps_status infer_clamped_swiglu(const Spec* in, AttrValue* attrs, Spec* out) {
 
 ps_status infer_scale_channels(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));
-  PS_TRY(expect_vector(in[1], "weight", in[1].dims[1].offset == 1 ? 1 : last_dim(in[0])));
+  PS_TRY(expect_vector(in[kScaleChannelsWeight], "weight",
+                       in[kScaleChannelsWeight].dims[1].offset == 1 ? 1 : last_dim(in[0])));
   copy_type(in[0], out);
   return PS_OK;
 }
 
 ps_status infer_match_rms(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));
-  PS_TRY(expect_same(in[1], in[0], "target", "x"));
+  PS_TRY(expect_same(in[kMatchRmsTarget], in[0], "target", "x"));
   const double floor = attrs[kMatchFloor].f;
   if (!(floor >= FLT_MIN))
     return fail(PS_INVALID_ARGUMENT, "floor: expected a normal float32 above 0, found %g", floor);
@@ -331,13 +335,14 @@ ps_status infer_gaussian_topk(const Spec* in, AttrValue* attrs, Spec* out) {
 
 ps_status infer_gather_rows(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
-  PS_TRY(expect_indices(in[1], "rows"));
-  const bool unknown = is_constant(in[1].bound) && in[1].bound.offset < 1;  // which is what x without rows has, too
-  if (unknown || !equal(in[1].bound, in[0].dims[0])) {
+  PS_TRY(expect_indices(in[kGatherRowsRows], "rows"));
+  const bool unknown = is_constant(in[kGatherRowsRows].bound) &&
+                       in[kGatherRowsRows].bound.offset < 1;  // which is what x without rows has, too
+  if (unknown || !equal(in[kGatherRowsRows].bound, in[0].dims[0])) {
     return fail(PS_INVALID_ARGUMENT, "rows: expected indices below the number of rows of x, %s", describe(in[0]).text);
   }
   copy_type(in[0], out);
-  out->dims[0] = in[1].dims[0];
+  out->dims[0] = in[kGatherRowsRows].dims[0];
   return PS_OK;
 }
 

@@ -1,4 +1,5 @@
 // The phases of argmax and topk over rows of logits, the ops that may end a graph.
+// Hot: runs in every step.
 #include "ops/ops.h"
 #include "ops/top.h"
 
@@ -27,8 +28,10 @@ void run_topk(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   }
 }
 
-constexpr Phase kArgmax = {SPLIT_ROWS, rows, run_argmax, 1, 0, true, false, false, false, false};
-constexpr Phase kTopk = {SPLIT_ROWS, rows, run_topk, 1, 0, true, false, false, false, false};
+constexpr Phase kArgmax = {
+    .split = SPLIT_ROWS, .items = rows, .run = run_argmax, .reads_rows = operands(0), .writes_outputs = true};
+constexpr Phase kTopk = {
+    .split = SPLIT_ROWS, .items = rows, .run = run_topk, .reads_rows = operands(0), .writes_outputs = true};
 
 }  // namespace
 

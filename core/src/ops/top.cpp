@@ -1,4 +1,5 @@
 // Selection of the largest elements of a row with a heap.
+// Hot: runs in every step.
 #include "ops/top.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 // Block formats as ggml-common.h and ggml-quants.c of llama.cpp define them; docs/explanation/bundle-format.md has the
 // tiles.
+// Hot: runs for every block of a file.
 #include "pack/gguf_blocks.h"
 
 #include <string.h>

@@ -14,7 +14,7 @@ struct BlockFormat {
   PutBlock put;
 };
 
-// Of a layout PS_T16_Q*.
+// Returns the block format of a layout PS_T16_Q*.
 BlockFormat block_format(int32_t layout);
 
 }  // namespace ps

@@ -1,4 +1,5 @@
 // Packing and unpacking of weights, split over threads at tile boundaries.
+// Hot: runs for every weight that is packed.
 #include "pack/pack.h"
 
 #include <math.h>
@@ -144,7 +145,8 @@ void get_i4_row(const PackRange& r, const uint8_t* tile, int64_t lane, int8_t* q
 bool is_int4_row(const PackRange& r, const int8_t* q, const int8_t* groups) {
   bool good = true;
   for (int64_t k = 0; k < r.cols; ++k) {
-    const int step = static_cast<uint8_t>(groups[k / kGroupColumns * 2]), offset = groups[k / kGroupColumns * 2 + 1];
+    const int step = static_cast<uint8_t>(groups[k / kGroupColumns * 2]);
+    const int8_t offset = groups[k / kGroupColumns * 2 + 1];
     const int value = step * q[k] + offset;
     good &= step >= 1 && step <= kMaxStep && q[k] >= 0 && q[k] <= kMaxNibble && value >= -128 && value <= 127;
   }

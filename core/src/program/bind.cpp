@@ -26,24 +26,25 @@ void bind_scratch(ps_program* p) {
   const auto take_i32 = [&](int64_t count) { return reinterpret_cast<int32_t*>(take(count * 4)); };
   p->thread_scratch = take(plan.thread_scratch * threads);
   p->sample_scratch = take(plan.sample_scratch * threads);
-  p->token_ids = take_i32(o.max_tokens);
-  p->positions = take_i32(o.max_tokens);
-  p->token_request = take_i32(o.max_tokens);
-  p->request_starts = take_i32(int64_t{o.max_requests} + 1);
-  p->page_tables = take_i32(p->model->graph.page_groups.size() * o.max_requests * plan.symbols[ROLE_PAGES]);
-  p->output_rows = take_i32(o.max_rows);
-  p->failed_rows = take_i32(o.max_rows);
-  p->wanted_rows = take_i32(o.max_tokens);
-  p->wanted_positions = take_i32(o.max_tokens);
-  p->wanted_request = take_i32(o.max_tokens);
-  p->owners = reinterpret_cast<PageOwner*>(take(plan.owner_bytes));
-  p->slots = take_i32(o.num_slots);
-  for (int32_t i = 0; i < o.num_slots; ++i) p->slots[i] = kEmptySlot;
+  p->batch.token_ids = take_i32(o.max_tokens);
+  p->batch.positions = take_i32(o.max_tokens);
+  p->batch.token_request = take_i32(o.max_tokens);
+  p->batch.request_starts = take_i32(int64_t{o.max_requests} + 1);
+  p->batch.page_tables = take_i32(p->model->graph.page_groups.size() * o.max_requests * plan.symbols[ROLE_PAGES]);
+  p->batch.output_rows = take_i32(o.max_rows);
+  p->batch.failed_rows = take_i32(o.max_rows);
+  p->batch.wanted_rows = take_i32(o.max_tokens);
+  p->batch.wanted_positions = take_i32(o.max_tokens);
+  p->batch.wanted_request = take_i32(o.max_tokens);
+  p->batch.owners = reinterpret_cast<PageOwner*>(take(plan.owner_bytes));
+  p->batch.slots = take_i32(o.num_slots);
+  for (int32_t i = 0; i < o.num_slots; ++i) p->batch.slots[i] = kEmptySlot;
 }
 
 uint8_t* value_data(const ps_program& p, const Value& value) {
   const Graph& graph = p.model->graph;
-  int32_t* const inputs[NUM_INPUTS] = {p.token_ids, p.positions, p.request_starts, p.page_tables, p.output_rows};
+  int32_t* const inputs[NUM_INPUTS] = {p.batch.token_ids, p.batch.positions, p.batch.request_starts,
+                                       p.batch.page_tables, p.batch.output_rows};
   const int64_t bytes = value.root_offset * dtype_bytes(value.dtype);
   for (int32_t i = 0; i < NUM_INPUTS; ++i) {
     if (graph.inputs[i] == value.root) return reinterpret_cast<uint8_t*>(inputs[i]) + bytes;
@@ -55,7 +56,7 @@ uint8_t* value_data(const ps_program& p, const Value& value) {
 // A size that is the step's, or constant.
 ps_status bind_dim(ps_program* p, const Dim& dim, int64_t* out) {
   *out = evaluate(dim, p->plan.symbols);
-  return is_constant(dim) || p->patches.push(Patch{out, dim}) ? PS_OK : no_memory();
+  return is_constant(dim) || p->bound.patches.push(Patch{out, dim}) ? PS_OK : no_memory();
 }
 
 // `wanted_only`: the operand of a wanted-only node.
@@ -75,7 +76,7 @@ ps_status bind_operand(ps_program* p, const Operand& operand, bool wanted_only, 
     const Value& value = graph.values[operand.index];
     out->data = value_data(*p, value);
     if (wanted_only && operand.index == graph.inputs[INPUT_POSITIONS])
-      out->data = reinterpret_cast<uint8_t*>(p->wanted_positions);
+      out->data = reinterpret_cast<uint8_t*>(p->batch.wanted_positions);
     out->row_stride = value.row_stride;
   } else if (operand.kind == OPERAND_WEIGHT) {
     const Weight& weight = graph.weights[operand.index];
@@ -98,16 +99,16 @@ Step make_step(const ps_program& p, const Call* call, const Phase* phase) {
   return Step{call, empty ? run_nothing : phase->run, 0, phase->grain, phase->split, true, nullptr, 0, 0, nullptr};
 }
 
-// A user's own op has where to say what failed.
+// Gives a custom op the place where it reports a failure.
 ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
   call->loaded = as_loaded(op);
   if (!call->loaded) return PS_OK;
-  if (!p->failure.data() && !p->failure.allocate(sizeof(OpFailure))) return no_memory();
-  call->failure = reinterpret_cast<OpFailure*>(p->failure.data());
+  if (!p->bound.failure.get() && !p->bound.failure.make(1)) return no_memory();
+  call->failure = p->bound.failure.get();
   return PS_OK;
 }
 
-// The logits: the graph's output, or before the last stage of a pipeline sends it, what is sent.
+// Returns the value that holds the logits: the graph's output or, on the last stage of a pipeline, what it sends.
 int32_t head_of(const Graph& graph, int32_t op) {
   const int32_t producer = graph.output < 0 ? -1 : graph.values[graph.output].producer;
   if (op != OP_ALL_GATHER || producer < 0 || graph.nodes[producer].op != OP_SEND) return graph.output;
@@ -131,13 +132,13 @@ ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
     return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for %.*s, found %lld",
                 static_cast<long long>(bytes), PS_STR(node.name), static_cast<long long>(comm->part_bytes));
   }
-  call->exchange = reinterpret_cast<Exchange*>(p->exchange.data());
+  call->exchange = p->ranks.exchange.get();
   const Graph& graph = p->model->graph;
   const bool ends_pipeline = p->context->links && node.op == (p->context->links->rank ? OP_SEND : OP_RECV);
   call->is_head = (node.op == OP_ALL_GATHER || ends_pipeline) && node.outputs[0] == head_of(graph, node.op);
   call->is_hidden =
       ends_pipeline && (node.op == OP_SEND ? graph.values[node.inputs[0].index].root : node.outputs[0]) == graph.hidden;
-  p->gathers_head |= call->is_head;
+  p->ranks.gathers_head |= call->is_head;
   return PS_OK;
 }
 
@@ -158,20 +159,21 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   call->scratch = p->scratch.data();
   call->thread_scratch = p->thread_scratch;
   call->thread_scratch_bytes = p->plan.thread_scratch;
-  call->token_request = node.wanted_only ? p->wanted_request : p->token_request;
+  call->token_request = node.wanted_only ? p->batch.wanted_request : p->batch.token_request;
   PS_TRY(bind_loaded(p, node.op, call));
   PS_TRY(bind_exchange(p, node, call));
   const Phases phases = phases_of(node.op, *call);
   for (int32_t i = 0; i < phases.count; ++i) {
     const Phase* phase = &phases.first[i];
     Step step = make_step(*p, call, phase);
-    const bool streams = phase->split == SPLIT_SHARES && node.num_inputs > 1 && node.inputs[1].kind == OPERAND_WEIGHT;
+    const bool streams = phase->split == SPLIT_SHARES && node.num_inputs > kTiledWeight &&
+                         node.inputs[kTiledWeight].kind == OPERAND_WEIGHT;
     if (streams) {
-      step.weights = call->in[1].data;
-      step.weight_bytes = p->model->graph.weights[node.inputs[1].index].bytes / (run.gated ? 2 : 1);
+      step.weights = call->in[kTiledWeight].data;
+      step.weight_bytes = p->model->graph.weights[node.inputs[kTiledWeight].index].bytes / (run.gated ? 2 : 1);
       step.second_half = run.gated ? step.weight_bytes : 0;
     }
-    if (!p->steps.push(step) || !p->phases.push(phase)) return no_memory();
+    if (!p->bound.steps.push(step) || !p->bound.phases.push(phase)) return no_memory();
   }
   return PS_OK;
 }
@@ -188,12 +190,13 @@ ps_status bind_move(ps_program* p, Call* call) {
     PS_TRY(bind_dim(p, Dim{kWantedTokens, 1, 0}, &t.dims[0]));
   }
   PS_TRY(bind_dim(p, Dim{ROLE_TOKENS, 1, 0}, &call->out[0].dims[0]));
-  call->token_request = p->wanted_rows;
-  return p->steps.push(make_step(*p, call, &kMoveWanted)) && p->phases.push(&kMoveWanted) ? PS_OK : no_memory();
+  call->token_request = p->batch.wanted_rows;
+  return p->bound.steps.push(make_step(*p, call, &kMoveWanted)) && p->bound.phases.push(&kMoveWanted) ? PS_OK
+                                                                                                      : no_memory();
 }
 
-// Where the only operand of the node at `end` of the order is written, by a node from `begin` on that has the same
-// rows, if nothing else reads it; else null.
+// Returns where the operand of the all_gather at `end` of the order is written, if a node from `begin` on with the same
+// rows writes it and nothing else reads it; else null.
 Tensor* written_for(ps_program* p, const Vec<int32_t>& readers, int64_t begin, int64_t end) {
   const Graph& graph = p->model->graph;
   const Node& gather = p->plan.nodes[p->plan.order[end]].node;
@@ -208,7 +211,7 @@ Tensor* written_for(ps_program* p, const Vec<int32_t>& readers, int64_t begin, i
     for (int32_t i = 0; i < run.node.num_outputs && !run.skipped; ++i) {
       if (run.node.outputs[i] != root) continue;
       const bool fits = run.node.wanted_only == gather.wanted_only && p->plan.order[n] != graph.tail;
-      return fits ? &p->calls[p->plan.order[n]].out[i] : nullptr;
+      return fits ? &p->bound.calls[p->plan.order[n]].out[i] : nullptr;
     }
   }
   return nullptr;
@@ -220,31 +223,32 @@ ps_status bind_direct_parts(ps_program* p) {
   const Graph& graph = p->model->graph;
   const int64_t count = p->plan.order.size();
   Vec<int32_t> readers;  // of a root or a view of it
-  if (!readers.resize(graph.values.size()) || !p->direct_parts.resize(count)) return no_memory();
+  if (!readers.resize(graph.values.size()) || !p->ranks.direct_parts.resize(count)) return no_memory();
   for (const RunNode& run : p->plan.nodes) {
     for (int32_t i = 0; i < run.node.num_inputs && !run.skipped; ++i) {
       if (run.node.inputs[i].kind == OPERAND_VALUE) ++readers[graph.values[run.node.inputs[i].index].root];
     }
   }
-  const DirectPart** next = &reinterpret_cast<Exchange*>(p->exchange.data())->first;
+  const DirectPart** next = &p->ranks.exchange.get()->first;
   int64_t num_parts = 0, begin = 0;
   for (int64_t n = 0; n < count; ++n) {
     const int32_t op = graph.nodes[p->plan.order[n]].op;
-    Call* call = &p->calls[p->plan.order[n]];
+    Call* call = &p->bound.calls[p->plan.order[n]];
     if (!call->exchange || op == OP_SEND || op == OP_RECV) continue;
     Tensor* written = op == OP_ALL_GATHER && !call->is_head ? written_for(p, readers, begin, n) : nullptr;
     if (written) {
-      DirectPart* part = &p->direct_parts[num_parts++];
+      DirectPart* part = &p->ranks.direct_parts[num_parts++];
       *part = DirectPart{written, &call->in[0], written->data};
       *next = part;
     }
     next = &call->next;
     begin = n + 1;
   }
-  return p->direct_parts.resize(num_parts) ? PS_OK : no_memory();
+  return p->ranks.direct_parts.resize(num_parts) ? PS_OK : no_memory();
 }
 
-// A phase's touch of memory.  `rows`: by rows, the same thread having the same row wherever `root` is the same.
+// A phase's access to memory.  `rows`: by rows, so that the same thread has the same row in every access with the same
+// `root`.
 struct Access {
   int64_t space;  // 0 temporaries, 1 scratch, 2 logits, 3 + i: state i
   int64_t begin, end;
@@ -304,25 +308,26 @@ ps_status bind_program(ps_program* p) {
   const Graph& graph = p->model->graph;
   bind_scratch(p);
   if (const ps_comm* links = kBuildsRanks ? all_ranks(*p->context) : nullptr) {
-    if (!p->exchange.allocate(sizeof(Exchange))) return no_memory();
-    Exchange* exchange = reinterpret_cast<Exchange*>(p->exchange.data());
+    if (!p->ranks.exchange.make(1)) return no_memory();
+    Exchange* const exchange = p->ranks.exchange.get();
     exchange->comm = p->context->comm;
     exchange->links = links;
   }
   const int64_t count = graph.nodes.size();
-  if (!p->calls.resize(count + 1)) return no_memory();  // once: steps point into it.  The last moves the wanted rows
+  if (!p->bound.calls.resize(count + 1))
+    return no_memory();  // once: steps point into it.  The last moves the wanted rows
   bool moved = p->plan.sources.count == 0;
   for (int32_t i : p->plan.order) {
-    if (graph.nodes[i].wanted_only && !moved) PS_TRY(bind_move(p, &p->calls[count]));
+    if (graph.nodes[i].wanted_only && !moved) PS_TRY(bind_move(p, &p->bound.calls[count]));
     moved |= graph.nodes[i].wanted_only;
-    if (!p->plan.nodes[i].skipped) PS_TRY(bind_node(p, graph.nodes[i], p->plan.nodes[i], &p->calls[i]));
+    if (!p->plan.nodes[i].skipped) PS_TRY(bind_node(p, graph.nodes[i], p->plan.nodes[i], &p->bound.calls[i]));
   }
   PS_TRY(bind_direct_parts(p));
-  if (!p->shares.allocate(p->context->pool.num_threads() * static_cast<int64_t>(sizeof(Share)))) return no_memory();
+  if (!p->bound.shares.make(p->context->pool.num_threads())) return no_memory();
   const Step* next_weights = nullptr;
-  for (int64_t s = p->steps.size() - 1; s >= 0; --s) {
-    if (p->steps[s].weights) next_weights = &p->steps[s];
-    p->steps[s].next_weights = next_weights;
+  for (int64_t s = p->bound.steps.size() - 1; s >= 0; --s) {
+    if (p->bound.steps[s].weights) next_weights = &p->bound.steps[s];
+    p->bound.steps[s].next_weights = next_weights;
   }
   return place_barriers(p);
 }
@@ -331,12 +336,12 @@ ps_status bind_program(ps_program* p) {
 // both go row by row over the same value: then each thread reads only its own rows.
 ps_status place_barriers(ps_program* p) {
   Vec<Access> group;
-  for (int64_t s = 0; s < p->steps.size(); ++s) {
-    Step& step = p->steps[s];
-    const int64_t node = step.call - p->calls.data();
-    const Accesses now = node == p->plan.nodes.size()
-                             ? accesses_of_move(*p)
-                             : accesses_of(*p, p->plan.nodes[node].node, static_cast<int32_t>(node), *p->phases[s]);
+  for (int64_t s = 0; s < p->bound.steps.size(); ++s) {
+    Step& step = p->bound.steps[s];
+    const int64_t node = step.call - p->bound.calls.data();
+    const Accesses now = node == p->plan.nodes.size() ? accesses_of_move(*p)
+                                                      : accesses_of(*p, p->plan.nodes[node].node,
+                                                                    static_cast<int32_t>(node), *p->bound.phases[s]);
     bool barrier = group.size() > kMaxGroup;
     for (int32_t i = 0; i < now.count && !barrier; ++i) {
       for (const Access& before : group) barrier |= conflict(now.items[i], before);

@@ -2,12 +2,13 @@
 #include "program/estimate.h"
 
 #include "bundle/validate.h"
+#include "program/program.h"
 
 namespace ps {
 namespace {
 
-// What a thread does in a nanosecond, about: bytes of weights read, bytes of weights multiplied, products of attention
-// over pages of f32 and of smaller types.
+// The approximate work of a thread in a nanosecond: bytes of weights read, bytes of weights multiplied, products of
+// attention over pages of f32 and of smaller types.
 constexpr int64_t kReadBytes = 20, kMultipliedBytes = 200;
 constexpr double kF32Products = 10, kProducts = 20;
 constexpr double kMaxEstimate = 1e15;  // nanoseconds
@@ -26,7 +27,7 @@ int64_t count_keys(const int32_t* positions, int64_t count, int32_t window) {
 
 }  // namespace
 
-ps_status find_attention(const Graph& graph, Vec<AttentionWork>* out) {
+static ps_status find_attention(const Graph& graph, Vec<AttentionWork>* out) {
   out->clear();
   for (const Node& node : graph.nodes) {
     if (!is_attention(node.op)) continue;
@@ -45,13 +46,18 @@ ps_status find_attention(const Graph& graph, Vec<AttentionWork>* out) {
   return PS_OK;
 }
 
+ps_status find_work(const ps_model& model, StepWork* out) {
+  out->token_bytes = bytes_per_token(model);
+  return find_attention(model.graph, &out->attention);
+}
+
 int64_t estimate_step(const ps_program& p, int64_t num_tokens) {
-  const int64_t weights = p.token_bytes / kReadBytes + p.token_bytes / kMultipliedBytes * num_tokens;
+  const int64_t weights = p.work.token_bytes / kReadBytes + p.work.token_bytes / kMultipliedBytes * num_tokens;
   double products = 0;
-  for (const AttentionWork& work : p.attention) {
-    const int32_t* positions = work.wanted_only ? p.wanted_positions : p.positions;
-    products += work.products *
-                static_cast<double>(count_keys(positions, work.wanted_only ? p.num_wanted : num_tokens, work.window));
+  for (const AttentionWork& work : p.work.attention) {
+    const int32_t* positions = work.wanted_only ? p.batch.wanted_positions : p.batch.positions;
+    products += work.products * static_cast<double>(count_keys(
+                                    positions, work.wanted_only ? p.batch.num_wanted : num_tokens, work.window));
   }
   const double all =
       static_cast<double>(weights) + products / (p.options.kv_layout == PS_KV_F32 ? kF32Products : kProducts);

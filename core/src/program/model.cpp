@@ -6,8 +6,8 @@
 #include "base/crc32.h"
 #include "bundle/metadata.h"
 #include "bundle/validate.h"
-#include "program/prefix_only.h"
-#include "program/wanted_rows.h"
+#include "passes/prefix_only.h"
+#include "passes/wanted_rows.h"
 
 namespace ps {
 namespace {

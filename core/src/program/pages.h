@@ -30,14 +30,14 @@ ps_status check_whole_requests(const Ragged& batch);
 // the batch.  owners: [num_pages], kept between steps; step: differs from the last call's.
 ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, int32_t num_pages, PageOwner* owners,
                            uint32_t step);
-// Every request of the step goes on where the recurrent state ends that it would read: such a state has no way back.
-// The last number of each head of a page is how many tokens it has seen.  `of_prefix`: the first is the length of the
-// prefix, which is 0 if the request's first step did not have all of it.
+// Checks that every request of the step continues where the recurrent state that it reads ends: such a state cannot be
+// rewound.  The last number of each head of a page is how many tokens it has seen.  `of_prefix`: the first is the
+// length of the prefix, which is 0 if the request's first step did not have all of it.
 ps_status check_state_positions(const Ragged& batch, int32_t group, const uint8_t* pages, int64_t page_bytes,
                                 int64_t head_elements, bool of_prefix);
-// Of pages that are dealt out to ranks (page % world is its rank, and partitions of a request go to ranks in turn):
-// replaces the entries of the table, after the checks, by this rank's own pages, page / world, and -2 - rank for those
-// of others.
+// For pages that are dealt out to ranks (page % world is the rank; partitions of a request go to ranks in turn).  After
+// the checks, replaces an entry of the table by this rank's own page, page / world, or by -2 - rank for a page of
+// another rank.
 ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int32_t rank, int32_t world,
                          int32_t* page_table);
 void fill_token_request(const Ragged& batch, int32_t* token_request);

@@ -14,7 +14,8 @@ struct Block {
   int64_t bytes, offset;
 };
 
-// With more blocks, which no network in use has and a hostile file may have, comparing each with each takes too long.
+// With more blocks than this, comparing each with each takes too long.  No network in use has as many, but a hostile
+// file may.
 constexpr int64_t kMaxCompared = 4096;
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "plan: out of memory"); }

@@ -6,14 +6,15 @@
 #include <algorithm>
 
 #include "bundle/validate.h"
-#include "exchange/exchange.h"
+#include "base/clock.h"
+#include "program/program.h"
 
 namespace ps {
 namespace {
 
 constexpr uint64_t kFirstTag = 0x62617463685f3031u, kSecondTag = kFirstTag + 1;
 
-// Every rank counts its steps: one that is behind finds another number than its own.
+// Every rank counts its steps, so that a rank that is out of step finds a number other than its own.
 struct Message {
   uint64_t step, hash;  // of all that follows
   int32_t num_tokens, num_requests, num_rows, page_table_width;
@@ -63,7 +64,7 @@ ps_status end_group(const ps_program& p, const char* what, uint64_t expected, ui
   return fail(PS_ABORTED, "ranks: %s", reason);
 }
 
-Exchange& exchange_of(ps_program* p) { return *reinterpret_cast<Exchange*>(p->exchange.data()); }
+Exchange& exchange_of(ps_program* p) { return *p->ranks.exchange.get(); }
 
 // In a pipeline each rank gets the data of rank 0 from the stage before, and passes it on before it computes.
 ps_status pass_on(ps_program* p, const uint8_t* data, int64_t bytes) {
@@ -96,23 +97,28 @@ ps_status broadcast(ps_program* p, uint64_t tag, int64_t bytes, bool forever, co
 
 }  // namespace
 
-ps_status check_first_rank(const ps_program& p) {
+static ps_status check_first_rank(const ps_program& p) {
   if (all_ranks(*p.context)->rank == 0) return PS_OK;
   return fail(PS_INVALID_ARGUMENT,
               "program: expected rank 0, which begins every step, found rank %d; it follows with ps_program_follow",
               all_ranks(*p.context)->rank);
 }
 
-void note_kinds(ps_program* p) {
-  exchange_of(p).best_only = p->best_only;
-  exchange_of(p).has_hidden = p->has_hidden;
+static void note_kinds(ps_program* p) {
+  exchange_of(p).best_only = p->ranks.best_only;
+  exchange_of(p).has_hidden = p->batch.has_hidden;
 }
 
-ps_status send_batch(ps_program* p, const ps_batch& b) {
+static ps_status send_batch(ps_program* p, const ps_batch& b) {
   const ps_comm& comm = *all_ranks(*p->context);
-  const int64_t most = p->plan.symbols[ROLE_PAGES];
-  Message m{p->rank_step, 0, b.num_tokens, b.num_requests, b.num_rows, 0, b.flags | (p->best_only ? kBestOnly : 0), 0};
-  m.page_table_width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
+  Message m{.step = p->ranks.steps,
+            .hash = 0,  // below
+            .num_tokens = b.num_tokens,
+            .num_requests = b.num_requests,
+            .num_rows = b.num_rows,
+            .page_table_width = table_width(*p, b),
+            .flags = b.flags | (p->ranks.best_only ? kBestOnly : 0),
+            .reserved = 0};
   const int64_t bytes = message_bytes(*p, m);
   PS_TRY(check_fits(*p, bytes));
   const void* data;
@@ -125,30 +131,30 @@ ps_status send_batch(ps_program* p, const ps_batch& b) {
       at += count;
     };
     if (bytes <= kShortBytes || sending) {
-      put(p->token_ids, b.num_tokens);
-      put(p->positions, b.num_tokens);
-      put(p->request_starts, int64_t{b.num_requests} + 1);
+      put(p->batch.token_ids, b.num_tokens);
+      put(p->batch.positions, b.num_tokens);
+      put(p->batch.request_starts, int64_t{b.num_requests} + 1);
       put(b.output_rows, b.num_rows);
-      put(p->page_tables, p->model->graph.page_groups.size() * m.num_requests * m.page_table_width);
+      put(p->batch.page_tables, p->model->graph.page_groups.size() * m.num_requests * m.page_table_width);
       m.hash = hash_of(*p, m, first);
     }
     memcpy(part, &m, sizeof(m));
     PS_TRY(broadcast(p, sending ? kSecondTag : kFirstTag, sending ? bytes : kShortBytes, false, &data));
   }
-  ++p->rank_step;
+  ++p->ranks.steps;
   exchange_of(p).tag = m.hash;
   note_kinds(p);
   exchange_of(p).on_all = b.flags & PS_BATCH_ALL_RANKS;
   return PS_OK;
 }
 
-ps_status receive_batch(ps_program* p, ps_batch* b) {
+static ps_status receive_batch(ps_program* p, ps_batch* b) {
   PS_TRY(check_fits(*p, kShortBytes));
   const void* data;
   Message m;
   PS_TRY(broadcast(p, kFirstTag, kShortBytes, true, &data));
   memcpy(&m, data, sizeof(m));
-  if (m.step != p->rank_step) return end_group(*p, "step", p->rank_step, m.step);
+  if (m.step != p->ranks.steps) return end_group(*p, "step", p->ranks.steps, m.step);
   const ps_program_options& o = p->options;
   const bool within = m.num_tokens > 0 && m.num_tokens <= o.max_tokens && m.num_requests > 0 &&
                       m.num_requests <= o.max_requests && m.num_rows >= 0 && m.num_rows <= o.max_rows &&
@@ -176,39 +182,38 @@ ps_status receive_batch(ps_program* p, ps_batch* b) {
   b->num_rows = m.num_rows;
   b->page_table_width = m.page_table_width;
   b->flags = m.flags & ~kBestOnly;
-  p->best_only = m.flags & kBestOnly;
+  p->ranks.best_only = m.flags & kBestOnly;
   b->token_ids = take(m.num_tokens);
   b->positions = take(m.num_tokens);
   b->request_starts = take(int64_t{m.num_requests} + 1);
   b->output_rows = take(m.num_rows);
   b->page_tables = take(p->model->graph.page_groups.size() * m.num_requests * m.page_table_width);
-  ++p->rank_step;
+  ++p->ranks.steps;
   exchange_of(p).tag = hash;
-  exchange_of(p).best_only = p->best_only;
+  exchange_of(p).best_only = p->ranks.best_only;
   exchange_of(p).has_hidden = m.flags & PS_BATCH_HIDDEN;
   exchange_of(p).on_all = m.flags & PS_BATCH_ALL_RANKS;
   return PS_OK;
 }
 
-ps_status receive_same_batch(ps_program* p, const ps_batch& own) {
+static ps_status receive_same_batch(ps_program* p, const ps_batch& own) {
   ps_batch first{};
   PS_TRY(receive_batch(p, &first));
-  const int64_t most = p->plan.symbols[ROLE_PAGES];
-  const int64_t width = own.page_table_width < most ? own.page_table_width : most;
+  const int64_t width = table_width(*p, own);
   const auto equal = [](const int32_t* a, const int32_t* b, int64_t count) {
     return count == 0 || memcmp(a, b, static_cast<size_t>(count) * 4) == 0;
   };
   const bool same_sizes = own.num_tokens == first.num_tokens && own.num_requests == first.num_requests &&
                           own.num_rows == first.num_rows && width == first.page_table_width;
   const int64_t tables = p->model->graph.page_groups.size() * own.num_requests * width;
-  const char* what = own.flags != first.flags                                 ? "flags"
-                     : !same_sizes                                            ? "sizes"
-                     : !equal(p->token_ids, first.token_ids, own.num_tokens)  ? "token_ids"
-                     : !equal(own.positions, first.positions, own.num_tokens) ? "positions"
+  const char* what = own.flags != first.flags                                      ? "flags"
+                     : !same_sizes                                                 ? "sizes"
+                     : !equal(p->batch.token_ids, first.token_ids, own.num_tokens) ? "token_ids"
+                     : !equal(own.positions, first.positions, own.num_tokens)      ? "positions"
                      : !equal(own.request_starts, first.request_starts, int64_t{own.num_requests} + 1)
                          ? "request_starts"
                      : !equal(own.output_rows, first.output_rows, own.num_rows) ? "output_rows"
-                     : !equal(p->page_tables, first.page_tables, tables)        ? "page_tables"
+                     : !equal(p->batch.page_tables, first.page_tables, tables)  ? "page_tables"
                                                                                 : nullptr;
   if (!what) return PS_OK;
   const ps_comm& comm = *p->context->comm;
@@ -216,6 +221,134 @@ ps_status receive_same_batch(ps_program* p, const ps_batch& own) {
       fail(PS_INVALID_ARGUMENT, "batch: expected equal batches on all ranks, found other %s on rank %d than on rank 0",
            what, comm.rank);
   comm.abort(comm.self, error_message());
+  return status;
+}
+
+void aim_direct_parts(ps_program* p) {
+  for (const DirectPart& part : p->ranks.direct_parts) part.aim(nullptr);
+  const Exchange& exchange = exchange_of(p);
+  if (exchange.first) exchange.first->aim(exchange.comm->part(exchange.comm->self));
+}
+
+// A step of several ranks fails with the first exchange that failed, and so do all later ones.
+ps_status check_exchange(ps_program* p) {
+  const Exchange* const exchange = p->ranks.exchange.get();
+  if (exchange->status == PS_OK) return PS_OK;
+  p->last.num_rows = -1;
+  return fail(exchange->status, "%s", exchange->message);
+}
+
+// With the context split over ranks, rewrites the page tables to this rank's pages.
+static ps_status take_own_pages(ps_program* p, const ps_batch& b) {
+  const Graph& graph = p->model->graph;
+  if (graph.context_world == 1) return PS_OK;
+  const int32_t width = table_width(*p, b);
+  const ps_comm& comm = *p->context->comm;
+  for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
+    if (!((p->plan.used_groups & ~graph.whole_groups) >> g & 1)) continue;
+    int32_t* table = p->batch.page_tables + g * b.num_requests * width;
+    const Ragged batch{p->batch.positions, p->batch.request_starts, table, b.num_tokens, b.num_requests, width};
+    PS_TRY(localize_pages(batch, static_cast<int32_t>(g), graph.page_groups[g], comm.rank % graph.context_world,
+                          graph.context_world, table));
+  }
+  return PS_OK;
+}
+
+static ps_status check_in_flight(const ps_program& p, bool some) {
+  if ((p.ranks.num_in_flight > 0) == some) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "program: expected %s, found %d", some ? "a step in flight" : "no step in flight",
+              p.ranks.num_in_flight);
+}
+
+static ps_status launch(ps_program* p, const ps_batch& batch, bool best_only) {
+  PS_TRY(check_exchange(p));
+  PS_TRY(check_first_rank(*p));
+  // The results of the step that was collected last stay readable.
+  const int32_t num_wanted = p->batch.num_wanted;
+  const bool has_hidden = p->batch.has_hidden, had_best_only = p->ranks.best_only;
+  const auto take_and_send = [&] {
+    PS_TRY(take_batch(p, batch));
+    p->ranks.best_only = best_only;
+    return send_batch(p, batch);
+  };
+  const ps_status status = take_and_send();
+  if (status == PS_OK) {
+    p->ranks.in_flight[p->ranks.num_in_flight++] = InFlight{.num_tokens = batch.num_tokens,
+                                                            .num_requests = batch.num_requests,
+                                                            .num_rows = batch.num_rows,
+                                                            .page_table_width = batch.page_table_width,
+                                                            .num_wanted = p->batch.num_wanted,
+                                                            .has_hidden = p->batch.has_hidden,
+                                                            .best_only = best_only};
+  }
+  p->batch.num_wanted = num_wanted;
+  p->batch.has_hidden = has_hidden;
+  p->ranks.best_only = had_best_only;
+  return status;
+}
+
+ps_status launch_program(ps_program* p, const ps_batch& batch, bool best_only) {
+  const ps_context& context = *p->context;
+  if (!kBuildsRanks || !context.links) return fail(PS_INVALID_ARGUMENT, "program: expected one of a pipeline");
+  if (batch.flags & PS_BATCH_ALL_RANKS)
+    return fail(PS_UNSUPPORTED, "flags: PS_BATCH_ALL_RANKS: expected ranks without stages");
+  const int32_t num_stages = (context.links->world - 1) / context.stage_ranks;
+  if (p->ranks.num_in_flight >= num_stages)
+    return fail(PS_INVALID_ARGUMENT, "program: expected at most %d steps in flight, one for each stage", num_stages);
+  for (int32_t t = 0; batch.token_ids && t < batch.num_tokens; ++t) {
+    if (batch.token_ids[t] < 0) return fail(PS_UNSUPPORTED, "token_ids[%d]: expected a token, found a slot", t);
+  }
+  return launch(p, batch, best_only);
+}
+
+ps_status collect_program(ps_program* p) {
+  const int64_t start_ns = p->spans.on ? now_ns() : 0;
+  p->spans.count = 0;
+  PS_TRY(check_in_flight(*p, true));
+  const InFlight step = p->ranks.in_flight[0];
+  memmove(p->ranks.in_flight, p->ranks.in_flight + 1, sizeof(InFlight) * static_cast<size_t>(--p->ranks.num_in_flight));
+  ps_batch batch{};
+  batch.num_tokens = step.num_tokens;
+  batch.num_requests = step.num_requests;
+  batch.num_rows = step.num_rows;
+  batch.page_table_width = step.page_table_width;
+  p->batch.num_wanted = step.num_wanted;
+  p->batch.has_hidden = step.has_hidden;
+  p->ranks.best_only = step.best_only;
+  note_kinds(p);
+  return run_taken(p, batch, start_ns);
+}
+
+ps_status run_on_ranks(ps_program* p, const ps_batch& batch, bool best_only) {
+  const int64_t start_ns = p->spans.on ? now_ns() : 0;
+  p->spans.count = 0;
+  const bool on_all = batch.flags & PS_BATCH_ALL_RANKS;
+  if (p->context->links) {
+    if (on_all) return fail(PS_UNSUPPORTED, "flags: PS_BATCH_ALL_RANKS: expected ranks without stages");
+    PS_TRY(check_in_flight(*p, false));
+    PS_TRY(launch(p, batch, best_only));
+    return collect_program(p);
+  }
+  PS_TRY(check_exchange(p));
+  if (!on_all) PS_TRY(check_first_rank(*p));
+  PS_TRY(take_batch(p, batch));
+  p->ranks.best_only = best_only;
+  PS_TRY(p->context->comm->rank == 0 ? send_batch(p, batch) : receive_same_batch(p, batch));
+  PS_TRY(take_own_pages(p, batch));
+  return run_taken(p, batch, start_ns);
+}
+
+ps_status follow_program(ps_program* p) {
+  p->spans.count = 0;
+  PS_TRY(check_exchange(p));
+  ps_batch batch{};
+  PS_TRY(receive_batch(p, &batch));
+  const int64_t start_ns = p->spans.on ? now_ns() : 0;
+  ps_status status = take_batch(p, batch);
+  if (status == PS_OK) status = take_own_pages(p, batch);
+  if (status == PS_OK) return run_taken(p, batch, start_ns);
+  const ps_comm* group = all_ranks(*p->context);
+  group->abort(group->self, error_message());  // the ranks would wait for this one
   return status;
 }
 
@@ -242,9 +375,9 @@ ps_status describe_rank(const ps_model& model, const ps_program_options& o, ps_r
       const Value& q = graph.values[node.inputs[0].index];
       Call call{};
       memcpy(call.attrs, attrs, sizeof(attrs));
-      call.in[0] = Tensor{nullptr, PS_F32, 2, 0, {o.max_tokens, q.row_elements}, q.row_elements};
-      call.in[1].dims[2] = graph.states[node.inputs[kAttentionState].index].head_dim;
-      call.in[4].dims[2] = max_table_width(graph);
+      call.in[kAttentionQ] = Tensor{nullptr, PS_F32, 2, 0, {o.max_tokens, q.row_elements}, q.row_elements};
+      call.in[kAttentionState].dims[2] = graph.states[node.inputs[kAttentionState].index].head_dim;
+      call.in[kAttentionPageTables].dims[2] = max_table_width(graph);
       bytes = std::max(bytes, part_bytes(node.op, call));
     }
     const Membership member = membership_of(node.op, attrs);

@@ -1,4 +1,5 @@
 // The walk over the list of steps, in which all threads take part.
+// Hot: runs in every step.
 #include "base/clock.h"
 #include "program/program.h"
 
@@ -73,11 +74,11 @@ void run_shares(const Step& step, Share* shares, uint64_t stamp, int32_t thread,
 
 // The steps from `at` on that go over the same rows without a barrier between them.
 int64_t num_together(const ps_program& p, int64_t at) {
-  const Step& first = p.steps[at];
+  const Step& first = p.bound.steps[at];
   int64_t count = 1;
   if (first.split != SPLIT_ROWS) return count;
-  for (; at + count < p.steps.size(); ++count) {
-    const Step& step = p.steps[at + count];
+  for (; at + count < p.bound.steps.size(); ++count) {
+    const Step& step = p.bound.steps[at + count];
     if (step.barrier || step.split != SPLIT_ROWS || step.items != first.items) break;
   }
   return count;
@@ -109,13 +110,13 @@ void run_rows(const Step* steps, int64_t count, int32_t thread, const WalkSlot& 
 template <bool kTimed>
 void walk(ps_program* p, int32_t thread, WalkSlot* slot, int64_t at) {
   WalkBarrier& barrier = p->context->pool.walk_barrier();
-  Share* shares = reinterpret_cast<Share*>(p->shares.data());
-  ps_span* span = kTimed ? spans_of(p) + 1 + thread * p->steps.size() : nullptr;
+  Share* const shares = p->bound.shares.get();
+  ps_span* span = kTimed ? p->spans.row(thread, p->bound.steps.size()) : nullptr;
   if (kTimed) span += at;
   WeightPrefetch prefetch;
-  const int64_t first = at, num_steps = p->steps.size();  // it comes from the barrier before the first
+  const int64_t first = at, num_steps = p->bound.steps.size();  // it comes from the barrier before the first
   for (int64_t count; at < num_steps; at += count) {
-    const Step& step = p->steps[at];
+    const Step& step = p->bound.steps[at];
     if (kTimed) span->arrive_ns = now_ns();
     if (step.barrier && at > first) {
       if (slot->num_threads > 1) prefetch.aim(step.next_weights, *slot);
@@ -129,7 +130,7 @@ void walk(ps_program* p, int32_t thread, WalkSlot* slot, int64_t at) {
     }
     if (kTimed) span->begin_ns = now_ns();
     if (step.split == SPLIT_SHARES && slot->num_threads > 1) {
-      run_shares(step, shares, p->stamp + static_cast<uint64_t>(at), thread, *slot);
+      run_shares(step, shares, p->last.stamp + static_cast<uint64_t>(at), thread, *slot);
     } else {
       int64_t begin, end;
       split(step.items, slot->rank, slot->num_threads, &begin, &end);

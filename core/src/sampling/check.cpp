@@ -7,7 +7,7 @@
 namespace ps {
 namespace {
 
-// A row's number in [low, high], or above low and up to high; a null array is off.
+// Checks that each row's number is in [low, high], or in (low, high]; a null array is off.
 struct Bounds {
   const char* name;
   const float* numbers;

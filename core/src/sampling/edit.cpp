@@ -1,4 +1,5 @@
 // Edits of a row of logits before sampling: token mask, biases and penalties.
+// Hot: runs in every step.
 #include <float.h>
 #include <math.h>
 #include <string.h>

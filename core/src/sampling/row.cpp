@@ -1,4 +1,5 @@
 // Drawing a token: the filters, then inverse transform sampling with a uniform number.
+// Hot: runs in every step.
 #include "sampling/row.h"
 
 #include <float.h>
@@ -22,7 +23,7 @@ struct Row {
   float shift, factor;  // a token's weight is exp((x - shift) * factor): 1 for the best
 };
 
-// What is left of a row, in the order of the walk; a candidate's value is its weight.
+// The candidates that filters leave of a row, in the order of the walk; a candidate's value is its weight.
 struct Kept {
   Candidate* first;
   int64_t count;
@@ -120,7 +121,7 @@ Kept take_until(Candidate* heap, int64_t size, double least, const float* weight
 Kept keep_top_p(const Row& row) {
   const float *weights = row.scratch.weights, top_p = row.numbers.top_p;
   const double least = static_cast<double>(top_p) * weigh_all(row, nullptr);
-  // Tokens above a cut that together surely reach top_p: those below it cannot be kept.
+  // Finds a cut such that the tokens above it certainly reach top_p together; no token below it can be kept.
   float cut = -INFINITY;
   double span = 8.0 / row.factor;
   for (int attempt = 0; attempt < 4; ++attempt, span *= 2) {

@@ -1,4 +1,5 @@
 // Sampling all rows of a step on the threads of the context.
+// Hot: runs in every step.
 #include "sampling/sample.h"
 
 #include <float.h>
@@ -11,7 +12,7 @@
 namespace ps {
 namespace {
 
-// Fewer logits, a thread's work of 50 us at least, are not worth the waking of another.
+// Below this many logits, about 50 us of work, waking another thread does not pay.
 constexpr int64_t kSharedNumbers = 65536;
 
 // Neither NaN nor plus infinity.

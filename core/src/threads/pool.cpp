@@ -1,4 +1,5 @@
 // The workers of a pool, and the three ways to run them: run, share and walk.
+// Hot: runs in every step.
 #include "threads/pool.h"
 
 #include <signal.h>
@@ -13,7 +14,7 @@
 namespace ps {
 namespace {
 
-// A walk waits so long for threads that are awake to come in before it begins.
+// The time that a walk waits for threads that are awake before it begins.
 constexpr int64_t kGatherNanoseconds = 20000;
 
 }  // namespace
@@ -45,7 +46,7 @@ void* Pool::worker_main(void* argument) {
   Worker* worker = static_cast<Worker*>(argument);
   Pool* pool = worker->pool;
   set_default_float_environment();  // a thread starts with that of the thread that made it
-  // A thread that cannot run must not be waited for by spinning.
+  // Nothing may spin while it waits for a thread that has no core.
   const bool spin = worker->index < pool->num_cores_;
   uint32_t runs = 0;
   for (uint32_t seen = 0;;) {

@@ -54,7 +54,7 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool();
-  // Of these threads no more walk or share than `num_cores`; 0: than the machine has for this process.
+  // At most `num_cores` of these threads walk or share; 0: as many as the machine has for this process.
   ps_status start(int32_t num_threads, int32_t num_cores = 0);
   int32_t num_threads() const { return num_threads_; }
   // Calls work(argument, i) for each i < num_threads, the caller being thread 0; returns when all are done.

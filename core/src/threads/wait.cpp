@@ -1,4 +1,5 @@
 // The futex system calls.
+// Hot: runs in every step.
 #include "threads/wait.h"
 
 #include <linux/futex.h>

@@ -1,4 +1,5 @@
 // The barrier of a walk: admission, arrival, leaving and waking.
+// Hot: runs in every step.
 #include "threads/walk_barrier.h"
 
 namespace ps {

@@ -34,7 +34,7 @@ class alignas(64) EntryGate {
   std::atomic<uint64_t> state_{0};
 };
 
-// How long a thread stays away that was late because something else uses its core.
+// The backoff of a thread that was late because something else uses its core.
 class Backoff {
  public:
   // Returns the end of the backoff after the thread was late by `late_ns`.

@@ -1,4 +1,5 @@
 // The search for added tokens in a text.
+// Hot: runs for every text.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {

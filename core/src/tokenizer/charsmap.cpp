@@ -1,4 +1,5 @@
 // The precompiled character map of SentencePiece: a double array of Darts-clone, and the replacements it points to.
+// Hot: runs for every text.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {
@@ -9,7 +10,7 @@ constexpr uint32_t kLeaf = 1u << 31, kHasLeaf = 1u << 8, kWideOffset = 1u << 9;
 
 uint32_t offset_of(uint32_t unit) { return unit >> 10 << (unit & kWideOffset ? 8 : 0); }
 
-// The replacement of the shortest key that begins the text; false: no key does.
+// Finds the replacement of the shortest key that the text begins with; false: there is none.
 bool find_replacement(const TokenizerTables& t, Text text, Text* out) {
   if (!t.charsmap.count) return false;
   uint32_t place = offset_of(t.charsmap.data[0]);

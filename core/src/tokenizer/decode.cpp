@@ -1,4 +1,5 @@
 // Decoding: token ids to text, either all of it or only the part that later ids cannot change.
+// Hot: runs for every text.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {

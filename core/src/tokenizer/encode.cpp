@@ -1,4 +1,5 @@
 // Encoding: a text to token ids by added tokens, normalizer, word split, merges and special tokens.
+// Hot: runs for every text.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {

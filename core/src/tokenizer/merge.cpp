@@ -1,4 +1,5 @@
 // Byte pair encoding of one word, with the merge order of the `tokenizers` library.
+// Hot: runs for every text.
 #include <algorithm>
 
 #include "tokenizer/tokenizer.h"

@@ -1,4 +1,5 @@
 // The steps of a normalizer, one after the other.
+// Hot: runs for every text.
 #include <algorithm>
 
 #include "tokenizer/tokenizer.h"

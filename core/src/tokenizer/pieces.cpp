@@ -1,4 +1,5 @@
 // Models that look their tokens up in a trie: WordPiece (BERT) and Unigram (SentencePiece).
+// Hot: runs for every text.
 #include <algorithm>
 
 #include "tokenizer/tokenizer.h"

@@ -1,8 +1,10 @@
 // The regular expressions that split a text into words, with their alternatives in order.
 //
 //   GPT-2:    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-//   Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
-//   ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ Qwen2:    Llama 3's with \p{N} for \p{N}{1,3}
+//   Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|...
+//             ... ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+//   Qwen2:    Llama 3's with \p{N} for \p{N}{1,3}
+// Hot: runs for every text.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {

@@ -1,4 +1,5 @@
 // UTF-8 decoding, lookup of character classes and case, and normalization forms.
+// Hot: runs for every text.
 #include "tokenizer/unicode.h"
 
 #include <algorithm>

@@ -2,15 +2,16 @@
 // invariance tests notice; steps that fail prove that the engine survives them.
 // Compiled in only by -DPENSTOCK_PLANTED=ON, never into a release.
 //
-// A linear is off: of a float scheme, K is split in two chains; of an integer scheme, whose sums are exact in any
-// order, the scale of each token has another last bit. PENSTOCK_PLANT=split_k        linears are off when a batch has
-// more than one token PENSTOCK_PLANT=split_threads  linears are off when a thread has only a part of the rows
-// PENSTOCK_PLANT=level          linears are off at every level but the generic one; bf16, which levels round each in
-// their
-//                               own way, loses half of K there
-// PENSTOCK_PLANT=kv             keys are off in their pages when a batch has more than one token
-// PENSTOCK_PLANT=not_a_number   a step of 13 tokens computes NaN
-// PENSTOCK_PLANT=step_fails     a step of 13 tokens fails once it is computed
+// PENSTOCK_PLANT names the fault:
+//   - split_k: linears are off when a batch has more than one token.
+//   - split_threads: linears are off when a thread has only a part of the rows.
+//   - level: linears are off at every level but the generic one.  bf16, which levels round each in their own way, loses
+//     half of K there.
+//   - kv: keys are off in their pages when a batch has more than one token.
+//   - not_a_number: a step of 13 tokens computes NaN.
+//   - step_fails: a step of 13 tokens fails once it is computed.
+// A linear that is off splits K in two chains (float schemes), or changes the last bit of each token's scale (integer
+// schemes, whose sums are exact in any order).
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,9 +1,10 @@
 // Ranks as threads, over the C API: random batches whose logits must be equal to those of the whole bundle bit for bit,
 // and groups that are ended in the middle of a step.  Built with sanitizers by the tests.
 //
-//   rank_check STEPS WHOLE [--stages] RANK_0 RANK_1 ...   bundles, with --stages of a pipeline whose stages are of one
-//   rank;
-//                                                           prints what went otherwise, and then exits with status 1
+//   rank_check STEPS WHOLE [--stages] RANK_0 RANK_1 ...
+//
+// The arguments are bundles; with --stages they are those of a pipeline whose stages have one rank each.  Prints what
+// differs; the exit status is 1 if anything does.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,11 @@
 // Prints what a bundle computes, bit for bit, using only penstock.h: two machines, or two instruction levels, that keep
 // the contract of docs/explanation/numerics.md print the same.  Compiled and run by tests/devices/test_aarch64.py.
 //
-//   step_check BUNDLE TOKENS STEPS          one line a step, for every KV layout: the tokens, a hash of all logits, the
-//   largest step_check BUNDLE encode < TEXTS        one line a text (four bytes of length, then UTF-8): its ids, and
-//   whether they
-//                                           decode to it
+//   step_check BUNDLE TOKENS STEPS
+//   step_check BUNDLE encode < TEXTS
+//
+// The first form prints a line for each step, for every KV layout: the tokens, a hash of all logits, the largest logit.
+// The second prints a line for each text (four bytes of length, then UTF-8): its ids, and whether they decode to it.
 //
 // The steps: a prompt in two chunks, the second beside the prompt of another request, and then STEPS tokens of both:
 // the first request's greedy, the other's drawn with a seed.

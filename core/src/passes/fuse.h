@@ -1,6 +1,6 @@
 // The nodes of a graph as a program runs them, after fusion.
-#ifndef PENSTOCK_PROGRAM_FUSE_H
-#define PENSTOCK_PROGRAM_FUSE_H
+#ifndef PENSTOCK_PASSES_FUSE_H
+#define PENSTOCK_PASSES_FUSE_H
 
 #include "ops/ops.h"
 

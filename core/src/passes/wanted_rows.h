@@ -3,8 +3,8 @@
 // After the last layer wrote its keys and values, the remaining nodes matter only for the wanted tokens.  These nodes
 // (Node::wanted_only) run after all others.  Before them, the rows that they read of other nodes are moved to the front
 // of their own memory: wanted rows in order, from row 0 on.
-#ifndef PENSTOCK_PROGRAM_WANTED_ROWS_H
-#define PENSTOCK_PROGRAM_WANTED_ROWS_H
+#ifndef PENSTOCK_PASSES_WANTED_ROWS_H
+#define PENSTOCK_PASSES_WANTED_ROWS_H
 
 #include "ops/ops.h"
 

@@ -1,5 +1,5 @@
 // The choice of prefix-only nodes.
-#include "program/prefix_only.h"
+#include "passes/prefix_only.h"
 
 #include "bundle/validate.h"
 

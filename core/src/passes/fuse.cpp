@@ -1,13 +1,13 @@
 // Fusion into linears: silu_mul of gate and up, and the residual sum at the start of add_rms_norm.
-#include "program/fuse.h"
+#include "passes/fuse.h"
 
 #include "base/tiles.h"
 
 namespace ps {
 namespace {
 
-// The kernels of integers, of GGUF's blocks and of bf16 dot products compute the tile of a gate beside its tile of up.
-// Others would do each without company, which costs them more than silu_mul does.
+// The kernels of integers, of GGUF's blocks and of bf16 dot products compute a tile of the gate beside its tile of
+// `up`.  Other kernels would compute the two apart, and lose more than silu_mul costs.
 bool is_gated_layout(int32_t layout, const Kernels& kernels) {
   return layout >= PS_T16_Q8_0 || layout == PS_T16_I8 || layout == PS_T16_I4G32 ||
          (layout == PS_T16_BF16 && kernels.bf16_bytes == 2);

@@ -1,6 +1,6 @@
 // Nodes of an encoder-decoder that a step without tokens of the encoder leaves out.
-#ifndef PENSTOCK_PROGRAM_PREFIX_ONLY_H
-#define PENSTOCK_PROGRAM_PREFIX_ONLY_H
+#ifndef PENSTOCK_PASSES_PREFIX_ONLY_H
+#define PENSTOCK_PASSES_PREFIX_ONLY_H
 
 #include "ops/ops.h"
 

@@ -1,5 +1,5 @@
 // The choice, the order and the inputs of wanted-only nodes.
-#include "program/wanted_rows.h"
+#include "passes/wanted_rows.h"
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ bool is_row_wise(const Node& node) {
   return loaded->op.row_inputs != 0 && loaded->phase.reads_all == 0;
 }
 
-// Whether the node is causal attention or a convolution over pages: a row then needs nothing of its step but its own
+// Returns true for causal attention and for a convolution over pages: a row needs nothing of its step but its own
 // position.
 bool reads_own_past(const Graph& graph, const Node& node) {
   if (!reads_pages(node.op)) return false;
@@ -84,7 +84,8 @@ void note_inputs(const Graph& graph, const Node& node, Readers reader, Vec<Reade
   }
 }
 
-// Whether the node sends the hidden rows on, which it does only in steps that want them of all tokens.
+// Returns true if the node sends the hidden rows to the next stage, which happens only in steps that want them of all
+// tokens.
 bool sends_hidden(const Graph& graph, const Node& node) {
   return node.op == OP_SEND && graph.values[node.inputs[0].index].root == graph.hidden;
 }
@@ -121,7 +122,7 @@ int64_t moved(const Call& c) {
 
 }  // namespace
 
-const Phase kMoveWanted = {SPLIT_ITEMS, moved, run_move, 0, 0, false, false, false, false, false};
+const Phase kMoveWanted = {.split = SPLIT_ITEMS, .items = moved, .run = run_move};
 
 WantedSources find_sources(const Graph& graph) {
   WantedSources out{{}, 0};
