@@ -257,7 +257,19 @@ CORE_LAYERS = {  # each folder of core/src to those that it may include beside i
     "passes": ("base", "ops", "bundle"),
     "program": ("base", "threads", "ops", "exchange", "bundle", "passes", "sampling"),
     "tokenizer": ("base",),
-    "api": ("base", "threads", "comm", "ops", "pack", "exchange", "bundle", "passes", "sampling", "program", "tokenizer"),
+    "api": (
+        "base",
+        "threads",
+        "comm",
+        "ops",
+        "pack",
+        "exchange",
+        "bundle",
+        "passes",
+        "sampling",
+        "program",
+        "tokenizer",
+    ),
 }
 MAX_CORE_FOLDER_FILES = 20
 CORE_GENERATED = ("unicode_tables.h",)
