@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from random import Random
 
 import pytest
 
 from penstock.cli.main import main as penstock
+from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.llm.llm import LLM
 from penstock.serving.metrics import Metrics
 from penstock.serving.workers.worker_roles import DECODE, PREFILL, WorkerRoles, role_for
@@ -25,6 +27,7 @@ PARAMS = [
 ]
 PROMPTS = [[5 + 3 * i, *range(20, 60 + 40 * (i % 3))] for i in range(8)]
 ROLES = WorkerRoles(1, 1)
+CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +36,10 @@ def expected() -> list:
         return [llm.generate(prompt, PARAMS[i % 4]) for i, prompt in enumerate(PROMPTS)]
 
 
-async def ask(backend, number: int) -> list[list[int]]:
+async def ask(backend, number: int, salt: str = "") -> list[list[int]]:
     params = PARAMS[number % 4]
     ids: list[list[int]] = [[] for _ in range(params.n)]
-    async with await backend.submit(PROMPTS[number], params) as answer:
+    async with await backend.submit(PROMPTS[number], params, RequestOptions(cache_salt=salt)) as answer:
         async for delta in answer:
             ids[delta.index] += delta.token_ids
     return ids
@@ -102,6 +105,42 @@ def test_without_a_place_answers_stay_where_they_began(expected: list) -> None:
 
 def by_role_num_moved(backend) -> int:
     return sum(one.num_moved for one in backend._all_connections if one.role == PREFILL)
+
+
+@pytest.mark.long
+def test_kills_of_both_roles_change_no_answer(expected: list) -> None:
+    """Traffic goes on while workers of both roles are killed; PENSTOCK_CHAOS=n kills n times as many."""
+    random = Random(7)
+
+    async def main() -> None:
+        async with service(roles=WorkerRoles(2, 2), supervision=HASTY) as running:
+            backend = await running.models.load(str(DEMO))
+            is_over, counts = asyncio.Event(), {"answers": 0, "lost": 0}
+
+            async def client(number: int) -> None:
+                while not is_over.is_set():
+                    salt = f"{number}-{counts['answers']}-{counts['lost']}"  # else one request loses many workers
+                    try:
+                        found = await ask(backend, number, salt)
+                    except UnavailableError:  # its worker was killed after the first token
+                        counts["lost"] += 1
+                        continue
+                    assert found == [choice.token_ids for choice in expected[number].choices]
+                    counts["answers"] += 1
+
+            clients = [asyncio.ensure_future(client(number)) for number in range(len(PROMPTS))]
+            for kill in range(6 * CHAOS):
+                wanted = counts["answers"] + 2 * len(PROMPTS)
+                await until(lambda wanted=wanted: counts["answers"] >= wanted or any(one.done() for one in clients))
+                role = (PREFILL, DECODE)[kill % 2]
+                ready = [one for one in backend._connections if one.role == role]
+                if ready:
+                    os.kill(random.choice(ready).pid, signal.SIGKILL)
+            is_over.set()
+            await asyncio.gather(*clients)
+            print(f"kills {6 * CHAOS}, {counts}")
+
+    asyncio.run(main())
 
 
 def test_a_drained_worker_is_replaced_by_one_of_its_role() -> None:
