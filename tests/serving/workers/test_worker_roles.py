@@ -124,6 +124,7 @@ def test_kills_of_both_roles_change_no_answer(expected: list) -> None:
                         found = await ask(backend, number, salt)
                     except UnavailableError:  # its worker was killed after the first token
                         counts["lost"] += 1
+                        await backend.wait_ready(600.0)
                         continue
                     assert found == [choice.token_ids for choice in expected[number].choices]
                     counts["answers"] += 1
