@@ -23,7 +23,7 @@ from penstock.hub.download import download
 from penstock.hub.downloaded import find_downloaded, repository_folder
 from penstock.hub.listing import decode_listing
 from penstock.hub.names import ModelName
-from penstock.hub.plan import plan_download
+from penstock.hub.plan import estimate_download
 from penstock.hub.remote_model import RemoteFile, RemoteModel
 from tests.support.errors import raises
 from tests.support.hub_server import TOKEN, HubServer, git_digest
@@ -40,7 +40,7 @@ def cache(hub: HubServer, hub_cache: Path) -> Path:
 
 
 def pull() -> Path:
-    return download(plan_download(NAME))
+    return download(estimate_download(NAME))
 
 
 def contents(snapshot: Path) -> dict[str, bytes]:
@@ -206,7 +206,7 @@ def test_bytes_after_a_compressed_body_are_not_read(hub: HubServer, cache: Path)
         return listing
 
     hub.edit_listing = keep
-    plan_download(NAME)
+    estimate_download(NAME)
     hub.headers["/api/"], hub.endless["/api/"] = {"Content-Encoding": "gzip"}, gzip.compress(listings[0])
     assert contents(pull()) == FILES
 
@@ -224,7 +224,7 @@ def test_a_byte_now_and_then_is_too_slow(
     path: str, hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the slow response has the short limit, so that the others may come late on a busy machine."""
-    plan = None if path == "/api/" else plan_download(NAME)
+    plan = None if path == "/api/" else estimate_download(NAME)
     hub.endless[path], hub.pause_s = b"{", 0.02
     monkeypatch.setattr(transfer, "_WINDOW_S", 0.3)
     with raises(UnavailableError, code="hub_too_slow"):
@@ -253,7 +253,7 @@ def test_waiting_is_counted_and_limited() -> None:
 
 
 def test_a_long_pause_is_not_waited_for(hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_download(NAME)
+    plan = estimate_download(NAME)
     hub.status, hub.headers = 429, {"/": {"Retry-After": "100000"}}
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
     with raises(UnavailableError) as raised:
@@ -280,7 +280,7 @@ def test_redirects_end_and_lose_the_token(hub: HubServer, cache: Path, monkeypat
 
 
 def test_another_part_of_a_file_is_fetched_from_its_beginning(hub: HubServer, cache: Path) -> None:
-    plan = plan_download(NAME)
+    plan = estimate_download(NAME)
     digest = next(file.digest for file in plan.files if file.name == "model.safetensors")
     plan.blobs.mkdir(parents=True)
     (plan.blobs / f"{digest}.incomplete").write_bytes(b"w" * 100)
@@ -295,14 +295,14 @@ def without_digests(listing: dict[str, Any]) -> object:
 
 def test_a_hub_without_digests_is_verified_by_etag(hub: HubServer, cache: Path) -> None:
     hub.edit_listing = without_digests
-    plan = plan_download(NAME)
+    plan = estimate_download(NAME)
     assert plan.num_by_etag == 3
     assert "verify  by ETag, as the hub lists no digest (3 of 3 files)" in describe_plan(plan)
     assert plan.total_bytes == sum(map(len, FILES.values()))
     assert contents(download(plan)) == FILES
     hub.corrupt.add("config.json")
     with raises(InvalidFileError, code="wrong_digest"):
-        plan_download(NAME)
+        estimate_download(NAME)
 
 
 @pytest.mark.parametrize("name", ["ETag", "Content-Length", "X-Repo-Commit"])

@@ -15,7 +15,7 @@ from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.hub.download import download
 from penstock.hub.downloaded import find_downloaded, list_downloaded
 from penstock.hub.names import ModelName
-from penstock.hub.plan import plan_download
+from penstock.hub.plan import estimate_download
 from tests.support.encoders import sentence_transformer
 from tests.support.errors import raises
 from tests.support.hub_server import HubServer
@@ -81,7 +81,7 @@ def test_what_opens_from_a_folder_opens_from_a_hub(form: str, hub: HubServer, hu
     files = files_of(folder)
     others = ("0_Transformer/x.py", "0_Transformer/onnx/model.safetensors", "9_Other/x.json", "x/config.json", "a.md")
     hub.add(str(NAME), files | dict.fromkeys(others, b"{}"))
-    plan = plan_download(NAME)
+    plan = estimate_download(NAME)
     weights = sum(len(data) for name, data in files.items() if name.endswith(".safetensors") and "Dense" not in name)
     assert plan.shape is None or plan.shape.num_parameters <= weights
     path = download(plan)
@@ -104,13 +104,13 @@ def test_a_repository_that_lacks_a_shard_is_refused(hub: HubServer, hub_cache: P
     del files["model-00001-of-00002.safetensors"]
     hub.add(str(NAME), files)
     with pytest.raises(InvalidFileError, match=r"model-00001-of-00002\.safetensors"):
-        plan_download(NAME)
+        estimate_download(NAME)
     (tmp_path / "folder" / "model-00001-of-00002.safetensors").unlink()
     with pytest.raises(InvalidFileError, match=r"model-00001-of-00002\.safetensors"):
         Checkpoint.open(tmp_path / "folder")
     hub.add(str(NAME), files | {"model-00001-of-00003.safetensors": b""})  # of which model?
     with pytest.raises(UnsupportedError):
-        plan_download(NAME)
+        estimate_download(NAME)
 
 
 @pytest.mark.parametrize(
@@ -119,5 +119,5 @@ def test_a_repository_that_lacks_a_shard_is_refused(hub: HubServer, hub_cache: P
 def test_modules_that_name_no_model_are_refused(modules: bytes, hub: HubServer, hub_cache: Path) -> None:
     hub.add(str(NAME), {"modules.json": modules, "0_Transformer/config.json": b"{}", "model.safetensors": b""})
     with raises((InvalidFileError, UnsupportedError)):
-        plan_download(NAME)
+        estimate_download(NAME)
     assert not hub_cache.exists()

@@ -14,7 +14,7 @@ import pytest
 from penstock.api_errors import RefusalError
 from penstock.errors import UnavailableError
 from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.stage_process import StageProcess
+from penstock.servables.process.stage_process import ServableWorker
 from tests.support.marks import mostly_long
 from tests.support.servable_folders import Host, is_gone, pids, request, until, write
 
@@ -212,14 +212,14 @@ def test_stray_bytes_in_a_frame_are_detected(tmp_path: Path) -> None:
 def test_a_result_names_its_batch(hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary does not match results by their order in the stream."""
     host = hosts("pass")
-    heard = StageProcess._on_message
+    heard = ServableWorker._on_message
     messages: list[pb.FromStage] = []
 
-    def note(process: StageProcess, message: pb.FromStage) -> None:
+    def note(process: ServableWorker, message: pb.FromStage) -> None:
         messages.append(message)
         heard(process, message)
 
-    monkeypatch.setattr(StageProcess, "_on_message", note)
+    monkeypatch.setattr(ServableWorker, "_on_message", note)
     (pool,) = next(iter(host.servables.all()[0].versions.values())).pools
     pool.workers[0].process._stream.listen(pool.workers[0].process._on_message)
     for _ in range(3):

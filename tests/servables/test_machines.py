@@ -19,7 +19,7 @@ from penstock.errors import InvalidArgumentError, PenstockError, UnavailableErro
 from penstock.processes.frames import FrameStream
 from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.servables.machines.joined_machines import JoinedMachines
-from penstock.servables.machines.stage_host import StageHost, find_versions, offer_of
+from penstock.servables.machines.stage_host import ServableHost, find_versions, offer_of
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.pool import Pool
 from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
@@ -58,7 +58,7 @@ class Machine:
         own, other = socket.socketpair()
         sources = find_versions([root])
         self.stream = FrameStream(own, pb.ToMachine.FromString, MAX_FRAME_BYTES)
-        self.host = StageHost(self.stream, sources)
+        self.host = ServableHost(self.stream, sources)
         self._served = FrameStream(other, pb.FromMachine.FromString, MAX_FRAME_BYTES)
         self._serving = asyncio.ensure_future(self._serve(machines))
         self.running = asyncio.ensure_future(self.host.run(offer_of(sources, "there", num_processes)))

@@ -14,7 +14,7 @@ from penstock.processes.frames import FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.servables.api.settings import Settings
 from penstock.servables.machines import stage_machine
-from penstock.servables.machines.stage_machine import StageMachine
+from penstock.servables.machines.stage_machine import ServableMachine
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.pool import Pool
 from tests.support.servable_folders import until
@@ -64,7 +64,7 @@ class Machine:
 
     def __init__(self, pool: Pool) -> None:
         own, other = socket.socketpair()
-        self.machine = StageMachine(FrameStream(own, pb.FromMachine.FromString, 1 << 20), "there", 1, {})
+        self.machine = ServableMachine(FrameStream(own, pb.FromMachine.FromString, 1 << 20), "there", 1, {})
         self.stream = FrameStream(other, pb.ToMachine.FromString, 1 << 20)
         self.serving = asyncio.ensure_future(self.machine.serve())
         pool.join(self.machine)

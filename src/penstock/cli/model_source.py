@@ -14,7 +14,7 @@ from penstock.validation import nearest
 
 if TYPE_CHECKING:
     from penstock.hub.memory_need import ModelShape
-    from penstock.hub.plan import DownloadPlan
+    from penstock.hub.plan import DownloadEstimate
 
 __all__ = ["ask", "can_ask", "describe_memory", "describe_plan", "download_model", "downloaded_path", "model_path"]
 
@@ -23,7 +23,7 @@ def model_path(args: argparse.Namespace, text: str) -> str:
     """Return the path that MODEL means.  A model of a hub that is not on this machine is downloaded, with consent.
 
     The parser has ``--yes``.  Raises InvalidArgumentError without ``--yes`` if there is no terminal to ask on, and
-    otherwise the errors of ``plan_download``, of its checks and of ``download``.
+    otherwise the errors of ``estimate_download``, of its checks and of ``download``.
     """
     if text and Path(text).exists():  # without an import of what downloads
         return text
@@ -46,11 +46,11 @@ def model_path(args: argparse.Namespace, text: str) -> str:
         raise InvalidArgumentError(
             f"{missing} To download it from {endpoint()}, run `penstock pull {text}` or add --yes.", param="model"
         )
-    from penstock.hub.plan import check_disk, check_family, check_memory, plan_download
+    from penstock.hub.plan import check_disk, check_family, check_memory, estimate_download
 
     if not args.yes:
         print(f"{name} is not on this machine.", file=sys.stderr)
-    plan = plan_download(name)
+    plan = estimate_download(name)
     scheme = getattr(args, "scheme", None)
     if getattr(args, "network", None) is None:
         check_family(plan)
@@ -109,7 +109,7 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def download_model(plan: DownloadPlan) -> Path:
+def download_model(plan: DownloadEstimate) -> Path:
     """Download a plan with a progress line on standard error; return the folder of the snapshot."""
     from penstock.hub.download import download
     from penstock.runtime.build import Progress
@@ -135,7 +135,7 @@ def download_model(plan: DownloadPlan) -> Path:
     return path
 
 
-def describe_plan(plan: DownloadPlan) -> str:
+def describe_plan(plan: DownloadEstimate) -> str:
     """Describe a download in a few lines: size, memory, disk."""
     import shutil
 

@@ -16,7 +16,7 @@ from typing import IO, Final
 from penstock.errors import FileAccessError, InvalidFileError
 from penstock.hub.content_hash import ContentHash
 from penstock.hub.downloaded import INCOMPLETE, cache_folder
-from penstock.hub.plan import DownloadPlan
+from penstock.hub.plan import DownloadEstimate
 from penstock.hub.remote import file_url
 from penstock.hub.remote_model import RemoteFile, RemoteModel
 from penstock.hub.snapshot import link_snapshot
@@ -29,7 +29,7 @@ _PIECE_BYTES: Final = 1 << 20
 OnBytes = Callable[[int, int], None]
 
 
-def download(plan: DownloadPlan, on_bytes: OnBytes | None = None) -> Path:
+def download(plan: DownloadEstimate, on_bytes: OnBytes | None = None) -> Path:
     """Download the missing files and return the folder of the snapshot.
 
     ``on_bytes`` is called with the bytes on this machine and the total.  Raises UnavailableError when the connection

@@ -23,14 +23,14 @@ from penstock.models.families import built_in_families
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.machine import memory
 
-__all__ = ["DownloadPlan", "check_disk", "check_family", "check_memory", "plan_download", "plan_gguf"]
+__all__ = ["DownloadEstimate", "check_disk", "check_family", "check_memory", "estimate_download", "estimate_gguf"]
 
 _MARGIN_BYTES = 64 << 20
 """Disk space that a download leaves free."""
 
 
 @dataclass(frozen=True)
-class DownloadPlan:
+class DownloadEstimate:
     """The files of a model to download.  ``config`` and ``shape`` are None for a GGUF file."""
 
     model: RemoteModel
@@ -74,7 +74,7 @@ def _present_bytes(file: RemoteFile, sizes: Mapping[str, int]) -> int:
     return min(sizes.get(f"{file.digest}{INCOMPLETE}", 0), file.num_bytes)
 
 
-def plan_download(name: ModelName) -> DownloadPlan:
+def estimate_download(name: ModelName) -> DownloadEstimate:
     """Ask the hub for a model's files, and read its config.json.
 
     Raises what ``fetch_listing`` and ``choose_files`` raise.
@@ -90,16 +90,16 @@ def plan_download(name: ModelName) -> DownloadPlan:
         if name.endswith(".safetensors") and "/" not in name
     )
     shape = ModelShape.of(config, weights) if config.optional_str("model_type") in built_in_families() else None
-    return DownloadPlan(model, files, config, shape)
+    return DownloadEstimate(model, files, config, shape)
 
 
-def plan_gguf(name: ModelName, file: str) -> DownloadPlan:
-    """Ask the hub for one GGUF file, or the files that its model is split into; errors as in ``plan_download``."""
+def estimate_gguf(name: ModelName, file: str) -> DownloadEstimate:
+    """Ask the hub for one GGUF file, or the files that its model is split into; errors as in ``estimate_download``."""
     model = fetch_listing(name)
-    return DownloadPlan(model, complete_files(model, choose_gguf(model, file)))
+    return DownloadEstimate(model, complete_files(model, choose_gguf(model, file)))
 
 
-def check_family(plan: DownloadPlan) -> None:
+def check_family(plan: DownloadEstimate) -> None:
     """Raise UnsupportedError for a model that Penstock has no network for, or that another tool quantized."""
     if plan.config is None:
         return
@@ -112,7 +112,7 @@ def check_family(plan: DownloadPlan) -> None:
     plan.config.quantization()
 
 
-def check_disk(plan: DownloadPlan, scheme: str | None = None) -> None:
+def check_disk(plan: DownloadEstimate, scheme: str | None = None) -> None:
     """Raise FileAccessError if the download does not fit on the disk.
 
     ``scheme``: also count the bundle that is made to run the model in it; None counts only the download.

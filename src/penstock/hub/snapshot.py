@@ -11,12 +11,12 @@ from pathlib import Path
 
 from penstock.errors import InvalidFileError
 from penstock.hub.downloaded import INCOMPLETE, repository_folder
-from penstock.hub.plan import DownloadPlan
+from penstock.hub.plan import DownloadEstimate
 
 __all__ = ["link_snapshot"]
 
 
-def link_snapshot(plan: DownloadPlan) -> Path:
+def link_snapshot(plan: DownloadEstimate) -> Path:
     """Link every blob into the snapshot, the weights last; record the commit of the revision; return the snapshot."""
     model = plan.model
     root = repository_folder(model.name)

@@ -20,7 +20,7 @@ from penstock.processes.silence import SILENT_S
 from penstock.servables.machines.joined_machines import JoinedMachines
 from penstock.servables.machines.stage_host import find_versions
 from penstock.servables.process.pool import Pool
-from penstock.serving.stages.join_service import StageHostConfig, join_service
+from penstock.serving.stages.join_service import ServableHostConfig, join_service
 from penstock.serving.stages.stage_port import refuse_machine
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.primary import Primary
@@ -61,7 +61,7 @@ def test_a_machine_joins_over_tls(tmp_path: Path, certificate, other_certificate
     async def work() -> None:
         async with service(tmp_path, certificate) as (primary, pool):
             sources, ca = find_versions([tmp_path / "there"]), certificate[0].read_bytes()
-            config = StageHostConfig(f"localhost:{primary.port}", TOKEN, sources, 2, ca)
+            config = ServableHostConfig(f"localhost:{primary.port}", TOKEN, sources, 2, ca)
             joined = asyncio.ensure_future(join_service(config, again=False))
             await until(lambda: len(pool.workers) == 3)
             with pytest.raises(InvalidArgumentError, match="refuses this worker: unknown worker token"):
@@ -84,7 +84,7 @@ def test_a_silent_machine_is_lost_and_joins_again(tmp_path: Path, certificate: t
     async def work() -> None:
         async with service(tmp_path, certificate) as (primary, pool):
             proxy = LinkProxy(primary.port)
-            config = StageHostConfig(
+            config = ServableHostConfig(
                 f"localhost:{proxy.port}", TOKEN, find_versions([tmp_path / "there"]), ca=certificate[0].read_bytes()
             )
             joined = asyncio.ensure_future(join_service(config))

@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
     """Check, download, and print the folder or the GGUF file on standard output."""
     from penstock.cli.model_source import describe_plan, download_model
     from penstock.hub.names import parse_name
-    from penstock.hub.plan import check_disk, check_family, check_memory, plan_download, plan_gguf
+    from penstock.hub.plan import check_disk, check_family, check_memory, estimate_download, estimate_gguf
 
     name = parse_name(args.model)
-    plan = plan_download(name) if args.gguf is None else plan_gguf(name, args.gguf)
+    plan = estimate_download(name) if args.gguf is None else estimate_gguf(name, args.gguf)
     if args.dry_run or plan.missing_bytes:
         print(describe_plan(plan), file=sys.stderr)
     if not args.force:

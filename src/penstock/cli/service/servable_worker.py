@@ -50,11 +50,11 @@ def run(args: argparse.Namespace) -> int:
 
     from penstock.servables.api.settings import MAX_PROCESSES
     from penstock.servables.machines.stage_host import find_versions
-    from penstock.serving.stages.join_service import StageHostConfig, join_service
+    from penstock.serving.stages.join_service import ServableHostConfig, join_service
 
     _, token, ca = joining_of(args)
     check_integer("processes", args.processes, 1, MAX_PROCESSES)
-    config = StageHostConfig(
+    config = ServableHostConfig(
         address=args.primary,
         token=token,
         sources=find_versions(args.folders),

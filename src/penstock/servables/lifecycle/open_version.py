@@ -13,7 +13,7 @@ from penstock.file_kinds import is_bundle, is_gguf
 from penstock.servables.api.plan import ModelPlan, ServablePlan, model_to_json, plan_from_json
 from penstock.servables.lifecycle.folder_scan import resolve_inside
 from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.stage_process import StageProcess, start_stage_process
+from penstock.servables.process.stage_process import ServableWorker, start_stage_process
 
 if TYPE_CHECKING:
     from penstock.processes.supervision import SupervisionPolicy
@@ -106,10 +106,10 @@ class OpenedVersion:
     """
 
     def __init__(
-        self, source: VersionSource, supervision: SupervisionPolicy, process: StageProcess, plan: ServablePlan
+        self, source: VersionSource, supervision: SupervisionPolicy, process: ServableWorker, plan: ServablePlan
     ) -> None:
         self.source, self.supervision, self.plan = source, supervision, plan
-        self._process: StageProcess | None = process
+        self._process: ServableWorker | None = process
 
     @staticmethod
     async def open(source: VersionSource, supervision: SupervisionPolicy) -> OpenedVersion:
@@ -121,7 +121,7 @@ class OpenedVersion:
             await process.stop()
             raise
 
-    def take_process(self) -> StageProcess | None:
+    def take_process(self) -> ServableWorker | None:
         """Return the process, which the caller must stop from now on; None if it was taken already."""
         process, self._process = self._process, None
         return process

@@ -12,7 +12,7 @@ from penstock.logs import tell
 from penstock.processes.silence import SILENT_S
 from penstock.servables.api.settings import MAX_PROCESSES
 from penstock.servables.machines.digest import version_digest
-from penstock.servables.machines.stage_machine import StageMachine
+from penstock.servables.machines.stage_machine import ServableMachine
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
 
@@ -31,7 +31,7 @@ class JoinedMachines:
 
     def __init__(self, servables: ServableRepository) -> None:
         self._servables = servables
-        self._machines: set[StageMachine] = set()
+        self._machines: set[ServableMachine] = set()
         self._digests: WeakKeyDictionary[LoadedVersion, asyncio.Task[bytes]] = WeakKeyDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         servables.on_loaded = self._on_loaded
@@ -51,7 +51,7 @@ class JoinedMachines:
         if not 1 <= offer.num_processes <= MAX_PROCESSES:
             raise InvalidArgumentError(f"processes: expected 1 to {MAX_PROCESSES}, got {offer.num_processes}")
         await self._check(digests)
-        machine = StageMachine(stream, name, offer.num_processes, digests)
+        machine = ServableMachine(stream, name, offer.num_processes, digests)
         stream.send(pb.ToMachine(accepted=pb.Accepted()))
         tell("machine_joined", f"Machine {name} joined to run stage processes.", machine=name, address=address)
         self._machines.add(machine)
@@ -97,13 +97,13 @@ class JoinedMachines:
         for machine in self._machines:
             self._start_to_join(version, machine)
 
-    def _start_to_join(self, version: LoadedVersion, machine: StageMachine) -> None:
+    def _start_to_join(self, version: LoadedVersion, machine: ServableMachine) -> None:
         if _key(version) in machine.digests:
             task = asyncio.ensure_future(self._join(version, machine))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _join(self, version: LoadedVersion, machine: StageMachine) -> None:
+    async def _join(self, version: LoadedVersion, machine: ServableMachine) -> None:
         """Let a machine run processes of a version if it has the same files."""
         name = " ".join(_key(version))
         try:

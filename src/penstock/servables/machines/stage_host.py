@@ -16,12 +16,12 @@ from penstock.servables.lifecycle.open_version import VersionSource, read_script
 from penstock.servables.machines.digest import version_digest
 from penstock.servables.machines.stage_machine import KILLED
 from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.stage_process import StageProcess, start_stage_process
+from penstock.servables.process.stage_process import ServableWorker, start_stage_process
 
 if TYPE_CHECKING:
     from penstock.processes.frames import FrameStream
 
-__all__ = ["StageHost", "find_versions", "offer_of"]
+__all__ = ["ServableHost", "find_versions", "offer_of"]
 
 _LOAD_S: Final = 86_400.0
 """The service has its own limit, and ends a process that exceeds it."""
@@ -66,14 +66,14 @@ def offer_of(sources: Iterable[VersionSource], machine: str, num_processes: int)
     return offer
 
 
-class StageHost:
+class ServableHost:
     """Runs the processes that a service asks for.  ``sources``: the versions that it was offered."""
 
     def __init__(self, stream: FrameStream[pb.ToMachine], sources: Iterable[VersionSource]) -> None:
         self._stream = stream
         self._sources: Mapping[tuple[str, str], VersionSource] = {(one.name, one.version): one for one in sources}
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._processes: dict[int, StageProcess] = {}
+        self._processes: dict[int, ServableWorker] = {}
         self._is_leaving = False
 
     async def run(self, offer: pb.Offer, on_accept: Callable[[], None] = lambda: None) -> None:

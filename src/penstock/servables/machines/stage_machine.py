@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from penstock.processes.frames import FrameStream
     from penstock.servables.process.pool_contract import PoolMachine, PoolProcess
 
-    def _fits(machine: StageMachine, process: MachineProcess) -> tuple[PoolMachine, PoolProcess]:
+    def _fits(machine: ServableMachine, process: MachineProcess) -> tuple[PoolMachine, PoolProcess]:
         return machine, process
 
 
-__all__ = ["KILLED", "MachineProcess", "StageMachine"]
+__all__ = ["KILLED", "MachineProcess", "ServableMachine"]
 
 _STOP_S: Final = 5.0
 """How long a machine may take to end a process; after that the process counts as ended."""
@@ -36,7 +36,7 @@ class MachineProcess:
     ``plan``: the plan of the servable in JSON, once it is ready; empty for a process that runs a model.
     """
 
-    def __init__(self, machine: StageMachine, number: int) -> None:
+    def __init__(self, machine: ServableMachine, number: int) -> None:
         self.pid, self.label, self.is_joined = 0, f"process {number} on {machine.name}", True
         self.plan = ""
         self.is_hung = False
@@ -132,7 +132,7 @@ class MachineProcess:
         self._machine.forget(self._number)
 
 
-class StageMachine:
+class ServableMachine:
     """A machine that has joined over ``stream``; see PoolMachine.
 
     ``digests``: by servable and version, the digest of the files that it has.

@@ -19,7 +19,7 @@ from penstock.llm.backend import WorkerState
 from penstock.logs import tell
 from penstock.processes.supervision import LOOP_DEATHS, Death, SupervisionPolicy
 from penstock.servables.process.pool_worker import PoolWorker
-from penstock.servables.process.stage_process import StageProcess, start_stage_process
+from penstock.servables.process.stage_process import ServableWorker, start_stage_process
 
 if TYPE_CHECKING:
     from penstock.servables.api.settings import Settings
@@ -176,7 +176,7 @@ class Pool:
         self._timer, self._timer_at = None, float("inf")
         self.dispatch()
 
-    async def start(self, first: StageProcess | None = None) -> None:
+    async def start(self, first: ServableWorker | None = None) -> None:
         """Start all processes; ``first`` is one that runs already.
 
         If a process fails to start, all are stopped and its error is raised.
@@ -252,7 +252,7 @@ class Pool:
         start.cores.extend(self._cores[index])
         return start
 
-    async def _start_process(self, index: int, started: asyncio.Future[None]) -> StageProcess | None:
+    async def _start_process(self, index: int, started: asyncio.Future[None]) -> ServableWorker | None:
         """Start a process.  Return None if the very first start fails; ``started`` has the error then."""
         try:
             return await start_stage_process(self._start_of(index), self._supervision.load_s)

@@ -24,7 +24,7 @@ from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.progress import PROGRESS_BYTES, ProcessProgress
 from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
 
-__all__ = ["StageProcess", "start_stage_process"]
+__all__ = ["ServableWorker", "start_stage_process"]
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "penstock.servables.process.stage_worker")
 _ENVIRONMENT_MARK: Final = "_PENSTOCK_STAGE"
@@ -34,7 +34,7 @@ _STOP_S: Final = 2.0
 _LAST_RESULT_S: Final = 1.0
 
 
-class StageProcess:
+class ServableWorker:
     """A running stage process.
 
     ``plan``: the plan of the servable in JSON, once ``wait_ready`` returned; empty for a process that runs a model.
@@ -194,10 +194,10 @@ def _oom_kills() -> OomKills:
     return OomKills()
 
 
-async def start_stage_process(start: pb.Start, load_s: float) -> StageProcess:
+async def start_stage_process(start: pb.Start, load_s: float) -> ServableWorker:
     """Start a process and wait up to ``load_s`` seconds until it has loaded what ``start`` names.
 
-    Raises as ``StageProcess.wait_ready`` does, and UnavailableError; the process is stopped then.
+    Raises as ``ServableWorker.wait_ready`` does, and UnavailableError; the process is stopped then.
     """
     _oom_kills()  # counts from now on
     try:
@@ -216,7 +216,7 @@ async def start_stage_process(start: pb.Start, load_s: float) -> StageProcess:
     return process
 
 
-async def _spawn() -> StageProcess:
+async def _spawn() -> ServableWorker:
     """Spawn a process that inherits one end of a socket pair; nothing else can connect, so no secret is needed."""
     token = secrets.token_hex(16)
     progress_fd = os.memfd_create("penstock-progress", os.MFD_CLOEXEC)
@@ -240,4 +240,4 @@ async def _spawn() -> StageProcess:
         child_end.close()
         os.close(progress_fd)
     stream = FrameStream(parent_end, pb.FromStage.FromString, MAX_FRAME_BYTES)
-    return StageProcess(process, stream, progress, f"{_ENVIRONMENT_MARK}={token}")
+    return ServableWorker(process, stream, progress, f"{_ENVIRONMENT_MARK}={token}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.tls import client_context, connect_tls
-from penstock.servables.machines.stage_host import StageHost, offer_of
+from penstock.servables.machines.stage_host import ServableHost, offer_of
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
 from penstock.serving.stages.stage_port import PROTOCOL
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from penstock.servables.lifecycle.open_version import VersionSource
 
-__all__ = ["StageHostConfig", "join_service"]
+__all__ = ["ServableHostConfig", "join_service"]
 
 
 @dataclass(frozen=True)
-class StageHostConfig:
+class ServableHostConfig:
     """What a machine offers a service.
 
     ``address``: HOST:PORT of the service's port for workers.  ``token``: the secret that they share.  ``sources``: the
@@ -44,7 +44,7 @@ class StageHostConfig:
     ca: bytes | None = None
 
 
-async def join_service(config: StageHostConfig, *, again: bool = True) -> int:
+async def join_service(config: ServableHostConfig, *, again: bool = True) -> int:
     """Run processes for a service until a signal, and return the exit status.
 
     ``again``: connect again, after growing pauses, when the service cannot be reached or the connection ends; without
@@ -58,7 +58,7 @@ async def join_service(config: StageHostConfig, *, again: bool = True) -> int:
     offer = await asyncio.to_thread(offer_of, config.sources, socket.gethostname(), config.num_processes)
 
     async def serve(stopped: asyncio.Event, hurry: asyncio.Event) -> int | str:
-        hosts: list[StageHost] = []
+        hosts: list[ServableHost] = []
 
         def leave() -> bool:
             for host in hosts:
@@ -71,18 +71,18 @@ async def join_service(config: StageHostConfig, *, again: bool = True) -> int:
     return await stay_joined(config.address, serve, "servable-worker", again=again)
 
 
-def _tell_joined(config: StageHostConfig) -> None:
+def _tell_joined(config: ServableHostConfig) -> None:
     versions = ", ".join(f"{source.name} {source.version}" for source in config.sources)
     text = f"joined {config.address} with {versions}; processes of each: {config.num_processes}"
     print(f"penstock servable-worker: {text}", file=sys.stderr, flush=True)
 
 
 async def _serve(
-    config: StageHostConfig,
+    config: ServableHostConfig,
     offer: pb.Offer,
     context: ssl.SSLContext,
     stopped: asyncio.Event,
-    on_join: Callable[[StageHost], None],
+    on_join: Callable[[ServableHost], None],
 ) -> int:
     """Serve over one connection; return 0 if it ended after ``stopped``, otherwise 1.  Raises OSError and refusals."""
     connection, tls = await connect_tls(config.address, context, CONNECT_S)
@@ -98,7 +98,7 @@ async def _serve(
                 raise UnavailableError("the service closed the connection")
             if not answer.HasField("welcome"):
                 raise InvalidArgumentError(answer.refusal.text or "it did not answer as a service does")
-            host = StageHost(stream, config.sources)
+            host = ServableHost(stream, config.sources)
             on_join(host)
             await host.run(offer, lambda: _tell_joined(config))
             return 0 if stopped.is_set() else 1
