@@ -86,7 +86,12 @@ def answers_of(llm: LLM, prompts: list[list[int]], params: Iterable[SamplingPara
 
 def _exact(text: str) -> Any:
     """Return JSON whose fractions are exact, because 0.56 / 0.01 in floating point is not an integer."""
-    return json.loads(text, parse_float=lambda one: float(one) if float(one).is_integer() else Decimal(one))
+
+    def number(text: str) -> int | Decimal:
+        exact = Decimal(text)
+        return int(exact) if exact == exact.to_integral_value() else exact
+
+    return json.loads(text, parse_float=number)
 
 
 def fault_of(schema: Schema, outcome: Any) -> str:
