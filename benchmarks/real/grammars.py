@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -83,6 +84,16 @@ def answers_of(llm: LLM, prompts: list[list[int]], params: Iterable[SamplingPara
     return [outcomes[index] for index in range(len(prompts))]
 
 
+def _exact(text: str) -> Any:
+    """Return JSON whose fractions are exact, because 0.56 / 0.01 in floating point is not an integer."""
+
+    def number(text: str) -> int | Decimal:
+        exact = Decimal(text)
+        return int(exact) if exact == exact.to_integral_value() else exact
+
+    return json.loads(text, parse_float=number)
+
+
 def fault_of(schema: Schema, outcome: Any) -> str:
     """Return what is wrong with an answer; "" if nothing is."""
     if isinstance(outcome, PenstockError):
@@ -91,7 +102,8 @@ def fault_of(schema: Schema, outcome: Any) -> str:
         return f"ends with {outcome.finish_reason}: {outcome.text!r}"
     try:
         checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
-        jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(outcome.text))
+        validator = jsonschema.Draft202012Validator(_exact(json.dumps(schema)), format_checker=checker)
+        validator.validate(_exact(outcome.text))
     except (ValueError, jsonschema.ValidationError) as error:
         return f"{str(error).splitlines()[0]}: {outcome.text!r}"
     return ""
