@@ -1,0 +1,1 @@
+"""Tasks of ``penstock.pipeline`` beside text generation.  Results are those of transformers' pipelines."""
