@@ -113,7 +113,7 @@ def test_known_texts_are_one_of_our_formats():
     assert read_response_template(json.dumps(TEMPLATES["named"])).tools.name == DECLARED
 
 
-def test_what_is_not_known_is_refused_by_name_and_the_template_decides(caplog):
+def test_an_unknown_form_is_refused_and_the_template_decides(caplog):
     good = TEMPLATES["hermes"]["fields"]["tool_calls"]
     for changed, where in (
         ({"version": 2}, "version"),
@@ -136,7 +136,7 @@ def test_what_is_not_known_is_refused_by_name_and_the_template_decides(caplog):
     assert "response_template" in caplog.text
 
 
-def test_a_folder_with_a_description_needs_no_signs_in_its_template():
+def test_a_described_folder_needs_no_signs_in_its_template():
     config = {"bos_token": "<s>", "chat_template": "{{ tools }}", "response_template": TEMPLATES["named"]}
     tokenizer = Tokenizer(FILES | {"tokenizer_config.json": json.dumps(config).encode()})
     assert declared_formats(tokenizer).tools.name == DECLARED

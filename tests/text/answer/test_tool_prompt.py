@@ -58,7 +58,7 @@ def test_a_description_finds_a_message_that_the_template_writes():
     assert caught.value.param == "messages"
 
 
-def test_earlier_calls_and_results_are_text_for_a_template_without_them():
+def test_earlier_calls_are_text_for_a_template_without_them():
     messages = with_plain_calls(HISTORY, TOOL_FORMATS["hermes"])
     text = rendered(ALTERNATES, messages, "P")
     assert text.startswith("<user>P\n\nx<assistant><tool_call>\n")
