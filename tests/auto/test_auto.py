@@ -119,7 +119,7 @@ def test_several_answers_and_a_streamer(model, capsys):
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     ids = model.generate(prompt, max_new_tokens=5, do_sample=False, streamer=streamer)
     assert capsys.readouterr().out == tokenizer.decode(ids[0][len(prompt) :], skip_special_tokens=True) + "\n"
-    with pytest.raises(UnsupportedError, match="skip_special_tokens"):
+    with raises(UnsupportedError, param="skip_special_tokens"):
         TextStreamer(tokenizer, skip_special_tokens=False)
 
 

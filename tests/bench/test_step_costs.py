@@ -9,6 +9,7 @@ from penstock.bench.step_costs import fit, measure_steps
 from penstock.cli.measure.worker_steps import WorkerSteps, step_s
 from penstock.errors import FileAccessError, InternalError
 from tests.support.command import DEMO
+from tests.support.errors import raises
 
 
 def test_a_fit_finds_the_factors() -> None:
@@ -78,5 +79,5 @@ def test_a_worker_runs_the_steps() -> None:
 
 
 def test_a_worker_that_cannot_load_says_why(tmp_path) -> None:
-    with pytest.raises(FileAccessError, match=r"none\.psm"), WorkerSteps(Bench(tmp_path / "none.psm")):
+    with raises(FileAccessError, param="model"), WorkerSteps(Bench(tmp_path / "none.psm")):
         pass

@@ -16,6 +16,7 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.side_files import read_small_file
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from tests.support.checkpoint_folders import CONFIG, safetensors, sound_tensors, write_folder
+from tests.support.errors import raises
 
 ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 
@@ -203,7 +204,7 @@ def test_a_pipe_in_place_of_a_file_never_blocks(tmp_path: Path) -> None:
 
 
 def test_foreign_quantization_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="quant_method 'hqq'"):
+    with raises(UnsupportedError, param="quantization_config", match="'hqq'"):
         Checkpoint.open(write_folder(tmp_path, quantization_config={"quant_method": "hqq"}))
 
 

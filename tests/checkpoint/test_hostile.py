@@ -122,7 +122,7 @@ def _many(count: int) -> bytes:
 @pytest.mark.parametrize(
     ("header_of", "message"),
     [
-        (lambda: _many(1_000_000), "header: .* 2097152 values, .* 7000000"),
+        (lambda: _many(300_000), "header: .* 2097152 values, .* 2100000"),
         (lambda: _many(MAX_TENSORS + 2), f"header: .* {MAX_TENSORS} tensors, got {MAX_TENSORS + 2}"),
         (lambda: b'{"a":[' + b"[]," * 20_000_000 + b"[]]}", "header: .* 2097152 values"),
         (lambda: b'{"a":' + b"[" * 500_000 + b"]" * 500_000 + b"}", "header: .* 64 levels"),

@@ -16,6 +16,7 @@ from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.errors import InvalidArgumentError, InvalidFileError, TokenizerError
 from penstock.text.text_stream import TextStream
 from penstock.text.tokenizer import Tokenizer
+from tests.support.errors import raises
 from tests.support.hostile_tokenizers import backtracks, grows, replace, words
 
 LONG = "a" * 200_000
@@ -161,7 +162,7 @@ def test_a_streamed_token_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ids_beyond_32_bits_are_refused_here() -> None:
     tokenizer = TokenizerProcess(words())
     for ids in ([1 << 40], [-1, 2], ["a", "b"]):
-        with pytest.raises(InvalidArgumentError, match="32-bit integers"):
+        with raises(InvalidArgumentError, param="ids"):
             tokenizer.decode(ids)  # type: ignore[arg-type]
 
 

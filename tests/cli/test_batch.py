@@ -308,7 +308,7 @@ def test_a_lost_worker_loses_no_request_of_a_batch(tmp_path):
 
 def test_workers_of_a_batch_follow_its_requests(tmp_path):
     """A second worker starts while requests wait; each request has one result."""
-    write(tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=100) for i in range(300)])
+    write(tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=100) for i in range(150)])
     command = [sys.executable, "-m", "penstock", "batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl"]
     command += ["--replicas", "1..2", "--threads", "1", "--max-requests", "2", "--context-len", "128"]
     process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment())
@@ -322,7 +322,7 @@ def test_workers_of_a_batch_follow_its_requests(tmp_path):
     process.stderr.close()
     assert process.returncode == 0, said
     assert len(seen) == 2
-    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == len(read(tmp_path / "out.jsonl")) == 300
+    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == len(read(tmp_path / "out.jsonl")) == 150
 
 
 def test_an_outage_stops_a_batch_which_continues_later(tmp_path, monkeypatch, capsys):

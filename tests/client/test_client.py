@@ -113,7 +113,7 @@ def test_client_calls_every_route(demo, text):
         assert client.detokenize(ids) == PROMPT
         assert client.complete(ids, model="demo", **GREEDY)["choices"][0]["text"] == text
         assert len(client.embed([PROMPT, "x"])) == 2
-        with pytest.raises(ServiceError, match="no chat template") as caught:
+        with raises(ServiceError, param="messages") as caught:
             client.chat([{"role": "user", "content": "x"}])
         assert caught.value.status == 400
         assert num_connections(demo) == 1

@@ -163,7 +163,7 @@ def test_inputs_without_names_are_refused(name: str) -> None:
 
 def test_json_refuses_bytes_that_are_not_utf8(service: Service) -> None:
     with Client(service.url, binary=False) as client:
-        with pytest.raises(InvalidArgumentError, match="binary"):
+        with raises(InvalidArgumentError, param="x"):
             client.infer("echo", {"x": [b"\xff"]})
         with raises(ServiceError, param="bytes", match="binary_data") as caught:
             client.infer("odd", {"x": X})
@@ -252,7 +252,7 @@ def test_an_admin_loads_and_unloads(service: Service, way: str) -> None:
         assert caught.value.status == 503
         client.servables.load("zeros", versions="latest:2", labels={"stable": 1})
         assert client.infer("zeros", {"n": np.zeros(3, np.int8)})["zeros"].shape == (3, 4096)
-        with pytest.raises(ServiceError, match="servable") as caught:
+        with raises(ServiceError, code="invalid_model") as caught:
             client.servables.load("broken")
         assert (caught.value.status, caught.value.code) == (400, "invalid_model")
     wanted = {"versions": "latest:2", "labels": {"stable": 1}}

@@ -8,6 +8,7 @@ from penstock.cluster.routing import POLICIES, Figures, ReplicaRouter, StepTimes
 from penstock.engine.page_journal import PageReport
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.program import PAGE_TOKENS
+from tests.support.errors import raises
 
 FIGURES = Figures(prefill_token_s=0.001, decode_step_s=0.01, decode_row_s=0.001)
 
@@ -235,7 +236,7 @@ def test_replicas_of_different_speed() -> None:
 def test_bad_values_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match=f"policy: expected one of {', '.join(POLICIES)}, got 'random'"):
         ReplicaRouter("random")
-    with pytest.raises(InvalidArgumentError, match="prefill_token_s"):
+    with raises(InvalidArgumentError, param="prefill_token_s"):
         Figures(prefill_token_s=-1)
     with pytest.raises(InternalError, match="at least one replica"):
         ReplicaRouter().route(1, [])

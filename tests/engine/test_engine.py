@@ -262,7 +262,7 @@ def test_missing_tokenizer_and_template_are_named(make_llm):
         llm.generate("text")
     with raises(UnsupportedError, param="stop"):
         llm.generate([3], SamplingParams(stop="x"))
-    with pytest.raises(UnsupportedError, match="chat template"):
+    with raises(UnsupportedError, param="messages"):
         make_llm().chat([{"role": "user", "content": "hello"}])
 
 
@@ -295,7 +295,7 @@ def test_items_taken_ahead_are_limited(make_llm):
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_arrivals_and_aborts_do_not_change_tokens(make_llm, data):
     windows = data.draw(st.sampled_from(WINDOWS))
     llm: LLM = make_llm(windows=windows, num_pages=8, context_len=256, max_tokens=data.draw(st.sampled_from([8, 40])))

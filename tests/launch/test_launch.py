@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from unittest.mock import AsyncMock, patch
 
@@ -20,6 +21,7 @@ from penstock.errors import PenstockError, UnavailableError
 from penstock.launch.rendezvous import Rendezvous, host, join
 from tests.support.errors import raises
 from tests.support.http_service import until
+from tests.support.marks import mostly_long
 
 BASE = [sys.executable, "-m", "penstock", "launch"]
 
@@ -206,8 +208,10 @@ def test_a_killed_launcher_leaves_no_grandchild(tmp_path):
     until(lambda: all(map(is_gone, pids)), "the end of the ranks' children")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    mostly_long(product((0, 1), (signal.SIGKILL, signal.SIGSTOP)), (0, signal.SIGKILL), (1, signal.SIGSTOP)),
+)
 def test_lost_machine_ends_the_others(tmp_path, victim, number):
     rdzv = f"127.0.0.1:{free_port()}"
     options, env = ("--nnodes", "2", "--rdzv", rdzv), os.environ | {"FOLDER": str(tmp_path)}
@@ -267,8 +271,12 @@ def until_told(launcher: subprocess.Popen[str], text: str) -> None:
         assert lines[-1], lines
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGSTOP])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    mostly_long(
+        product((0, 1), (signal.SIGKILL, signal.SIGINT, signal.SIGSTOP)), (0, signal.SIGSTOP), (1, signal.SIGINT)
+    ),
+)
 def test_a_place_is_free_again_before_the_group_is_whole(victim, number):
     """The host and one of its guests end while the third machine is missing; the restarted one takes its place."""
     options = ("--nnodes", "3", "--rdzv", f"127.0.0.1:{free_port()}", "--timeout", "60")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,8 +94,8 @@ def later(monkeypatch: pytest.MonkeyPatch) -> type[Later]:
     return Later
 
 
-@pytest.fixture
-def make_llm():
+@contextmanager
+def llms_over_fakes() -> Iterator[Callable[..., LLM]]:
     """LLMs over the fake program; each is closed at the end, after every page was seen to be free."""
     made: list[LLM] = []
 
@@ -114,3 +116,10 @@ def make_llm():
                 assert pool.num_free == pool.num_pages, "pages are left"
             llm.close()
         assert llm.engine.program.closed
+
+
+@pytest.fixture
+def make_llm():
+    """LLMs over the fake program, closed at the end of the test."""
+    with llms_over_fakes() as make:
+        yield make

@@ -14,7 +14,7 @@ from penstock.llm.llm import LLM
 from penstock.serving.settings import GatewaySettings
 from penstock.serving.traces import Traces
 from tests.support.command import DEMO
-from tests.support.fake_model import FILES, later, make_llm
+from tests.support.fake_model import FILES, later, llms_over_fakes, make_llm
 from tests.support.http_service import KEY, Service
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.worker_processes import OPTIONS, SEEDED
@@ -42,6 +42,15 @@ def serve(make_llm):
 
     yield start
     for service in made:
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[Service]:
+    """A service over a fake model with a template, for the tests of a file that leave it as it was."""
+    with llms_over_fakes() as make:
+        service = Service({"fake": make(files=CHAT_FILES)})
+        yield service
         service.close()
 
 

@@ -10,7 +10,8 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.serving.request_fields import SAMPLING
 from tests.support.command import DEMO
-from tests.support.http_service import ENDLESS, ROOMY, Service, is_idle, post, until
+from tests.support.fake_model import llms_over_fakes
+from tests.support.http_service import ENDLESS, ROOMY, is_idle, post, until
 from tests.support.services import CHAT_FILES
 
 PROMPT = "def add(a, b):"
@@ -56,6 +57,13 @@ def llm():
         yield made
 
 
+@pytest.fixture(scope="module")
+def own():
+    """The model of the service ``fake``, without a service."""
+    with llms_over_fakes() as make:
+        yield make(files=CHAT_FILES)
+
+
 def texts_of(events: list[dict], count: int = 1) -> list[str]:
     texts = [""] * count
     for event in events:
@@ -65,13 +73,11 @@ def texts_of(events: list[dict], count: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLING if name != "thinking_token_budget"])
-def test_every_field_of_sampling_is_honoured(demo, serve, llm, make_llm, name):
+def test_every_field_of_sampling_is_honoured(demo, fake, llm, own, name):
     """By both routes, whole and streamed: the tokens are the engine's with the same field, and not those without it."""
     extra = {"stop": ["a", "Z/#"]} if name == "include_stop_str_in_output" else {}
     body = HOT | extra | {name: FIELDS[name]}
     n = body.get("n", 1)
-    fake = serve("fake")
-    own = make_llm(files=CHAT_FILES)
     for service, path, prompt, model in (
         (demo, "/v1/completions", {"prompt": PROMPT}, llm),
         (fake, "/v1/chat/completions", {"messages": USER}, own),
@@ -154,24 +160,23 @@ def test_unsupported_completion_fields_are_refused(demo, fields, param):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-def test_malformed_conversations_are_refused(serve, path, messages):
-    status, error = serve("fake").refused(path, messages=messages)
+def test_malformed_conversations_are_refused(fake, path, messages):
+    status, error = fake.refused(path, messages=messages)
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["param"].startswith("prompt" if messages is None and path == "/tokenize" else "messages")
 
 
-def test_null_is_as_good_as_absent(demo, serve):
+def test_null_is_as_good_as_absent(demo, fake):
     names = [*SAMPLING, "stream", "stream_options", "user", "suffix", "logprobs", "best_of", "echo"]
     body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
     expected = demo.post("/v1/completions", **body)["choices"]
     assert demo.post("/v1/completions", **dict.fromkeys(names) | body)["choices"] == expected
     names = ["tools", "tool_choice", "response_format", "functions", "top_logprobs", "metadata", "reasoning_effort"]
-    service = serve("fake")
     body = {"messages": USER, "max_tokens": 4, "temperature": 0}
-    expected = service.post("/v1/chat/completions", **body)["choices"]
-    assert service.post("/v1/chat/completions", **dict.fromkeys(names) | body)["choices"] == expected
+    expected = fake.post("/v1/chat/completions", **body)["choices"]
+    assert fake.post("/v1/chat/completions", **dict.fromkeys(names) | body)["choices"] == expected
     text = {"response_format": {"type": "text"}, "modalities": ["text"], "max_completion_tokens": 4}
-    assert service.post("/v1/chat/completions", **body | text)["choices"] == expected
+    assert fake.post("/v1/chat/completions", **body | text)["choices"] == expected
 
 
 HARMLESS = {
@@ -189,11 +194,10 @@ HARMLESS = {
 }
 
 
-def test_fields_that_change_nothing_are_taken(serve):
-    service = serve("fake")
+def test_fields_that_change_nothing_are_taken(fake):
     body = {"messages": USER, "max_tokens": 4, "temperature": 0}
-    expected = service.post("/v1/chat/completions", **body)["choices"]
-    assert service.post("/v1/chat/completions", **body | HARMLESS)["choices"] == expected
+    expected = fake.post("/v1/chat/completions", **body)["choices"]
+    assert fake.post("/v1/chat/completions", **body | HARMLESS)["choices"] == expected
 
 
 @pytest.mark.parametrize(
@@ -209,18 +213,17 @@ def test_fields_that_change_nothing_are_taken(serve):
         ("verbosity", "low"),
     ],
 )
-def test_values_that_would_change_something_are_refused(serve, name, value):
-    status, error = serve("fake").refused("/v1/chat/completions", messages=USER, **{name: value})
+def test_values_that_would_change_something_are_refused(fake, name, value):
+    status, error = fake.refused("/v1/chat/completions", messages=USER, **{name: value})
     assert status == 400
     assert error["param"].startswith(name)
 
 
 @pytest.mark.parametrize("with_usage", [False, True])
-def test_the_events_of_a_conversation(serve, with_usage):
+def test_the_events_of_a_conversation(fake, with_usage):
     """One id, the role once for each answer and first, the reason once and last, usage in an event of its own."""
-    service = serve("fake")
     options = {"stream_options": {"include_usage": with_usage}}
-    events = service.events("/v1/chat/completions", messages=USER, max_tokens=6, n=2, ignore_eos=True, **options)
+    events = fake.events("/v1/chat/completions", messages=USER, max_tokens=6, n=2, ignore_eos=True, **options)
     assert {(one["object"], one["model"]) for one in events} == {("chat.completion.chunk", "fake")}
     assert len({(one["id"], one["created"], one["system_fingerprint"]) for one in events}) == 1
     if with_usage:
@@ -238,17 +241,16 @@ def test_the_events_of_a_conversation(serve, with_usage):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("num_top", [0, 4])
-def test_log_probabilities_of_a_conversation_spell_its_text(serve, stream, num_top):
+def test_log_probabilities_of_a_conversation_spell_its_text(fake, stream, num_top):
     asked = {"messages": USER, "logprobs": True, "top_logprobs": num_top, **HOT}
-    service = serve("fake")
     if stream:
-        events = service.events("/v1/chat/completions", **asked)
+        events = fake.events("/v1/chat/completions", **asked)
         text = texts_of(events)[0]
         entries = [
             e for one in events if one["choices"][0]["logprobs"] for e in one["choices"][0]["logprobs"]["content"]
         ]
     else:
-        (choice,) = service.post("/v1/chat/completions", **asked)["choices"]
+        (choice,) = fake.post("/v1/chat/completions", **asked)["choices"]
         text, entries = choice["message"]["content"], choice["logprobs"]["content"]
     assert len(entries) == 24
     spelled = b"".join(bytes(one["bytes"]) for one in entries)
@@ -301,8 +303,8 @@ def test_options_of_a_request_are_honoured(demo, llm):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("messages", [USER * 1000])
-def test_a_conversation_that_is_too_long(serve, stream, messages):
-    status, error = serve("fake").refused("/v1/chat/completions", messages=messages, stream=stream)
+def test_a_conversation_that_is_too_long(fake, stream, messages):
+    status, error = fake.refused("/v1/chat/completions", messages=messages, stream=stream)
     assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert "512" in error["message"]
 
@@ -353,13 +355,12 @@ def test_texts_survive_their_tokens(demo, text):
     assert demo.refused("/detokenize", tokens=[10**6])[1]["param"] == "tokens"
 
 
-def test_conversations_become_tokens(serve):
-    service = serve("fake")
-    whole = service.post("/tokenize", messages=USER)["tokens"]
-    assert service.post("/detokenize", tokens=whole)["prompt"] == "<user>the cat<a>"
-    closed = service.post("/tokenize", messages=USER, add_generation_prompt=False)["tokens"]
-    assert service.post("/detokenize", tokens=closed)["prompt"] == "<user>the cat"
-    answer = service.post("/v1/chat/completions", messages=USER, max_tokens=1)
+def test_conversations_become_tokens(fake):
+    whole = fake.post("/tokenize", messages=USER)["tokens"]
+    assert fake.post("/detokenize", tokens=whole)["prompt"] == "<user>the cat<a>"
+    closed = fake.post("/tokenize", messages=USER, add_generation_prompt=False)["tokens"]
+    assert fake.post("/detokenize", tokens=closed)["prompt"] == "<user>the cat"
+    answer = fake.post("/v1/chat/completions", messages=USER, max_tokens=1)
     assert answer["usage"]["prompt_tokens"] == len(whole)
 
 
@@ -400,11 +401,10 @@ def test_the_questions_of_an_evaluation_find_its_accuracy(demo, llm):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_an_id_that_a_client_gives_is_the_answers(serve, path):
-    service: Service = serve("fake")
+def test_an_id_that_a_client_gives_is_the_answers(fake, path):
     body = {"max_tokens": 2, "model": "fake"} | ({"prompt": "x"} if "chat" not in path else {"messages": USER})
     for stream in (False, True):
-        status, headers, data = service.ask("POST", path, body | {"stream": stream}, {"X-Request-Id": "mine.1"})
+        status, headers, data = fake.ask("POST", path, body | {"stream": stream}, {"X-Request-Id": "mine.1"})
         assert (status, headers["x-request-id"]) == (200, "mine.1")
         first = json.loads(data.partition(b"\n\n")[0].removeprefix(b"data: "))
         assert first["id"].partition("-")[2] == "mine.1"

@@ -60,10 +60,10 @@ def test_as_many_inputs_as_openai_takes():
     assert len(converted({"text_1": "x", "text_2": texts}, ScoreRequest).pairs) == 2048
 
 
-def test_the_last_message_is_continued(serve, make_llm):
+def test_the_last_message_is_continued(fake, make_llm):
     from tests.support.services import CHAT_FILES
 
-    service, llm = serve("fake"), make_llm(files=CHAT_FILES)
+    service, llm = fake, make_llm(files=CHAT_FILES)
     messages = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on "}]
     asked = {"messages": messages, "continue_final_message": True}
     found = service.post("/v1/chat/completions", **asked, max_tokens=6, temperature=0)
@@ -78,12 +78,12 @@ def test_the_last_message_is_continued(serve, make_llm):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-def test_continuing_excludes_beginning(serve, path):
+def test_continuing_excludes_beginning(fake, path):
     messages = [{"role": "assistant", "content": "the"}]
     asked = {"continue_final_message": True, "add_generation_prompt": True}
-    status, error = serve("fake").refused(path, messages=messages, **asked)
+    status, error = fake.refused(path, messages=messages, **asked)
     assert (status, error["param"], error["code"]) == (400, "continue_final_message", "invalid_value")
-    assert serve("fake").post("/tokenize", messages=messages, continue_final_message=True, add_generation_prompt=False)
+    assert fake.post("/tokenize", messages=messages, continue_final_message=True, add_generation_prompt=False)
 
 
 def logprobs_of(service, **fields):
@@ -108,12 +108,10 @@ def test_each_alternative_has_its_own_key(demo):
     ]
 
 
-def test_tokens_of_a_message_may_be_ids(serve):
+def test_tokens_of_a_message_may_be_ids(fake):
     body = {"messages": [{"role": "user", "content": "the"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 2}
-    (choice,) = serve("fake").post("/v1/chat/completions", **body, temperature=0, return_tokens_as_token_ids=True)[
-        "choices"
-    ]
-    (plain,) = serve("fake").post("/v1/chat/completions", **body, temperature=0)["choices"]
+    (choice,) = fake.post("/v1/chat/completions", **body, temperature=0, return_tokens_as_token_ids=True)["choices"]
+    (plain,) = fake.post("/v1/chat/completions", **body, temperature=0)["choices"]
     for one, other in zip(choice["logprobs"]["content"], plain["logprobs"]["content"], strict=True):
         assert one["token"].startswith("token_id:")
         assert (one["bytes"], one["logprob"]) == (other["bytes"], other["logprob"])
