@@ -214,7 +214,7 @@ def test_writer_leaves_nothing_on_error(tmp_path: Path) -> None:
         BundleWriter(path, graph) as w,
     ):
         w.add_weight(name, b"short")
-    with pytest.raises(InvalidArgumentError, match=f"expected {name!r}, found 'other'"), BundleWriter(path, graph) as w:
+    with pytest.raises(InvalidArgumentError, match=f"expected {name!r}, got 'other'"), BundleWriter(path, graph) as w:
         w.add_weight("other", b"")
     with pytest.raises(InvalidArgumentError, match="was not added"), BundleWriter(path, graph):
         pass

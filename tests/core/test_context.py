@@ -42,7 +42,7 @@ def test_level_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_unknown_level_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r'^cpu_level: .*generic, found "avx9"'):
+    with pytest.raises(InvalidArgumentError, match=r'^cpu_level: .*generic, got "avx9"'):
         Context(1, "avx9")
 
 
@@ -152,16 +152,16 @@ def test_op_takes_strided_rows(context: Context) -> None:
 def test_wrong_op_calls_are_refused_by_name(context: Context) -> None:
     long = np.zeros((3, 3), np.float32)
     wrong: list[tuple[str, list[CoreTensor | None], dict[str, float | str], str]] = [
-        ("add", [tensor(X), tensor(Y)], {}, r"add: num_tensors: .* 3 .*found 2"),
+        ("add", [tensor(X), tensor(Y)], {}, r"add: num_tensors: .* 3 .*got 2"),
         ("add", [tensor(X), tensor(long), tensor(Y)], {}, r"add: second argument: .*f32 \[2, 3\]"),
-        ("add", [tensor(X), tensor(X), tensor(long)], {}, r"add: output 0: .*f32 \[2, 3\], found f32 \[3, 3\]"),
+        ("add", [tensor(X), tensor(X), tensor(long)], {}, r"add: output 0: .*f32 \[2, 3\], got f32 \[3, 3\]"),
         ("add", [tensor(X), None, tensor(Y)], {}, "add: b: .*null"),
         ("add", [tensor(X), tensor(X), tensor(Y)], {"eps": 1.0}, "add: eps: .*attribute"),
         ("gelu", [tensor(X), tensor(Y)], {}, "gelu: approximate: .*missing"),
         ("gelu", [tensor(X), tensor(Y)], {"approximate": "erf"}, 'gelu: approximate: .*"none" or "tanh"'),
         ("gather_rows", [tensor(X), tensor(HIGH), tensor(Y)], {}, "gather_rows: rows: "),
         ("gather_rows", [tensor(X), tensor(LOW), tensor(Y)], {}, "gather_rows: rows: "),
-        ("topk", [tensor(X), tensor(Y), tensor(Y)], {"k": 4}, "topk: k: .* 1 to 3, found 4"),
+        ("topk", [tensor(X), tensor(Y), tensor(Y)], {"k": 4}, "topk: k: .* 1 to 3, got 4"),
     ]
     for op, tensors, attrs, message in wrong:
         with pytest.raises(InvalidArgumentError, match=message):
@@ -275,7 +275,7 @@ def test_values_that_cannot_be_packed_are_refused_by_row(context: Context) -> No
         native.pack(
             context, I8, 2, 4, 1, 2, 1, np.ones((2, 4), np.float32), np.zeros(native.layout_bytes(I8, 2, 4), np.uint8)
         )
-    with pytest.raises(InvalidArgumentError, match=r"^dst: .* 128 bytes, found 4"):
+    with pytest.raises(InvalidArgumentError, match=r"^dst: .* 128 bytes, got 4"):
         native.pack(context, I8, 2, 4, 0, 2, 1, np.ones((2, 4), np.float32), np.zeros(4, np.uint8))
 
 
@@ -294,7 +294,7 @@ def test_bad_lines_are_refused_by_row(change: str, context: Context) -> None:
     elif change == "scale":
         values.scales[3] = np.inf
     elif change == "groups":
-        values, message = values._replace(groups=values.groups[:, :2].copy()), "groups: .* 30 bytes, found 20"
+        values, message = values._replace(groups=values.groups[:, :2].copy()), "groups: .* 30 bytes, got 20"
     else:
         values, message = values._replace(groups=None), "groups: .*steps and offsets"
     with pytest.raises(InvalidArgumentError, match=message):

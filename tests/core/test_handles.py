@@ -101,7 +101,7 @@ def test_resized_program_keeps_its_pages(model: Model, bundle_of: Callable[..., 
             resize(program, max_tokens=20, num_pages=OPTIONS.num_pages + 5)
             with pytest.raises(InvalidArgumentError, match="step before"):
                 program.logits()
-            with pytest.raises(InvalidArgumentError, match=r"^num_tokens: .* 1 to 20, found 30"):
+            with pytest.raises(InvalidArgumentError, match=r"^num_tokens: .* 1 to 20, got 30"):
                 program.run(batch([(0, PROMPT[:30], (1, 2))]))
             assert first + logits_of(program, PROMPT[30:], 30) == wanted
 
@@ -114,7 +114,7 @@ def test_resize_that_fails_leaves_the_program(model: Model) -> None:
         for changes, message in (
             ({"max_tokens": 0}, "^max_tokens: .* 1 to"),
             ({"num_pages": 0}, "^num_pages: .* 1 to"),
-            ({"kv_layout": 3}, "^kv_layout: .* 1, found 3"),
+            ({"kv_layout": 3}, "^kv_layout: .* 1, got 3"),
         ):
             with pytest.raises(InvalidArgumentError, match=message):
                 resize(program, **changes)

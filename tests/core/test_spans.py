@@ -70,7 +70,7 @@ def test_nodes_say_what_they_read_and_make(bundle_of: Callable[..., Path]) -> No
     with Model.open(bundle_of("w4a8", (0, 32))) as model:
         nodes, info = spans.node_infos(model), model.info
         out = sized(NodeInfoStruct)
-        with pytest.raises(InvalidArgumentError, match=r"^index: .* \d+, found \d+"):
+        with pytest.raises(InvalidArgumentError, match=r"^index: .* \d+, got \d+"):
             check(library().ps_model_node(model.handle, info.num_nodes, out))
     assert sum(node.weight_bytes for node in nodes) == info.weight_bytes_per_token
     linears = [node for node in nodes if node.op == "linear"]

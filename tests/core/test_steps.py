@@ -190,31 +190,31 @@ def tables(request: int, entry: int, page: int) -> npt.NDArray[np.int32]:
 
 BATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "token_high": ({"token_ids": i32(1, 2, 3, VOCAB, 6)}, r"token_ids\[3\]: expected less than the vocabulary of 101"),
-    "slot_high": ({"token_ids": i32(1, 2, -4, 5, 6)}, r"token_ids\[2\]: expected .* one of 3 slots, found slot 3"),
-    "slot_lowest": ({"token_ids": i32(-(2**31), 2, 3, 5, 6)}, r"token_ids\[0\]: .* found slot 2147483647"),
+    "slot_high": ({"token_ids": i32(1, 2, -4, 5, 6)}, r"token_ids\[2\]: expected .* one of 3 slots, got slot 3"),
+    "slot_lowest": ({"token_ids": i32(-(2**31), 2, 3, 5, 6)}, r"token_ids\[0\]: .* got slot 2147483647"),
     "slot_empty": ({"token_ids": i32(-1, 2, 3, 5, 6)}, r"token_ids\[0\]: nothing was sampled in slot 0"),
-    "position_negative": ({"positions": i32(-1, 0, 1, 33, 34)}, r"positions\[0\]: expected 0 to 255, found -1"),
-    "position_high": ({"positions": i32(0, 1, 2, 255, 256)}, r"positions\[4\]: expected 0 to 255, found 256"),
-    "position_gap": ({"positions": i32(0, 2, 3, 33, 34)}, r"positions\[1\]: expected 1, .* request 0, found 2"),
-    "starts_first": ({"request_starts": i32(1, 3, 5)}, r"request_starts\[0\]: expected 0, found 1"),
+    "position_negative": ({"positions": i32(-1, 0, 1, 33, 34)}, r"positions\[0\]: expected 0 to 255, got -1"),
+    "position_high": ({"positions": i32(0, 1, 2, 255, 256)}, r"positions\[4\]: expected 0 to 255, got 256"),
+    "position_gap": ({"positions": i32(0, 2, 3, 33, 34)}, r"positions\[1\]: expected 1, .* request 0, got 2"),
+    "starts_first": ({"request_starts": i32(1, 3, 5)}, r"request_starts\[0\]: expected 0, got 1"),
     "starts_equal": ({"request_starts": i32(0, 0, 5)}, r"request_starts\[1\]: expected more than 0"),
     "starts_high": ({"request_starts": i32(0, 9, 5)}, r"request_starts\[1\]: expected more than 0 and at most 5"),
-    "starts_last": ({"request_starts": i32(0, 3, 4)}, r"request_starts\[2\]: expected the number of tokens 5, found 4"),
-    "row_negative": ({"output_rows": i32(-1)}, r"output_rows\[0\]: expected a token of the step, 0 to 4, found -1"),
-    "row_high": ({"output_rows": i32(0, 5)}, r"output_rows\[1\]: expected a token of the step, 0 to 4, found 5"),
+    "starts_last": ({"request_starts": i32(0, 3, 4)}, r"request_starts\[2\]: expected the number of tokens 5, got 4"),
+    "row_negative": ({"output_rows": i32(-1)}, r"output_rows\[0\]: expected a token of the step, 0 to 4, got -1"),
+    "row_high": ({"output_rows": i32(0, 5)}, r"output_rows\[1\]: expected a token of the step, 0 to 4, got 5"),
     "page_negative": ({"page_tables": tables(1, 0, -1)}, r"page_tables\[0\]\[1\]\[0\]: expected a page from 0 to 15"),
-    "page_high": ({"page_tables": tables(1, 1, 16)}, r"page_tables\[0\]\[1\]\[1\]: expected .* 0 to 15, found 16"),
+    "page_high": ({"page_tables": tables(1, 1, 16)}, r"page_tables\[0\]\[1\]\[1\]: expected .* 0 to 15, got 16"),
     "page_width": ({"page_tables": TABLES[:, :, :1].copy()}, "page_table_width: expected at least 2 for position 34"),
     "page_shared_write": ({"page_tables": tables(1, 1, 4)}, r"page_tables\[0\]\[1\]\[1\]: page 4 is written by"),
     "page_shared_read": ({"page_tables": tables(1, 0, 4)}, r"page_tables\[0\]\[1\]\[0\]: page 4 is read here"),
     "page_own": ({"page_tables": tables(1, 0, 9)}, r"page_tables\[0\]\[1\]\[0\]: page 9 is read here and written"),
     "no_tokens": (
         {"token_ids": i32(), "positions": i32(), "output_rows": i32(), "request_starts": i32(0, 0, 0)},
-        "num_tokens: expected 1 to 64, found 0",
+        "num_tokens: expected 1 to 64, got 0",
     ),
-    "many_rows": ({"output_rows": np.zeros(65, np.int32)}, "num_rows: expected 0 to 64, found 65"),
-    "dtype": ({"token_ids": np.zeros(5, np.int64)}, r"token_ids: expected C-contiguous int32 \[5\], found int64 \[5\]"),
-    "groups": ({"page_tables": np.zeros((2, 2, 2), np.int32)}, r"page_tables: .* \[1, 2, 2\], found int32 \[2, 2, 2\]"),
+    "many_rows": ({"output_rows": np.zeros(65, np.int32)}, "num_rows: expected 0 to 64, got 65"),
+    "dtype": ({"token_ids": np.zeros(5, np.int64)}, r"token_ids: expected C-contiguous int32 \[5\], got int64 \[5\]"),
+    "groups": ({"page_tables": np.zeros((2, 2, 2), np.int32)}, r"page_tables: .* \[1, 2, 2\], got int32 \[2, 2, 2\]"),
     "strided": ({"positions": np.arange(10, dtype=np.int32)[::2]}, "positions: .*not C-contiguous"),
     "list": ({"positions": [0, 1, 2, 33, 34]}, "positions: expected a numpy array, got list"),
 }  # fmt: skip
@@ -259,10 +259,10 @@ def test_a_page_group_has_its_own_number_of_pages(bundle_of: Callable[..., Path]
                 assert set(sizes) == ({16} if options is OPTIONS else {16, 3})
                 assert plan(model, context, options).kv_bytes == sum(program.kv(i).nbytes for i in range(len(sizes)))
                 if options is few:
-                    with pytest.raises(InvalidArgumentError, match=r"page_tables\[1\]\[0\]\[0\]: .* 0 to 2, found 3"):
+                    with pytest.raises(InvalidArgumentError, match=r"page_tables\[1\]\[0\]\[0\]: .* 0 to 2, got 3"):
                         program.run(batch([(0, [1], (3,))], 2))
         assert found[0] == found[1]
-        for counts, message in (((0, 17), r"^group_pages\[1\]: .* \(16\), found 17"), ((1,), "2 numbers, found 1")):
+        for counts, message in (((0, 17), r"^group_pages\[1\]: .* \(16\), got 17"), ((1,), "2 numbers, got 1")):
             with pytest.raises(InvalidArgumentError, match=message):
                 plan(model, context, dataclasses.replace(OPTIONS, group_pages=counts))
 
@@ -304,8 +304,8 @@ def test_slots_feed_the_next_step(model: Model, context: Context) -> None:
 
 
 LIMITS: dict[str, tuple[dict[str, int], type[Exception], str]] = {
-    "max_tokens": ({"max_tokens": 0}, InvalidArgumentError, "max_tokens: expected 1 to 4096, found 0"),
-    "max_tokens_high": ({"max_tokens": 4097}, InvalidArgumentError, "max_tokens: expected 1 to 4096, found 4097"),
+    "max_tokens": ({"max_tokens": 0}, InvalidArgumentError, "max_tokens: expected 1 to 4096, got 0"),
+    "max_tokens_high": ({"max_tokens": 4097}, InvalidArgumentError, "max_tokens: expected 1 to 4096, got 4097"),
     "max_requests": ({"max_requests": 0}, InvalidArgumentError, "max_requests: expected 1 to 256"),
     "max_rows": ({"max_rows": 0}, InvalidArgumentError, "max_rows: expected 1 to"),
     "num_pages": ({"num_pages": 0}, InvalidArgumentError, "num_pages: expected 1 to"),
@@ -341,7 +341,7 @@ def test_flags_need_the_developer_api(model: Model, context: Context) -> None:
             lambda handles=handles: core.ps_program_create(*handles, ctypes.byref(out)),
             lambda handles=handles: core.ps_program_create_flagged(*handles, 0, ctypes.byref(out)),
         ):
-            with pytest.raises(UnsupportedError, match=f"flags: expected 0, found 0x{flags:x}"):
+            with pytest.raises(UnsupportedError, match=f"flags: expected 0, got 0x{flags:x}"):
                 check(status())
     assert not out.value
 

@@ -148,14 +148,14 @@ def place_of(segment: bytes, name: str) -> tuple[int, int]:
         ("first_begins", 4, 1 << 20, r"first_begins\["),
         ("token_begins", 4, 1 << 20, r"token_begins\["),
         ("merge_begins", 4, 1 << 20, r"merge_begins\["),
-        ("merges", 0, 1 << 20, r"merges\[0\]: expected a right token, found 1048576"),
-        ("merges", 8, 1 << 20, r"merges\[0\]: expected a token, found 1048576"),
+        ("merges", 0, 1 << 20, r"merges\[0\]: expected a right token, got 1048576"),
+        ("merges", 8, 1 << 20, r"merges\[0\]: expected a token, got 1048576"),
         ("bytes", 40, 1 << 20, r"bytes\[10\]: expected a token"),
         ("words", 0, 1 << 20, r"words\[0\]: expected a token"),
         ("added", 0, 1 << 20, r"added\[0\]: expected a token"),
         ("added", 4, 1 << 20, r"added\[0\]: expected flags that are known"),
         ("added", 8, 1 << 20, r"added\[0\]: expected a place within the text"),
-        ("added", 12, 0, r"added\[0\]: expected 1 to 1024 bytes, found 0"),
+        ("added", 12, 0, r"added\[0\]: expected 1 to 1024 bytes, got 0"),
         ("prefix", 0, 1 << 20, r"prefix\[0\]: expected a token"),
     ],
 )
@@ -184,8 +184,8 @@ def test_headers_of_others_are_refused(open_segment: Callable[[bytes], NativeTok
     segment = segment_of(KINDS["qwen2"]())
     for at, value, kind, message in (
         (0, 1, InvalidFileError, "magic"),
-        (8, 3, UnsupportedError, "version: expected 1 to 2, found 3: export the model again"),
-        (8, 2, InvalidFileError, "num_tables: expected 22, found 15"),
+        (8, 3, UnsupportedError, "version: expected 1 to 2, got 3: export the model again"),
+        (8, 2, InvalidFileError, "num_tables: expected 22, got 15"),
         (12, 9, UnsupportedError, "kind"),
         (16, 1 << 31, UnsupportedError, "flags"),
         (20, 9, UnsupportedError, "split"),
@@ -197,9 +197,9 @@ def test_headers_of_others_are_refused(open_segment: Callable[[bytes], NativeTok
         struct.pack_into("<I", damaged, at, value)
         with pytest.raises(kind, match=f"segment tokenizer.bin: {message}"):
             open_segment(bytes(damaged))
-    with pytest.raises(InvalidFileError, match=r"header: .* 48 bytes, found 20"):
+    with pytest.raises(InvalidFileError, match=r"header: .* 48 bytes, got 20"):
         open_segment(segment[:20])
-    with pytest.raises(InvalidFileError, match=r"header: .* 168 bytes, found 60"):
+    with pytest.raises(InvalidFileError, match=r"header: .* 168 bytes, got 60"):
         open_segment(segment[:60])
 
 
@@ -221,7 +221,7 @@ def test_wrong_calls_are_errors(open_segment: Callable[[bytes], NativeTokenizer]
         ("^text: .*UTF-8.* byte 2", lambda: encode(b"ab\xff", 3)),
         ("^text: .*UTF-8.* byte 1", lambda: encode(b"a\xed\xa0\x80", 4)),
         ("^text: .* character 1", lambda: tokenizer.encode("a\ud800")),
-        (r"ids\[1\]: .*found -1", lambda: tokenizer.decode([5, -1])),
+        (r"ids\[1\]: .*got -1", lambda: tokenizer.decode([5, -1])),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             call()
@@ -262,8 +262,8 @@ def hostile(**tables: object) -> bytes:
             {"token_texts": [b"a" * 4097] * 256},
             r"token_begins\[0\]: expected a token of at most 4096 bytes",
         ),
-        ({"prefix": [1] * 1025}, r"prefix\[0\]: expected at most 1024 tokens, found 1025"),
-        ({"suffix": [1] * 1025}, r"suffix\[0\]: expected at most 1024 tokens, found 1025"),
+        ({"prefix": [1] * 1025}, r"prefix\[0\]: expected at most 1024 tokens, got 1025"),
+        ({"suffix": [1] * 1025}, r"suffix\[0\]: expected at most 1024 tokens, got 1025"),
     ],
 )
 def test_tables_that_make_much_of_little_are_refused(

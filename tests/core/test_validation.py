@@ -108,12 +108,12 @@ RULES: dict[str, tuple[Patch, str]] = {
     "symbol_max": (symbols(Symbol("T", 1, 1 << 40), *GOOD[1:]), r"symbols\[0\]: expected min 0 or 1 and max"),
     "symbol_min": (symbols(Symbol("T", 2, 64), *GOOD[1:]), r"symbols\[0\]: expected min 0 or 1 and max"),
     "window": (field("page_groups", [-1]), r"page_groups\[0\].window"),
-    "input_shape": (shape("positions", R), r"inputs\[1\] \(positions\): expected i32 \[T\], found i32 \[R\]"),
+    "input_shape": (shape("positions", R), r"inputs\[1\] \(positions\): expected i32 \[T\], got i32 \[R\]"),
     "input_tables": (shape("page_tables", c(2), B, P), r"inputs\[3\] \(page_tables\): expected i32 \[1, B, P\]"),
     "input_twice": (lambda g: g.inputs.__setitem__(1, "token_ids"), r"inputs\[1\]: value 0 is an input already"),
-    "output_shape": (field("output", "hidden"), r"metadata.output: expected f32 \[R, 101\], or.*found f32 \[T, 32\]"),
-    "value_dtype": (of_value("hidden", dtype=DType.F16), r"values\[5\].dtype: expected f32 or i32, found f16"),
-    "value_rank": (shape("hidden"), r"values\[5\].shape: expected 1 to 4 dims, found none"),
+    "output_shape": (field("output", "hidden"), r"metadata.output: expected f32 \[R, 101\], or.*got f32 \[T, 32\]"),
+    "value_dtype": (of_value("hidden", dtype=DType.F16), r"values\[5\].dtype: expected f32 or i32, got f16"),
+    "value_rank": (shape("hidden"), r"values\[5\].shape: expected 1 to 4 dims, got none"),
     "value_symbol_inside": (shape("hidden", T, T), r"values\[5\].shape\[1\]: expected a constant"),
     "value_zero": (shape("hidden", T, c(0)), r"values\[5\].shape\[1\]: expected a constant of at least 1"),
     "value_negative": (shape("hidden", T, c(-4)), r"values\[5\].shape\[1\]: expected a size from 0"),
@@ -128,26 +128,26 @@ RULES: dict[str, tuple[Patch, str]] = {
     "inferred_rows": (shape("hidden", R, c(32)), r"nodes\[0\] .*outputs\[0\]: inferred f32 \[T, 32\]"),
     "used_before": (swap_nodes, r"nodes\[0\] .*is used before it is defined"),
     "defined_twice": (repeat_node, r"nodes\[1\] .*outputs\[0\]: value 5 \(hidden\) is defined twice"),
-    "output_view": (output_of("silu_mul", "layers.0.mlp.gate"), "expected a value of its own, found the view"),
-    "num_inputs": (lambda g: node(g, "rms_norm").inputs.pop(), r"nodes\[2\] .*inputs: expected 2 for .*found 1"),
-    "num_outputs": (lambda g: node(g, "rms_norm").outputs.pop(), r"nodes\[2\] .*outputs: expected 1, found 0"),
-    "kind": (operand("rms_norm", 1, value("hidden")), r"nodes\[2\] .*weight: expected a weight, found a value"),
-    "required": (operand("rms_norm", 1, Operand("none")), r"nodes\[2\] .*weight: expected a weight, found nothing"),
+    "output_view": (output_of("silu_mul", "layers.0.mlp.gate"), "expected a value of its own, got the view"),
+    "num_inputs": (lambda g: node(g, "rms_norm").inputs.pop(), r"nodes\[2\] .*inputs: expected 2 for .*got 1"),
+    "num_outputs": (lambda g: node(g, "rms_norm").outputs.pop(), r"nodes\[2\] .*outputs: expected 1, got 0"),
+    "kind": (operand("rms_norm", 1, value("hidden")), r"nodes\[2\] .*weight: expected a weight, got a value"),
+    "required": (operand("rms_norm", 1, Operand("none")), r"nodes\[2\] .*weight: expected a weight, got nothing"),
     "attr_missing": (drop_attr("rms_norm", "eps"), r"nodes\[2\] \(rms_norm first\): eps: the attribute is missing"),
     "attr_unknown": (attr("rms_norm", "extra", 1), r"extra: not an attribute of rms_norm"),
-    "attr_type": (attr("embedding", "dim", "32"), r"dim: expected an attribute of type int, found type string"),
-    "attr_nan": (attr("rms_norm", "eps", math.nan), r"eps: expected a finite number, found nan"),
-    "attr_overflow": (attr("attention", "scale", 1e300), r"scale: expected a finite number, found 1e\+300"),
-    "attr_bool": (attr("rope", "interleaved", 2), r"interleaved: expected 0 or 1, found 2"),
-    "eps": (attr("rms_norm", "eps", -1.0), r"eps: expected 0 to 1, found -1"),
+    "attr_type": (attr("embedding", "dim", "32"), r"dim: expected an attribute of type int, got type string"),
+    "attr_nan": (attr("rms_norm", "eps", math.nan), r"eps: expected a finite number, got nan"),
+    "attr_overflow": (attr("attention", "scale", 1e300), r"scale: expected a finite number, got 1e\+300"),
+    "attr_bool": (attr("rope", "interleaved", 2), r"interleaved: expected 0 or 1, got 2"),
+    "eps": (attr("rms_norm", "eps", -1.0), r"eps: expected 0 to 1, got -1"),
     "softcap": (attr("attention", "softcap", -1.0), "softcap: expected 0 or more"),
     "attention_window": (attr("attention", "window", -1), "window: expected 0 to"),
-    "group_range": (attr("attention", "group", 1), "group: expected less than the 1 page tables, found 1"),
-    "embedding_dim": (attr("embedding", "dim", 31), "dim: expected the weight's 32 columns, found 31"),
+    "group_range": (attr("attention", "group", 1), "group: expected less than the 1 page tables, got 1"),
+    "embedding_dim": (attr("embedding", "dim", 31), "dim: expected the weight's 32 columns, got 31"),
     "embedding_ids": (operand("embedding", 0, value("request_starts")), "ids: expected token ids or positions"),
     "embedding_rows": (field("vocab_size", 102), r"nodes\[0\] .*ids: expected .* that the weight's 101 rows"),
-    "out_features": (attr("linear", "out_features", 63), "out_features: expected the weight's 64 rows, found 63"),
-    "linear_x": (operand("linear", 0, value("cos_sin")), r"x: expected rows of 32, .* found f32 \[T, 8\]"),
+    "out_features": (attr("linear", "out_features", 63), "out_features: expected the weight's 64 rows, got 63"),
+    "linear_x": (operand("linear", 0, value("cos_sin")), r"x: expected rows of 32, .* got f32 \[T, 8\]"),
     "linear_layout": (attr("linear", "scheme", "w8a8"), "weight: expected layout t16_i8 for scheme w8a8"),
     "bias": (operand("linear", 2, Operand("weight", "inv_freq")), r"bias: expected a rows_f32 weight \[1, 64\]"),
     "norm_weight": (operand("rms_norm", 1, Operand("weight", "inv_freq")), r"weight: expected a rows_f32 .*\[1, 32\]"),
@@ -156,18 +156,18 @@ RULES: dict[str, tuple[Patch, str]] = {
     "rope_table": (operand("rope", 1, value("hidden")), "cos_sin: expected the rows of x"),
     "positions_copy": (operand("attention", 2, value("token_ids")), "positions: expected the graph's input, value 1"),
     "gather_rows": (operand("gather_rows", 1, value("positions")), "rows: expected indices below the number of rows"),
-    "indices_apart": (indices_apart, r"inputs\[0\]: expected contiguous indices, found some 5 apart"),
+    "indices_apart": (indices_apart, r"inputs\[0\]: expected contiguous indices, got some 5 apart"),
     "kv_heads": (of_state(num_kv_heads=0), r"states\[0\].num_kv_heads: expected 1 to"),
     "head_dim": (of_state(head_dim=1 << 20), r"states\[0\].head_dim: expected 1 to"),
     "latent_dim": (of_state(num_kv_heads=1, latent_dim=8), r"states\[0\].latent_dim: .* less than head_dim \(8\)"),
-    "latent_heads": (of_state(latent_dim=4), r"states\[0\].latent_dim: .* 0 with 2 heads, found 4"),
+    "latent_heads": (of_state(latent_dim=4), r"states\[0\].latent_dim: .* 0 with 2 heads, got 4"),
     "latent_state": (all_states(num_kv_heads=1, latent_dim=4), "state: expected pages of keys and values"),
-    "state_group": (of_state(group=5), r"states\[0\].group: expected less than 1, found 5"),
+    "state_group": (of_state(group=5), r"states\[0\].group: expected less than 1, got 5"),
     "states_differ": (of_state(head_dim=4), r"states\[1\]: expected 2 heads of 4 as states\[0\]"),
-    "state_recurrent": (of_state(recurrent=2), r"states\[0\].recurrent: expected 0 or 1, found 2"),
+    "state_recurrent": (of_state(recurrent=2), r"states\[0\].recurrent: expected 0 or 1, got 2"),
     "states_recurrent": (of_state(recurrent=True), r"states\[1\].recurrent: expected 1, as states\[0\]"),
-    "state_of_keys": (all_states(recurrent=True), "state: expected keys and values, found a recurrent state"),
-    "states_heads": (all_states(num_kv_heads=3), r"k: expected the state's 3 heads, found f32 \[T, 2, 8\]"),
+    "state_of_keys": (all_states(recurrent=True), "state: expected keys and values, got a recurrent state"),
+    "states_heads": (all_states(num_kv_heads=3), r"k: expected the state's 3 heads, got f32 \[T, 2, 8\]"),
 }  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def test_newer_and_unknown_ops_are_refused_by_name(
 
 def test_a_window_wider_than_its_page_group_is_refused(tmp_path: Path) -> None:
     path = write_bundle(tmp_path / "x.psm", tiny_graph(windows=(32,)), patch=attr("attention", "window", 33))
-    with pytest.raises(InvalidFileError, match=r"window: .* 1 to 32, .* found 33"):
+    with pytest.raises(InvalidFileError, match=r"window: .* 1 to 32, .* got 33"):
         Model.open(path)
 
 
@@ -242,10 +242,10 @@ STORAGE: dict[str, tuple[Callable[[Graph, list[Segment]], None], str]] = {
     "rows_zero": (of_weight(FIRST, rows=0), r"weights\[0\] \(embed.weight\): rows: expected 1 to"),
     "rows_huge": (of_weight(FIRST, rows=1 << 62), r"weights\[0\] .*rows: expected 1 to"),
     "product": (of_weight(FIRST, rows=1 << 31, cols=1 << 31), r"weights\[0\]"),
-    "bytes": (of_weight(FIRST, num_bytes=64), r"weights\[0\].bytes: expected 12928 for rows_f32 \[101, 32\], found 64"),
+    "bytes": (of_weight(FIRST, num_bytes=64), r"weights\[0\].bytes: expected 12928 for rows_f32 \[101, 32\], got 64"),
     "layout": (of_weight(FIRST, layout=Layout.T16_F32), r"weights\[0\].bytes: expected 14336 for t16_f32"),
-    "unaligned": (of_weight(FIRST, offset=32), r"weights\[0\].offset: expected a multiple of 64, found 32"),
-    "negative": (of_weight(FIRST, offset=-64), r"weights\[0\].offset: expected a multiple of 64, found -64"),
+    "unaligned": (of_weight(FIRST, offset=32), r"weights\[0\].offset: expected a multiple of 64, got 32"),
+    "negative": (of_weight(FIRST, offset=-64), r"weights\[0\].offset: expected a multiple of 64, got -64"),
     "outside": (of_weight(FIRST, offset=1 << 40), r"weights\[0\].offset: expected a range within the segment's"),
     "wrapping": (of_weight(FIRST, offset=(1 << 63) - 64), r"weights\[0\].offset: expected a range within"),
     "overlap": (of_weight("inv_freq", offset=0), r"weights\[\d\].offset: overlaps weights\[\d\]"),
@@ -324,7 +324,7 @@ def test_linear_that_int32_cannot_sum_is_refused(tmp_path: Path) -> None:
     writer = BundleWriter(tmp_path / "x.psm", graph)
     for name, w in graph.weights.items():
         writer.add_weight(name, bytes(layout_bytes(w.layout, w.rows, w.cols)))
-    with pytest.raises(UnsupportedError, match=r"w8a8 .* 131072 columns, found 131104"):
+    with pytest.raises(UnsupportedError, match=r"w8a8 .* 131072 columns, got 131104"):
         writer.close()
     assert list(tmp_path.iterdir()) == []
 

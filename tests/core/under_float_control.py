@@ -42,7 +42,7 @@ class Hostile:
             result = function(*arguments)
             left = self._register.get_control()
             self._register.set_control(self._default)
-            assert left == self._control, f"{name} left {left:#x}, found {self._control:#x}"
+            assert left == self._control, f"{name} left {left:#x}, got {self._control:#x}"
             return result
 
         return call

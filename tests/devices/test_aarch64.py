@@ -157,4 +157,4 @@ def test_other_processors_end_the_configuration(processor: str, tmp_path: Path) 
     words = ["cmake", "-S", str(ROOT), "-B", str(tmp_path), *options, "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert f"expected x86_64 or a little-endian aarch64, found {processor}" in " ".join(done.stderr.split())
+    assert f"expected x86_64 or a little-endian aarch64, got {processor}" in " ".join(done.stderr.split())

@@ -65,7 +65,7 @@ for rows, columns in ((slice(0, 37), slice(0, 48)), (slice(0, 0), slice(0, 48)),
 try:
     op(x.view(37, 2, 48), scale, limit=1.0)
 except InvalidArgumentError as error:
-    assert str(error) == "[example::squared_relu] x: expected f32 [rows, columns], found dtype 1 with 3 dims", error
+    assert str(error) == "[example::squared_relu] x: expected f32 [rows, columns], got dtype 1 with 3 dims", error
 else:
     raise AssertionError("three dims")
 logits = []
@@ -155,9 +155,9 @@ def test_wrong_libraries_are_refused_with_a_reason(
     for name, message in {
         "": f"{needs}, which is none of this library's: load the shared library that has it (ps_ops_load, penstock-",
         "newer": f"{needs}, and {libraries['newer']} has version 2",
-        "schema": 'ops[0]: schema: expected an argument of type Tensor or Weight, found "State scale, *',
-        "abi": "library: expected version 1 of penstock_op.h and 24 bytes, found version 2 and 24 bytes",
-        "none": "expected a library with the function penstock_ops (penstock_op.h), found none",
+        "schema": 'ops[0]: schema: expected an argument of type Tensor or Weight, got "State scale, *',
+        "abi": "library: expected version 1 of penstock_op.h and 24 bytes, got version 2 and 24 bytes",
+        "none": "expected a library with the function penstock_ops (penstock_op.h), got none",
         "fails": f"nodes[11] (blocks.0.activation): {OP}: no more",
         "wide": f"nodes[11] ({OP} blocks.0.activation): outputs[0]: inferred f32 [T, 193], the file says f32 [T, 192]",
         "none.so": "--ops: none.so: No such file or directory",
@@ -172,7 +172,7 @@ def test_wrong_libraries_are_refused_with_a_reason(
     done = run(sys.executable, "-m", "penstock", "inspect", bundle, "--ops", libraries["abi"])
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: --ops: ")
-    assert "found version 2" in done.stderr
+    assert "got version 2" in done.stderr
     done = run(sys.executable, "-m", "penstock", "inspect", bundle, env={"PENSTOCK_OPS": str(libraries["good"])})
     assert done.returncode == 0, done.stderr
     assert OP in done.stdout

@@ -84,21 +84,21 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
         found = json.loads(command(lite, path, prompt, "--ids", "--max-tokens", 9, "--json"))
         assert found["token_ids"] == wanted
     for prompt, text in (
-        ("1 x", 'expected token ids, as 1,2,3 or 1 2 3 or [1, 2, 3], found "x"'),
+        ("1 x", 'expected token ids, as 1,2,3 or 1 2 3 or [1, 2, 3], got "x"'),
         ("1,2,,[3", 'found ",[3"'),
         ("1 [2]", 'found "[2]"'),
         ("1,", 'found ""'),
         (",1", 'found ",1"'),
         ("1 -1", 'found "-1"'),
-        ("[1, 2", "expected a ] at the end of the list, found none"),
-        ("1]", 'expected nothing behind the ids, found "]"'),
-        ("[1] 2", 'expected nothing behind the ids, found "2"'),
-        ("[ ]", "PROMPT: expected one token at least, found none"),
+        ("[1, 2", "expected a ] at the end of the list, got none"),
+        ("1]", 'expected nothing behind the ids, got "]"'),
+        ("[1] 2", 'expected nothing behind the ids, got "2"'),
+        ("[ ]", "PROMPT: expected one token at least, got none"),
     ):
         assert text in failure(lite, path, prompt, "--ids", status=2)
     everything = json.loads(command(lite, path, "1, 2, 3", "--ids", "--max-tokens", 99999, "--ignore-eos", "--json"))
     assert (len(everything["token_ids"]), everything["finish_reason"]) == (CONTEXT_LEN - 3, "length")
-    assert "below the vocabulary of 101, found 101" in failure(lite, path, "101", "--ids", status=2)
+    assert "below the vocabulary of 101, got 101" in failure(lite, path, "101", "--ids", status=2)
 
 
 def test_guesses_are_refused_where_a_state_cannot_go_back(tmp_path: Path, lite: Path, command: Command) -> None:
@@ -107,32 +107,32 @@ def test_guesses_are_refused_where_a_state_cannot_go_back(tmp_path: Path, lite: 
     export_bundle(tmp_path / "model", path)
     words = (path, "[5, 6, 7, 5, 6]", "--ids", "--json", "--max-tokens", 6, "--temperature", 0)
     message = failure(lite, *words, "--prompt-lookup", 3)
-    assert "--prompt-lookup: expected 0, found 3: the network has layers with a recurrent state" in message
+    assert "--prompt-lookup: expected 0, got 3: the network has layers with a recurrent state" in message
     assert len(json.loads(command(lite, *words, "--prompt-lookup", 0))["token_ids"]) == 6
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--top-k", "many"], '--top-k: expected a whole number from 0 to 2147483647, found "many"'),
-        (["--top-p", "0"], '--top-p: expected a number above 0 and up to 1, found "0"'),
-        (["--temperature", "-1"], '--temperature: expected a number from 0 to 100, found "-1"'),
+        (["--top-k", "many"], '--top-k: expected a whole number from 0 to 2147483647, got "many"'),
+        (["--top-p", "0"], '--top-p: expected a number above 0 and up to 1, got "0"'),
+        (["--temperature", "-1"], '--temperature: expected a number from 0 to 100, got "-1"'),
         (["--temperature", "nan"], "--temperature: expected"),
-        (["--max-tokens", "0"], '--max-tokens: expected a whole number from 1 to 2147483647, found "0"'),
-        (["--max-tokens", "99999999999"], "--max-tokens: expected a whole number from 1 to 2147483647, found"),
-        (["--max-tokens"], "--max-tokens: expected a whole number from 1 to 2147483647, found nothing"),
-        (["--json=1"], '--json: expected no value, found "1"'),
-        (["--help="], '--help: expected no value, found ""'),
+        (["--max-tokens", "0"], '--max-tokens: expected a whole number from 1 to 2147483647, got "0"'),
+        (["--max-tokens", "99999999999"], "--max-tokens: expected a whole number from 1 to 2147483647, got"),
+        (["--max-tokens"], "--max-tokens: expected a whole number from 1 to 2147483647, got nothing"),
+        (["--json=1"], '--json: expected no value, got "1"'),
+        (["--help="], '--help: expected no value, got ""'),
         (["--seed", "-1"], "--seed: expected a whole number"),
         (["--threads", "1025"], "--threads: expected"),
-        (["--kv-cache", "f64"], '--kv-cache: expected auto, f32, bf16 or int8, found "f64"'),
-        (["--stop", ""], '--stop: expected a text, found ""'),
-        (["--stop", "a", "--ids"], '--stop: expected an answer in text, found "--ids"'),
-        (["--prompt-lookup", "16"], '--prompt-lookup: expected a whole number from 0 to 15, found "16"'),
-        (["--weights", "file"], '--weights: expected mmap or huge, found "file"'),
-        (["--colour=1"], 'options: expected those of --help, found "--colour"'),
-        (["--colour"], 'options: expected those of --help, found "--colour"'),
-        (["third"], 'PROMPT: expected one text (put it in quotes), found "third"'),
+        (["--kv-cache", "f64"], '--kv-cache: expected auto, f32, bf16 or int8, got "f64"'),
+        (["--stop", ""], '--stop: expected a text, got ""'),
+        (["--stop", "a", "--ids"], '--stop: expected an answer in text, got "--ids"'),
+        (["--prompt-lookup", "16"], '--prompt-lookup: expected a whole number from 0 to 15, got "16"'),
+        (["--weights", "file"], '--weights: expected mmap or huge, got "file"'),
+        (["--colour=1"], 'options: expected those of --help, got "--colour"'),
+        (["--colour"], 'options: expected those of --help, got "--colour"'),
+        (["third"], 'PROMPT: expected one text (put it in quotes), got "third"'),
     ],
 )
 def test_wrong_options_are_refused_by_name(words: list[str], message: str, lite: Path) -> None:
@@ -159,7 +159,7 @@ def test_error_quotes_only_the_wrong_input(tmp_path: Path, lite: Path) -> None:
     words = [lite, path, "-", "--ids"]
     done = subprocess.run(words, input="x", capture_output=True, text=True, check=False, env={**os.environ, **full})
     assert done.stderr.startswith("penstock-lite: --ids: PROMPT: expected token ids, ")
-    assert done.stderr.endswith(' or [1, 2, 3], found "x"\n')
+    assert done.stderr.endswith(' or [1, 2, 3], got "x"\n')
 
 
 def test_stateless_graph_runs(tmp_path: Path, lite: Path, command: Command) -> None:
@@ -345,4 +345,4 @@ def test_attention_that_is_not_causal_gives_one_token(lite: Path, command: Comma
     assert [int(word) for word in command(*words).split()] == expected
     assert len(expected) == 1
     told = failure(*words, "--max-tokens", 2, status=2)
-    assert "--max-tokens: expected 1, found 2: the network's attention is not causal" in told
+    assert "--max-tokens: expected 1, got 2: the network's attention is not causal" in told

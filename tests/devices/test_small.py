@@ -115,7 +115,7 @@ def test_features_left_out_of_a_small_build_are_refused(small: Path, tmp_path: P
     done = subprocess.run(
         [program, DEMO, "x"], capture_output=True, text=True, check=False, env={"PENSTOCK_CPU": "avx2"}
     )
-    assert 'PENSTOCK_CPU: expected one of generic, found "avx2"' in done.stderr
+    assert 'PENSTOCK_CPU: expected one of generic, got "avx2"' in done.stderr
 
 
 @pytest.mark.long
@@ -126,7 +126,7 @@ def test_wrong_bundles_levels_and_layouts_end_the_configuration(tmp_path: Path) 
         (f"-DPENSTOCK_OPS_FROM={tmp_path}/none.psm", "none.psm: No such file"),
         ("-DPENSTOCK_LEVELS=sse9", "has no level sse9"),
         ("-DPENSTOCK_LEVELS=amx", "expected avx512 with amx"),
-        (f"-DPENSTOCK_OPS_FROM={DEMO};-DPENSTOCK_KV_LAYOUTS=f64", "expected f32, bf16 or int8, found f64"),
+        (f"-DPENSTOCK_OPS_FROM={DEMO};-DPENSTOCK_KV_LAYOUTS=f64", "expected f32, bf16 or int8, got f64"),
         ("-DPENSTOCK_KV_LAYOUTS=int8", "PENSTOCK_KV_LAYOUTS: expected with PENSTOCK_OPS_FROM"),
     )):  # fmt: skip
         command = ["cmake", "-S", str(ROOT), "-B", str(tmp_path / f"build{number}"), *option.split(";")]

@@ -60,5 +60,5 @@ def test_what_shows_a_statement_exists(document: str) -> None:
         elif row.shown_by.startswith("`penstock "):
             assert parser.parse_args(shlex.split(row.shown_by.strip("`"))[1:]), row
         else:
-            file, _, name = row.shown_by.strip("`").partition("::")
+            file, _, name = row.shown_by.strip("`").partition("` `")
             assert name in names_in(file), row

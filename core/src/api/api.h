@@ -13,7 +13,7 @@
 namespace ps {
 
 inline ps_status require(bool is_set, const char* names) {
-  return is_set ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected pointers, found null", names);
+  return is_set ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected pointers, got null", names);
 }
 
 // The error of a build without ranks.  The compiler leaves out what follows a return of it.
@@ -23,9 +23,9 @@ inline ps_status no_ranks() {
 }
 
 inline ps_status require_path(const char* path) {
-  return path && *path ? PS_OK
-                       : fail(PS_INVALID_ARGUMENT, "path: expected the name of a file, found %s",
-                              path ? "an empty text" : "null");
+  return path && *path
+             ? PS_OK
+             : fail(PS_INVALID_ARGUMENT, "path: expected the name of a file, got %s", path ? "an empty text" : "null");
 }
 
 // Each function replaces the handle by its object.
@@ -43,7 +43,7 @@ class Use {
     status_ = check_handle(program, HANDLE_PROGRAM, "program");
     if (status_ != PS_OK) return;
     if (program->in_use.exchange(true, std::memory_order_acquire)) {
-      status_ = fail(PS_INVALID_ARGUMENT, "program: expected one call at a time, found another thread inside");
+      status_ = fail(PS_INVALID_ARGUMENT, "program: expected one call at a time, got another thread inside");
       return;
     }
     program_ = hold(const_cast<ps_program*>(static_cast<const ps_program*>(program)));
@@ -66,7 +66,7 @@ class Use {
 // they are zero they change nothing.
 inline ps_status check_struct(const void* from, uint32_t size, size_t known, bool read, const char* name) {
   if (size < sizeof(uint32_t) || size > 65536)
-    return fail(PS_INVALID_ARGUMENT, "%s.struct_size: expected the size of the struct, found %u", name, size);
+    return fail(PS_INVALID_ARGUMENT, "%s.struct_size: expected the size of the struct, got %u", name, size);
   const uint8_t* bytes = static_cast<const uint8_t*>(from);
   for (size_t i = known; read && i < size; ++i) {
     if (bytes[i]) {
@@ -81,7 +81,7 @@ inline ps_status check_struct(const void* from, uint32_t size, size_t known, boo
 template <typename T>
 ps_status read_struct(const T* from, T* to, const char* name) {
   memset(to, 0, sizeof(T));
-  if (!from) return fail(PS_INVALID_ARGUMENT, "%s: expected a pointer, found null", name);
+  if (!from) return fail(PS_INVALID_ARGUMENT, "%s: expected a pointer, got null", name);
   PS_TRY(check_struct(from, from->struct_size, sizeof(T), true, name));
   memcpy(to, from, from->struct_size < sizeof(T) ? from->struct_size : sizeof(T));
   return PS_OK;
@@ -90,7 +90,7 @@ ps_status read_struct(const T* from, T* to, const char* name) {
 // Writes as much as the caller's struct has room for; fields that this version does not know are zero.
 template <typename T>
 ps_status write_struct(const T& from, T* to, const char* name) {
-  if (!to) return fail(PS_INVALID_ARGUMENT, "%s: expected a pointer, found null", name);
+  if (!to) return fail(PS_INVALID_ARGUMENT, "%s: expected a pointer, got null", name);
   const uint32_t size = to->struct_size;
   PS_TRY(check_struct(to, size, sizeof(T), false, name));
   memcpy(to, &from, size < sizeof(T) ? size : sizeof(T));

@@ -18,7 +18,7 @@ struct Agreement {
 
 ps_status differ(const ps_comm& comm, int32_t rank, const char* name, const char* own, const char* other) {
   const ps_status status =
-      fail(PS_INVALID_ARGUMENT, "%s: expected equal values on all ranks, found %s on rank %d and %s on rank %d", name,
+      fail(PS_INVALID_ARGUMENT, "%s: expected equal values on all ranks, got %s on rank %d and %s on rank %d", name,
            own, comm.rank, other, rank);
   comm.abort(comm.self, error_message());
   return status;

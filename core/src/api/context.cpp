@@ -7,9 +7,9 @@ namespace {
 
 ps_status check_comm(const ps_comm& comm) {
   if (comm.struct_size != sizeof(ps_comm))
-    return fail(PS_UNSUPPORTED, "comm.struct_size: expected %zu, found %u", sizeof(ps_comm), comm.struct_size);
+    return fail(PS_UNSUPPORTED, "comm.struct_size: expected %zu, got %u", sizeof(ps_comm), comm.struct_size);
   if (comm.world >= 1 && comm.world <= PS_MAX_RANKS && comm.rank >= 0 && comm.rank < comm.world) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "comm: expected a rank below a world of 1 to %d, found rank %d of %d", PS_MAX_RANKS,
+  return fail(PS_INVALID_ARGUMENT, "comm: expected a rank below a world of 1 to %d, got rank %d of %d", PS_MAX_RANKS,
               comm.rank, comm.world);
 }
 
@@ -18,16 +18,16 @@ ps_status check_pipeline(const ps_context_options& o) {
   const int32_t stage_ranks = o.stage_ranks ? o.stage_ranks : 1;
   if (!o.links)
     return stage_ranks == 1 ? PS_OK
-                            : fail(PS_INVALID_ARGUMENT, "stage_ranks: expected 0 without links, found %d", stage_ranks);
+                            : fail(PS_INVALID_ARGUMENT, "stage_ranks: expected 0 without links, got %d", stage_ranks);
   PS_TRY(check_comm(*o.links));
   if (stage_ranks < 1 || o.links->world < 2 || (o.links->world - 1) % stage_ranks) {
     return fail(PS_INVALID_ARGUMENT,
-                "stage_ranks: expected links of rank 0 and of stages of %d ranks, found a world of %d", stage_ranks,
+                "stage_ranks: expected links of rank 0 and of stages of %d ranks, got a world of %d", stage_ranks,
                 o.links->world);
   }
   const int32_t expected = o.links->rank ? stage_ranks : 1, found = o.comm ? o.comm->world : 1;
   if (found == expected && (found == 1 || (o.links->rank - 1) % stage_ranks == o.comm->rank)) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "comm: expected that of the %d ranks of a stage, found rank %d of %d", expected,
+  return fail(PS_INVALID_ARGUMENT, "comm: expected that of the %d ranks of a stage, got rank %d of %d", expected,
               o.comm ? o.comm->rank : 0, found);
 }
 
@@ -41,15 +41,15 @@ ps_status ps_context_create(const ps_context_options* options, ps_context** out)
   const FloatEnvironment environment;
   ps_context_options o;
   PS_TRY(read_struct(options, &o, "options"));
-  if (!out) return fail(PS_INVALID_ARGUMENT, "out: expected a pointer, found null");
+  if (!out) return fail(PS_INVALID_ARGUMENT, "out: expected a pointer, got null");
   *out = nullptr;
   if (o.num_threads < 0 || o.num_threads > kMaxThreads) {
-    return fail(PS_INVALID_ARGUMENT, "num_threads: expected 0 (automatic) to %d, found %d", kMaxThreads, o.num_threads);
+    return fail(PS_INVALID_ARGUMENT, "num_threads: expected 0 (automatic) to %d, got %d", kMaxThreads, o.num_threads);
   }
   if ((o.comm || o.links) && !kBuildsRanks) return no_ranks();
   if (o.comm) PS_TRY(check_comm(*o.comm));
   PS_TRY(check_pipeline(o));
-  if (o.reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, found 0x%x", o.reserved);
+  if (o.reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, got 0x%x", o.reserved);
   const Kernels* kernels = nullptr;
   PS_TRY(choose_kernels(o.cpu_level, &kernels));
   ps_context* context = create_object<ps_context>();

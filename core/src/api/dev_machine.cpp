@@ -74,7 +74,7 @@ ps_status ps_probe_bandwidth(ps_context* context, int64_t buffer_bytes, int32_t 
   PS_TRY(check_open(context));
   PS_TRY(require(bytes_per_second, "bytes_per_second"));
   if (buffer_bytes < 4096 || passes < 1) {
-    return fail(PS_INVALID_ARGUMENT, "buffer_bytes, passes: expected at least 4096 and 1, found %lld and %d",
+    return fail(PS_INVALID_ARGUMENT, "buffer_bytes, passes: expected at least 4096 and 1, got %lld and %d",
                 static_cast<long long>(buffer_bytes), passes);
   }
   Region buffer;
@@ -106,10 +106,9 @@ ps_status ps_probe_compute(ps_context* context, int32_t dtype, double seconds, d
   PS_TRY(check_open(context));
   PS_TRY(require(ops_per_second, "ops_per_second"));
   if (dtype != PS_F32 && dtype != PS_BF16 && dtype != PS_I8) {
-    return fail(PS_INVALID_ARGUMENT, "dtype: expected f32, bf16 or i8, found %d", dtype);
+    return fail(PS_INVALID_ARGUMENT, "dtype: expected f32, bf16 or i8, got %d", dtype);
   }
-  if (!(seconds > 0 && seconds <= 60))
-    return fail(PS_INVALID_ARGUMENT, "seconds: expected up to 60, found %g", seconds);
+  if (!(seconds > 0 && seconds <= 60)) return fail(PS_INVALID_ARGUMENT, "seconds: expected up to 60, got %g", seconds);
   PeakJob job;
   job.kernels = context->kernels;
   job.dtype = dtype;
@@ -123,7 +122,7 @@ ps_status ps_probe_compute(ps_context* context, int32_t dtype, double seconds, d
 ps_status ps_probe_gather(const ps_comm* comm, int64_t bytes, int32_t count, int64_t* nanoseconds) {
   PS_TRY(require(comm && nanoseconds, "comm, nanoseconds"));
   if (bytes < 1 || bytes > comm->part_bytes)
-    return fail(PS_INVALID_ARGUMENT, "bytes: expected 1 to %lld, found %lld", static_cast<long long>(comm->part_bytes),
+    return fail(PS_INVALID_ARGUMENT, "bytes: expected 1 to %lld, got %lld", static_cast<long long>(comm->part_bytes),
                 static_cast<long long>(bytes));
   Region own, whole;
   if (!own.allocate(bytes) || !whole.allocate(bytes * comm->world))

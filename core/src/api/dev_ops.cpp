@@ -24,11 +24,11 @@ struct OpRun {
 
 ps_status read_dims(const ps_tensor& t, const char* name, Spec* spec) {
   if (t.ndim < 1 || t.ndim > kMaxRank)
-    return fail(PS_INVALID_ARGUMENT, "%s: expected 1 to 4 dims, found %d", name, t.ndim);
+    return fail(PS_INVALID_ARGUMENT, "%s: expected 1 to 4 dims, got %d", name, t.ndim);
   int64_t elements = 1;
   for (int32_t i = 0; i < t.ndim; ++i) {
     if (t.dims[i] < 0 || t.dims[i] > kMaxDim || !checked_mul(elements, t.dims[i], &elements)) {
-      return fail(PS_INVALID_ARGUMENT, "%s: expected dims of 0 to 2^31, found %lld", name,
+      return fail(PS_INVALID_ARGUMENT, "%s: expected dims of 0 to 2^31, got %lld", name,
                   static_cast<long long>(t.dims[i]));
     }
     spec->dims[i] = constant(t.dims[i]);
@@ -81,8 +81,7 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
   memset(spec, 0, sizeof(*spec));
   memset(tensor, 0, sizeof(*tensor));
   if (!t.data && argument.optional) return PS_OK;
-  if (!t.data && (t.ndim < 1 || t.dims[0] != 0))
-    return fail(PS_INVALID_ARGUMENT, "%s: expected data, found null", name);
+  if (!t.data && (t.ndim < 1 || t.dims[0] != 0)) return fail(PS_INVALID_ARGUMENT, "%s: expected data, got null", name);
   PS_TRY(read_dims(t, name, spec));
   spec->kind = argument.kind;
   spec->layout = t.layout;
@@ -90,8 +89,7 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
   if (argument.kind == OPERAND_STATE) PS_TRY(read_state(t, name, spec, tensor));
   if (argument.kind == OPERAND_WEIGHT) {
     int64_t bytes;
-    if (t.ndim != 2)
-      return fail(PS_INVALID_ARGUMENT, "%s: expected a weight [rows, cols], found %d dims", name, t.ndim);
+    if (t.ndim != 2) return fail(PS_INVALID_ARGUMENT, "%s: expected a weight [rows, cols], got %d dims", name, t.ndim);
     const ps_status status = checked_bytes(t.layout, t.dims[0], t.dims[1], &bytes);
     if (status != PS_OK) return prefix(status, "%s: ", name);
   }
@@ -99,7 +97,7 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
     int64_t row = 1;
     for (int32_t i = 1; i < t.ndim; ++i) row *= t.dims[i];
     if (t.dims[0] > 1 && t.row_stride < row) {
-      return fail(PS_INVALID_ARGUMENT, "%s: expected a row stride of at least %lld, found %lld", name,
+      return fail(PS_INVALID_ARGUMENT, "%s: expected a row stride of at least %lld, got %lld", name,
                   static_cast<long long>(row), static_cast<long long>(t.row_stride));
     }
     if (t.dtype == PS_I32 && t.ndim == 1) {
@@ -120,10 +118,10 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
 
 ps_status read_attrs(int32_t op, const ps_attr* attrs, int32_t count, AttrValue* out) {
   if (count < 0 || count > kMaxAttrs || (count && !attrs))
-    return fail(PS_INVALID_ARGUMENT, "num_attrs: expected 0 to %d, found %d", kMaxAttrs, count);
+    return fail(PS_INVALID_ARGUMENT, "num_attrs: expected 0 to %d, got %d", kMaxAttrs, count);
   Attr bound[kMaxAttrs] = {};
   for (int32_t i = 0; i < count; ++i) {
-    if (!attrs[i].name) return fail(PS_INVALID_ARGUMENT, "attrs[%d].name: expected a string, found null", i);
+    if (!attrs[i].name) return fail(PS_INVALID_ARGUMENT, "attrs[%d].name: expected a string, got null", i);
     const char* s = attrs[i].s ? attrs[i].s : "";
     bound[i] = Attr{Str{attrs[i].name, static_cast<uint32_t>(strlen(attrs[i].name))}, attrs[i].type, attrs[i].i,
                     attrs[i].f, Str{s, static_cast<uint32_t>(strlen(s))}};
@@ -137,11 +135,11 @@ ps_status check_ragged(OpRun* run, int32_t at, int32_t state, int32_t group_attr
   const Tensor& tables = c.in[at + 2];
   if (c.in[at + 1].dims[0] != tables.dims[1] + 1) {
     return fail(PS_INVALID_ARGUMENT,
-                "request_starts: expected %lld entries, one more than page_tables has requests, found %lld",
+                "request_starts: expected %lld entries, one more than page_tables has requests, got %lld",
                 static_cast<long long>(tables.dims[1] + 1), static_cast<long long>(c.in[at + 1].dims[0]));
   }
   if (c.in[at].dims[0] > INT32_MAX || tables.dims[1] > INT32_MAX || tables.dims[2] > kMaxContextLen / PS_PAGE_TOKENS) {
-    return fail(PS_INVALID_ARGUMENT, "page_tables: expected at most %d entries a request, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "page_tables: expected at most %d entries a request, got %lld",
                 kMaxContextLen / PS_PAGE_TOKENS, static_cast<long long>(tables.dims[2]));
   }
   const int32_t group = static_cast<int32_t>(c.attrs[group_attr].i);
@@ -168,7 +166,7 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
   const Signature& sig = signature(run->op);
   Call& c = run->call;
   if (num_tensors != sig.num_arguments + sig.num_outputs) {
-    return fail(PS_INVALID_ARGUMENT, "num_tensors: expected %d for %s, found %d", sig.num_arguments + sig.num_outputs,
+    return fail(PS_INVALID_ARGUMENT, "num_tensors: expected %d for %s, got %d", sig.num_arguments + sig.num_outputs,
                 op_row(run->op).schema, num_tensors);
   }
   Spec in[kMaxOperands], out[kMaxOutputs] = {};
@@ -185,7 +183,7 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
     const ps_tensor& t = tensors[sig.num_arguments + i];
     PS_TRY(read_dims(t, "output", &given));
     if (!same_type(given, out[i])) {
-      return fail(PS_INVALID_ARGUMENT, "output %d: expected %s, found %s", i, describe(out[i]).text,
+      return fail(PS_INVALID_ARGUMENT, "output %d: expected %s, got %s", i, describe(out[i]).text,
                   describe(given).text);
     }
     ps_tensor unread = t;
@@ -309,10 +307,10 @@ ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, con
   ps_sampled o;
   PS_TRY(read_struct(sampling, &s, "sampling"));
   PS_TRY(read_struct(out, &o, "out"));
-  if (s.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", s.num_rows);
+  if (s.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, got %d", s.num_rows);
   PS_TRY(check_open(context));
   PS_TRY(require((logits || s.num_rows == 0), "logits"));
-  if (vocab < 1) return fail(PS_INVALID_ARGUMENT, "vocab: expected 1 or more, found %d", vocab);
+  if (vocab < 1) return fail(PS_INVALID_ARGUMENT, "vocab: expected 1 or more, got %d", vocab);
   const SampleSource source{logits, s.num_rows, vocab, nullptr, 0, nullptr, 0};
   PS_TRY(check_sampling(s, source));
   PS_TRY(check_sampled(s, o, source));

@@ -59,7 +59,7 @@ ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out)
   PS_TRY(require(out, "out"));
   const Graph& graph = model->graph;
   if (index < 0 || index >= graph.nodes.size()) {
-    return fail(PS_INVALID_ARGUMENT, "index: expected less than %lld, found %d",
+    return fail(PS_INVALID_ARGUMENT, "index: expected less than %lld, got %d",
                 static_cast<long long>(graph.nodes.size()), index);
   }
   const Node& node = graph.nodes[index];
@@ -112,7 +112,7 @@ ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t
   PS_TRY(require(data && page_bytes && num_pages, "data, page_bytes, num_pages"));
   const Graph& graph = program->model->graph;
   if (state < 0 || state >= graph.states.size()) {
-    return fail(PS_INVALID_ARGUMENT, "state: expected less than %lld, found %d",
+    return fail(PS_INVALID_ARGUMENT, "state: expected less than %lld, got %d",
                 static_cast<long long>(graph.states.size()), state);
   }
   const State& s = graph.states[state];

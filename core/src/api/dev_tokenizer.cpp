@@ -7,8 +7,7 @@ using namespace ps;
 ps_status ps_tokenizer_open_data(const void* data, int64_t bytes, ps_tokenizer** out) {
   PS_TRY(require(data && out, "data, out"));
   *out = nullptr;
-  if (bytes < 0)
-    return fail(PS_INVALID_ARGUMENT, "bytes: expected 0 or more, found %lld", static_cast<long long>(bytes));
+  if (bytes < 0) return fail(PS_INVALID_ARGUMENT, "bytes: expected 0 or more, got %lld", static_cast<long long>(bytes));
   if (reinterpret_cast<uintptr_t>(data) % 8)
     return fail(PS_INVALID_ARGUMENT, "data: expected at a multiple of 8 bytes");
   return make_tokenizer(data, bytes, nullptr, out);

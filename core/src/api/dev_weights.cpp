@@ -14,7 +14,7 @@ ps_status check_range(int32_t layout, int64_t rows, int64_t cols, int64_t row_st
   int64_t bytes;
   PS_TRY(checked_bytes(layout, rows, cols, &bytes));
   if (row_start < 0 || num_rows < 0 || row_start > rows || num_rows > rows - row_start) {
-    return fail(PS_INVALID_ARGUMENT, "row_start, num_rows: expected a range within %lld rows, found %lld and %lld",
+    return fail(PS_INVALID_ARGUMENT, "row_start, num_rows: expected a range within %lld rows, got %lld and %lld",
                 static_cast<long long>(rows), static_cast<long long>(row_start), static_cast<long long>(num_rows));
   }
   return PS_OK;
@@ -24,7 +24,7 @@ ps_status check_quantized(int32_t layout, const int8_t* groups) {
   if (layout == PS_T16_I8 && groups) return fail(PS_INVALID_ARGUMENT, "groups: expected null for t16_i8");
   if (layout == PS_T16_I4G32) return require(groups, "groups");
   if (layout == PS_T16_I8) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "layout: expected t16_i8 or t16_i4g32, found %s",
+  return fail(PS_INVALID_ARGUMENT, "layout: expected t16_i8 or t16_i4g32, got %s",
               layout_name(layout) ? layout_name(layout) : "an unknown layout");
 }
 
@@ -46,7 +46,7 @@ ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t col
   if (layout >= PS_T16_Q8_0)
     return fail(PS_UNSUPPORTED, "layout: %s is packed from blocks of GGUF", layout_name(layout));
   if (src_dtype != PS_F32 && src_dtype != PS_F16 && src_dtype != PS_BF16) {
-    return fail(PS_INVALID_ARGUMENT, "src_dtype: expected f32, f16 or bf16, found %s",
+    return fail(PS_INVALID_ARGUMENT, "src_dtype: expected f32, f16 or bf16, got %s",
                 dtype_name(src_dtype) ? dtype_name(src_dtype) : "an unknown type");
   }
   const PackArgs args{layout, rows, cols, row_start, num_rows, src_dtype, src, static_cast<uint8_t*>(dst)};

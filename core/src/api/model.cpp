@@ -5,7 +5,7 @@
 using namespace ps;
 
 static ps_status check_switch(const char* name, int32_t value) {
-  return value == 0 || value == 1 ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected 0 or 1, found %d", name, value);
+  return value == 0 || value == 1 ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected 0 or 1, got %d", name, value);
 }
 
 ps_status ps_model_open(const char* path, const ps_model_options* options, ps_model** out) {

@@ -29,7 +29,7 @@ ps_status load(const char* file, const char* path) {
   const Table table = reinterpret_cast<Table>(dlsym(library, "penstock_ops"));
   const ps_status status =
       table ? register_ops(table(), path)
-            : fail(PS_INVALID_FILE, "expected a library with the function penstock_ops (penstock_op.h), found none");
+            : fail(PS_INVALID_FILE, "expected a library with the function penstock_ops (penstock_op.h), got none");
   if (status == PS_OK) return PS_OK;  // it stays loaded for good: its functions are called
   dlclose(library);
   return prefix(status, "%s: ", path);

@@ -15,7 +15,7 @@ namespace {
 
 ps_status read_fields(const ps_program_options* options, ps_program_options* out) {
   PS_TRY(read_struct(options, out, "options"));
-  return out->flags ? fail(PS_UNSUPPORTED, "flags: expected 0, found 0x%x", out->flags) : PS_OK;
+  return out->flags ? fail(PS_UNSUPPORTED, "flags: expected 0, got 0x%x", out->flags) : PS_OK;
 }
 
 ps_status read_options(const ps_program_options* options, const ps_model& model, ps_program_options* out) {
@@ -26,7 +26,7 @@ ps_status read_options(const ps_program_options* options, const ps_model& model,
     return fail(PS_UNSUPPORTED, "kv_layout: this build leaves out %s: build it with PENSTOCK_KV_LAYOUTS=%s",
                 kv_layout_name(out->kv_layout), kv_layout_name(out->kv_layout));
   }
-  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 (automatic), 1 (f32), 2 (bf16) or 3 (int8), found %d",
+  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 (automatic), 1 (f32), 2 (bf16) or 3 (int8), got %d",
               out->kv_layout);
 }
 
@@ -218,10 +218,10 @@ ps_status ps_program_resize(ps_program* program, const ps_program_options* optio
   PS_TRY(read_fields(options, &o));
   if (!o.kv_layout) o.kv_layout = program->options.kv_layout;
   if (o.kv_layout != program->options.kv_layout)
-    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 or the program's own %d, found %d",
+    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 or the program's own %d, got %d",
                 program->options.kv_layout, o.kv_layout);
   if (program->ranks.num_in_flight > 0)
-    return fail(PS_INVALID_ARGUMENT, "program: expected no step in flight, found %d", program->ranks.num_in_flight);
+    return fail(PS_INVALID_ARGUMENT, "program: expected no step in flight, got %d", program->ranks.num_in_flight);
   return resize(program, o);
 }
 
@@ -277,7 +277,7 @@ ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_s
   PS_TRY(read_struct(batch, &b, "batch"));
   PS_TRY(read_struct(sampling, &s, "sampling"));
   PS_TRY(read_struct(out, &o, "out"));
-  if (b.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", b.num_rows);
+  if (b.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, got %d", b.num_rows);
   const SampleSource source = source_of(*program, b.num_rows);
   PS_TRY(check_sample(source, s, o));  // before the step: a mistake costs nothing
   PS_TRY(run_program(program, b, needs_best_only(*program, b, s, o)));
@@ -296,7 +296,7 @@ ps_status ps_program_launch(ps_program* program, const ps_batch* batch, const ps
   ps_sampled o;
   PS_TRY(read_struct(sampling, &s, "sampling"));
   PS_TRY(read_struct(out, &o, "out"));
-  if (b.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", b.num_rows);
+  if (b.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, got %d", b.num_rows);
   PS_TRY(check_sample(source_of(*program, b.num_rows), s, o));
   return launch_program(program, b, needs_best_only(*program, b, s, o));
 }
@@ -348,7 +348,7 @@ ps_status ps_program_hidden(const ps_program* program, const float** hidden, int
   const int32_t value = program->model->graph.hidden;
   if (value < 0) {
     return fail(PS_UNSUPPORTED,
-                "hidden: expected a graph that picks its output rows by one gather_rows of f32 [T, n], found another");
+                "hidden: expected a graph that picks its output rows by one gather_rows of f32 [T, n], got another");
   }
   PS_TRY(has_run(program));
   if (!program->batch.has_hidden)

@@ -63,7 +63,7 @@ ps_status ps_tokenizer_encode(const ps_tokenizer* tokenizer, const char* text, i
                               int32_t* ids, int64_t capacity, int64_t* count) {
   PS_TRY(check_open(tokenizer));
   PS_TRY(require((text || bytes == 0) && (ids || capacity == 0) && count, "text, ids, count"));
-  if (bytes < 0 || capacity < 0) return fail(PS_INVALID_ARGUMENT, "bytes, capacity: expected 0 or more, found less");
+  if (bytes < 0 || capacity < 0) return fail(PS_INVALID_ARGUMENT, "bytes, capacity: expected 0 or more, got less");
   if (flags & ~(PS_ENCODE_ADD_SPECIAL | PS_ENCODE_PARSE_SPECIAL))
     return fail(PS_INVALID_ARGUMENT, "flags: found 0x%x, not all of them known", flags);
   PS_TRY(require_compiled(tokenizer));
@@ -77,14 +77,13 @@ ps_status ps_tokenizer_decode(const ps_tokenizer* tokenizer, const int32_t* ids,
                               int64_t* begin, char* text, int64_t capacity, int64_t* bytes) {
   PS_TRY(check_open(tokenizer));
   PS_TRY(require((ids || num_ids == 0) && (text || capacity == 0) && bytes, "ids, text, bytes"));
-  if (num_ids < 0 || capacity < 0)
-    return fail(PS_INVALID_ARGUMENT, "num_ids, capacity: expected 0 or more, found less");
+  if (num_ids < 0 || capacity < 0) return fail(PS_INVALID_ARGUMENT, "num_ids, capacity: expected 0 or more, got less");
   if (flags & ~(PS_DECODE_SKIP_SPECIAL | PS_DECODE_PARTIAL))
     return fail(PS_INVALID_ARGUMENT, "flags: found 0x%x, not all of them known", flags);
   int64_t from_start = 0;
   if (!begin) begin = &from_start;
   if (*begin < 0 || *begin > num_ids) {
-    return fail(PS_INVALID_ARGUMENT, "begin: expected 0 to %lld, found %lld", static_cast<long long>(num_ids),
+    return fail(PS_INVALID_ARGUMENT, "begin: expected 0 to %lld, got %lld", static_cast<long long>(num_ids),
                 static_cast<long long>(*begin));
   }
   PS_TRY(require_compiled(tokenizer));

@@ -160,7 +160,7 @@ ps_status choose_kernels(const char* name, const Kernels** out) {
     snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", levels[i].name);
   }
   if (any) return fail(PS_UNSUPPORTED, "cpu_level: this machine runs none of the levels of this build, %s", names);
-  return fail(PS_INVALID_ARGUMENT, "%s: expected one of %s, found \"%s\"", source, names, name);
+  return fail(PS_INVALID_ARGUMENT, "%s: expected one of %s, got \"%s\"", source, names, name);
 }
 
 }  // namespace ps

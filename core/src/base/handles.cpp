@@ -76,13 +76,13 @@ void* remove_handle(uintptr_t token, HandleKind kind) {
 
 ps_status find_handle(uintptr_t token, HandleKind kind, const char* name, void** out) {
   static const char* const kinds[] = {"handle", "context", "model", "program", "tokenizer"};
-  if (!token) return fail(PS_INVALID_ARGUMENT, "%s: expected a %s, found null", name, kinds[kind]);
+  if (!token) return fail(PS_INVALID_ARGUMENT, "%s: expected a %s, got null", name, kinds[kind]);
   const Slot* slot = slot_of(token, kind);
   if (slot && slot->token.load(std::memory_order_acquire) == token) {
     *out = slot->object.load(std::memory_order_relaxed);
     return PS_OK;
   }
-  return fail(PS_INVALID_ARGUMENT, "%s: expected an open %s, found a closed one or another pointer", name, kinds[kind]);
+  return fail(PS_INVALID_ARGUMENT, "%s: expected an open %s, got a closed one or another pointer", name, kinds[kind]);
 }
 
 }  // namespace ps

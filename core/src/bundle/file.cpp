@@ -59,7 +59,7 @@ ps_status File::load(bool map) {
   if (fstat(descriptor_, &opened_) != 0) return fail(PS_IO_ERROR, "%s", strerror(errno));
   if (!S_ISREG(opened_.st_mode)) return fail(PS_IO_ERROR, "expected a regular file");
   if (opened_.st_size < kHeaderBytes) {
-    return fail(PS_INVALID_FILE, "file: this is not a bundle: expected at least the header's 64 bytes, found %lld",
+    return fail(PS_INVALID_FILE, "file: this is not a bundle: expected at least the header's 64 bytes, got %lld",
                 static_cast<long long>(opened_.st_size));
   }
   bytes_ = opened_.st_size;
@@ -101,21 +101,21 @@ ps_status read_header(const File& file, Header* out) {
                 static_cast<unsigned long long>(out->required_features & ~kKnownFeatures));
   }
   if (out->header_bytes != kHeaderBytes)
-    return fail(PS_INVALID_FILE, "header.header_bytes: expected 64, found %u", out->header_bytes);
+    return fail(PS_INVALID_FILE, "header.header_bytes: expected 64, got %u", out->header_bytes);
   for (int i = 48; i < kHeaderBytes; ++i) {
-    if (h[i]) return fail(PS_INVALID_FILE, "header.padding: expected zero, found %u at byte %d", h[i], i);
+    if (h[i]) return fail(PS_INVALID_FILE, "header.padding: expected zero, got %u at byte %d", h[i], i);
   }
   if (out->file_bytes != static_cast<uint64_t>(file.bytes())) {
     return fail(PS_INVALID_FILE,
-                "header.file_bytes: expected the file's size %lld, found %llu: it is truncated or has bytes to spare",
+                "header.file_bytes: expected the file's size %lld, got %llu: it is truncated or has bytes to spare",
                 static_cast<long long>(file.bytes()), static_cast<unsigned long long>(out->file_bytes));
   }
   if (out->metadata_offset != kHeaderBytes) {
-    return fail(PS_INVALID_FILE, "header.metadata_offset: expected 64, found %llu",
+    return fail(PS_INVALID_FILE, "header.metadata_offset: expected 64, got %llu",
                 static_cast<unsigned long long>(out->metadata_offset));
   }
   if (out->metadata_bytes > kMaxMetadataBytes || out->metadata_bytes > out->file_bytes - kHeaderBytes) {
-    return fail(PS_INVALID_FILE, "header.metadata_bytes: expected at most %lld and a range within the file, found %llu",
+    return fail(PS_INVALID_FILE, "header.metadata_bytes: expected at most %lld and a range within the file, got %llu",
                 static_cast<long long>(kMaxMetadataBytes), static_cast<unsigned long long>(out->metadata_bytes));
   }
   return PS_OK;

@@ -47,7 +47,7 @@ ps_status FlatTable::bad(const char* name, const char* what) const {
 }
 
 ps_status FlatTable::root(FlatBuffer buffer, const char* identifier, FlatTable* out) {
-  if (buffer.size < 16) return fail(PS_INVALID_FILE, "metadata: expected at least 16 bytes, found %u", buffer.size);
+  if (buffer.size < 16) return fail(PS_INVALID_FILE, "metadata: expected at least 16 bytes, got %u", buffer.size);
   if (memcmp(buffer.data + 4, identifier, 4) != 0) {
     return fail(PS_INVALID_FILE, "metadata: expected the identifier %s", identifier);
   }
@@ -122,7 +122,7 @@ ps_status FlatTable::read_vector(int field, const char* name, uint32_t bytes, ui
   const uint32_t count = load<uint32_t>(buffer_.data + at);
   if (count > max_count) {
     char text[96];
-    snprintf(text, sizeof(text), "expected at most %u elements, found %u", max_count, count);
+    snprintf(text, sizeof(text), "expected at most %u elements, got %u", max_count, count);
     return bad(name, text);
   }
   if (static_cast<uint64_t>(at) + 4 + static_cast<uint64_t>(count) * bytes > buffer_.size) {

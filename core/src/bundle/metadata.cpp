@@ -29,7 +29,7 @@ ps_status each(const FlatTable& table, int field, const char* name, uint32_t max
 ps_status read_name(const FlatTable& table, int field, const char* name, Str* out) {
   PS_TRY(table.read_string(field, name, kMaxName, false, out));
   if (out->size) return PS_OK;
-  return fail(PS_INVALID_FILE, "%s[%lld].%s: expected a name, found none", table.place().name,
+  return fail(PS_INVALID_FILE, "%s[%lld].%s: expected a name, got none", table.place().name,
               static_cast<long long>(table.place().index), name);
 }
 
@@ -44,7 +44,7 @@ ps_status read_symbol(const FlatTable& table, Graph* graph) {
   }
   const int64_t index = table.place().index;
   if (symbol.role < 0) {
-    return fail(PS_INVALID_FILE, "symbols[%lld].name: expected T, B, P or R, found %.*s", static_cast<long long>(index),
+    return fail(PS_INVALID_FILE, "symbols[%lld].name: expected T, B, P or R, got %.*s", static_cast<long long>(index),
                 PS_STR(symbol.name));
   }
   if (graph->symbol_of[symbol.role] >= 0) {
@@ -52,7 +52,7 @@ ps_status read_symbol(const FlatTable& table, Graph* graph) {
                 PS_STR(symbol.name));
   }
   if (symbol.min < 0 || symbol.min > 1 || symbol.max < 1 || symbol.max > INT32_MAX) {
-    return fail(PS_INVALID_FILE, "symbols[%lld]: expected min 0 or 1 and max from 1 to 2^31-1, found %lld and %lld",
+    return fail(PS_INVALID_FILE, "symbols[%lld]: expected min 0 or 1 and max from 1 to 2^31-1, got %lld and %lld",
                 static_cast<long long>(index), static_cast<long long>(symbol.min), static_cast<long long>(symbol.max));
   }
   graph->symbol_of[symbol.role] = static_cast<int32_t>(index);
@@ -79,7 +79,7 @@ ps_status check_foreign(const OpUse& use) {
 }
 
 ps_status check_use(const OpUse& use) {
-  if (use.version < 1) return fail(PS_INVALID_FILE, "version: expected 1 or more, found %d", use.version);
+  if (use.version < 1) return fail(PS_INVALID_FILE, "version: expected 1 or more, got %d", use.version);
   if (is_foreign_name(use.name)) return check_foreign(use);
   const int32_t op = find_op(use.name);
   if (equal(use.name, "all_reduce")) {
@@ -115,14 +115,14 @@ ps_status read_dim(const uint8_t* p, const Graph& graph, Dim* out) {
   memcpy(&out->factor, p + 8, 8);
   memcpy(&out->offset, p + 16, 8);
   if (symbol < -1 || symbol >= graph.symbols.size())
-    return fail(PS_INVALID_FILE, "expected a symbol, found index %d", symbol);
+    return fail(PS_INVALID_FILE, "expected a symbol, got index %d", symbol);
   out->symbol = symbol < 0 ? -1 : graph.symbols[symbol].role;
   if (symbol < 0) {
     if (out->offset < 0 || out->offset > kMaxDim) {
-      return fail(PS_INVALID_FILE, "expected a size from 0 to 2^31, found %lld", static_cast<long long>(out->offset));
+      return fail(PS_INVALID_FILE, "expected a size from 0 to 2^31, got %lld", static_cast<long long>(out->offset));
     }
   } else if (out->factor < 1 || out->factor > kMaxDim || out->offset < 0 || out->offset > kMaxDim) {
-    return fail(PS_INVALID_FILE, "expected a factor from 1 and an offset from 0, found %lld and %lld",
+    return fail(PS_INVALID_FILE, "expected a factor from 1 and an offset from 0, got %lld and %lld",
                 static_cast<long long>(out->factor), static_cast<long long>(out->offset));
   }
   return PS_OK;
@@ -201,7 +201,7 @@ ps_status read_node(const FlatTable& table, Graph* graph) {
   PS_TRY(table.read_vector(2, "inputs", 8, 4, kMaxOperands, &inputs));
   PS_TRY(table.read_vector(3, "outputs", 4, 4, kMaxOutputs, &outputs));
   if (op < 0 || op >= graph->ops.size()) {
-    return fail(PS_INVALID_FILE, "nodes[%lld].op: expected less than %lld, found %d",
+    return fail(PS_INVALID_FILE, "nodes[%lld].op: expected less than %lld, got %d",
                 static_cast<long long>(table.place().index), static_cast<long long>(graph->ops.size()), op);
   }
   node.op = find_op(graph->ops[op].name);
@@ -253,7 +253,7 @@ ps_status read_metadata(FlatBuffer buffer, Graph* graph) {
   PS_TRY(each(root, 10, "nodes", kMaxNodes, [&](const FlatTable& t) { return read_node(t, graph); }));
   PS_TRY(root.read_vector(11, "inputs", 4, 4, NUM_INPUTS, &inputs));
   if (inputs.count != NUM_INPUTS) {
-    return fail(PS_INVALID_FILE, "metadata.inputs: expected %d values, found %u", NUM_INPUTS, inputs.count);
+    return fail(PS_INVALID_FILE, "metadata.inputs: expected %d values, got %u", NUM_INPUTS, inputs.count);
   }
   memcpy(graph->inputs, inputs.data, sizeof(graph->inputs));
   PS_TRY(root.read_i32(12, "output", 0, &graph->output));

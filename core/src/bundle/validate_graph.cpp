@@ -21,10 +21,10 @@ Spec logits_spec(const Graph& graph) {
 
 ps_status validate_header(const Graph& graph) {
   if (graph.vocab_size < 1 || graph.vocab_size > kMaxVocab) {
-    return fail(PS_INVALID_FILE, "metadata.vocab_size: expected 1 to %d, found %d", kMaxVocab, graph.vocab_size);
+    return fail(PS_INVALID_FILE, "metadata.vocab_size: expected 1 to %d, got %d", kMaxVocab, graph.vocab_size);
   }
   if (graph.context_len < 1 || graph.context_len > kMaxContextLen) {
-    return fail(PS_INVALID_FILE, "metadata.context_len: expected 1 to %d, found %d", kMaxContextLen, graph.context_len);
+    return fail(PS_INVALID_FILE, "metadata.context_len: expected 1 to %d, got %d", kMaxContextLen, graph.context_len);
   }
   for (int32_t role = 0; role < NUM_ROLES; ++role) {
     if (graph.symbol_of[role] < 0)
@@ -32,7 +32,7 @@ ps_status validate_header(const Graph& graph) {
   }
   for (int64_t i = 0; i < graph.page_groups.size(); ++i) {
     if (graph.page_groups[i] < 0 || graph.page_groups[i] > kMaxContextLen) {
-      return fail(PS_INVALID_FILE, "page_groups[%lld].window: expected 0 to %d, found %d", ll(i), kMaxContextLen,
+      return fail(PS_INVALID_FILE, "page_groups[%lld].window: expected 0 to %d, got %d", ll(i), kMaxContextLen,
                   graph.page_groups[i]);
     }
   }
@@ -43,39 +43,39 @@ ps_status validate_states(const Graph& graph) {
   for (int64_t i = 0; i < graph.states.size(); ++i) {
     const State& s = graph.states[i];
     if (s.num_kv_heads < 1 || s.num_kv_heads > kMaxHeads) {
-      return fail(PS_INVALID_FILE, "states[%lld].num_kv_heads: expected 1 to %d, found %d", ll(i), kMaxHeads,
+      return fail(PS_INVALID_FILE, "states[%lld].num_kv_heads: expected 1 to %d, got %d", ll(i), kMaxHeads,
                   s.num_kv_heads);
     }
     if (s.recurrent != 0 && s.recurrent != 1) {
-      return fail(PS_INVALID_FILE, "states[%lld].recurrent: expected 0 or 1, found %d", ll(i), s.recurrent);
+      return fail(PS_INVALID_FILE, "states[%lld].recurrent: expected 0 or 1, got %d", ll(i), s.recurrent);
     }
     const int64_t most = s.recurrent ? kMaxStateElements / s.num_kv_heads : kMaxHeadDim;
     if (s.head_dim < 1 || s.head_dim > most) {
-      return fail(PS_INVALID_FILE, "states[%lld].head_dim: expected 1 to %lld, found %d", ll(i), ll(most), s.head_dim);
+      return fail(PS_INVALID_FILE, "states[%lld].head_dim: expected 1 to %lld, got %d", ll(i), ll(most), s.head_dim);
     }
     if (s.latent_dim < 0 || s.latent_dim >= s.head_dim || (s.latent_dim && (s.num_kv_heads != 1 || s.recurrent))) {
       return fail(PS_INVALID_FILE,
-                  "states[%lld].latent_dim: expected less than head_dim (%d), and 0 with %d heads, found %d", ll(i),
+                  "states[%lld].latent_dim: expected less than head_dim (%d), and 0 with %d heads, got %d", ll(i),
                   s.head_dim, s.num_kv_heads, s.latent_dim);
     }
     if (s.group < 0 || s.group >= graph.page_groups.size()) {
-      return fail(PS_INVALID_FILE, "states[%lld].group: expected less than %lld, found %d", ll(i),
+      return fail(PS_INVALID_FILE, "states[%lld].group: expected less than %lld, got %d", ll(i),
                   ll(graph.page_groups.size()), s.group);
     }
     for (int64_t j = 0; j < i; ++j) {  // page tables are shared by layers of equal heads
       const State& other = graph.states[j];
       if (other.group != s.group) continue;
       if (other.recurrent != s.recurrent) {
-        return fail(PS_INVALID_FILE, "states[%lld].recurrent: expected %d, as states[%lld] of its group has, found %d",
+        return fail(PS_INVALID_FILE, "states[%lld].recurrent: expected %d, as states[%lld] of its group has, got %d",
                     ll(i), other.recurrent, ll(j), s.recurrent);
       }
       if (other.num_kv_heads != s.num_kv_heads || other.head_dim != s.head_dim) {
         return fail(PS_INVALID_FILE,
-                    "states[%lld]: expected %d heads of %d as states[%lld] of its group has, found %d of %d", ll(i),
+                    "states[%lld]: expected %d heads of %d as states[%lld] of its group has, got %d of %d", ll(i),
                     other.num_kv_heads, other.head_dim, ll(j), s.num_kv_heads, s.head_dim);
       }
       if (other.latent_dim != s.latent_dim) {
-        return fail(PS_INVALID_FILE, "states[%lld].latent_dim: expected %d as states[%lld] of its group has, found %d",
+        return fail(PS_INVALID_FILE, "states[%lld].latent_dim: expected %d as states[%lld] of its group has, got %d",
                     ll(i), other.latent_dim, ll(j), s.latent_dim);
       }
       break;
@@ -86,19 +86,18 @@ ps_status validate_states(const Graph& graph) {
 
 ps_status validate_view(Graph* graph, int64_t i) {
   Value& v = graph->values[i];
-  if (v.base >= i)
-    return fail(PS_INVALID_FILE, "values[%lld].base: expected a value before it, found %d", ll(i), v.base);
+  if (v.base >= i) return fail(PS_INVALID_FILE, "values[%lld].base: expected a value before it, got %d", ll(i), v.base);
   const Value& base = graph->values[v.base];
   if (v.dtype != base.dtype)
-    return fail(PS_INVALID_FILE, "values[%lld].dtype: expected %s, that of its base, found %d", ll(i),
+    return fail(PS_INVALID_FILE, "values[%lld].dtype: expected %s, that of its base, got %d", ll(i),
                 dtype_name(base.dtype), v.dtype);
   if (!equal(v.dims[0], base.dims[0])) {
-    return fail(PS_INVALID_FILE, "values[%lld].shape: expected as many rows as its base, %s, found %s", ll(i),
+    return fail(PS_INVALID_FILE, "values[%lld].shape: expected as many rows as its base, %s, got %s", ll(i),
                 describe(spec_of_value(base)).text, describe(spec_of_value(v)).text);
   }
   if (v.offset < 0 || v.offset > base.row_elements || v.row_elements > base.row_elements - v.offset) {
     return fail(PS_INVALID_FILE,
-                "values[%lld].offset: expected %lld elements within the %lld of its base's rows, found them at %lld",
+                "values[%lld].offset: expected %lld elements within the %lld of its base's rows, got them at %lld",
                 ll(i), ll(v.row_elements), ll(base.row_elements), ll(v.offset));
   }
   v.root = base.root;
@@ -110,19 +109,19 @@ ps_status validate_view(Graph* graph, int64_t i) {
 ps_status validate_value(Graph* graph, int64_t i, bool is_page_tables) {
   Value& v = graph->values[i];
   if (v.dtype != PS_F32 && v.dtype != PS_I32) {
-    return fail(PS_INVALID_FILE, "values[%lld].dtype: expected f32 or i32, found %s", ll(i),
+    return fail(PS_INVALID_FILE, "values[%lld].dtype: expected f32 or i32, got %s", ll(i),
                 dtype_name(v.dtype) ? dtype_name(v.dtype) : "an unknown type");
   }
-  if (v.rank < 1) return fail(PS_INVALID_FILE, "values[%lld].shape: expected 1 to 4 dims, found none", ll(i));
-  if (v.base < -1) return fail(PS_INVALID_FILE, "values[%lld].base: expected -1 or a value, found %d", ll(i), v.base);
+  if (v.rank < 1) return fail(PS_INVALID_FILE, "values[%lld].shape: expected 1 to 4 dims, got none", ll(i));
+  if (v.base < -1) return fail(PS_INVALID_FILE, "values[%lld].base: expected -1 or a value, got %d", ll(i), v.base);
   v.row_elements = 1;
   for (int32_t d = 1; d < v.rank && !is_page_tables; ++d) {
     if (!is_constant(v.dims[d]) || v.dims[d].offset < 1) {
-      return fail(PS_INVALID_FILE, "values[%lld].shape[%d]: expected a constant of at least 1, found %s", ll(i), d,
+      return fail(PS_INVALID_FILE, "values[%lld].shape[%d]: expected a constant of at least 1, got %s", ll(i), d,
                   describe(spec_of_value(v)).text);
     }
     if (!checked_mul(v.row_elements, v.dims[d].offset, &v.row_elements) || v.row_elements > kMaxDim) {
-      return fail(PS_INVALID_FILE, "values[%lld].shape: expected rows of at most 2^31 elements, found %s", ll(i),
+      return fail(PS_INVALID_FILE, "values[%lld].shape: expected rows of at most 2^31 elements, got %s", ll(i),
                   describe(spec_of_value(v)).text);
     }
   }
@@ -132,9 +131,9 @@ ps_status validate_value(Graph* graph, int64_t i, bool is_page_tables) {
   v.root_offset = 0;
   v.row_stride = v.row_elements;
   if (v.base >= 0 && is_page_tables)
-    return fail(PS_INVALID_FILE, "values[%lld].base: expected -1 for the page tables, found %d", ll(i), v.base);
+    return fail(PS_INVALID_FILE, "values[%lld].base: expected -1 for the page tables, got %d", ll(i), v.base);
   if (v.base < 0 && v.offset != 0)
-    return fail(PS_INVALID_FILE, "values[%lld].offset: expected 0 without a base, found %lld", ll(i), ll(v.offset));
+    return fail(PS_INVALID_FILE, "values[%lld].offset: expected 0 without a base, got %lld", ll(i), ll(v.offset));
   return v.base < 0 ? PS_OK : validate_view(graph, i);
 }
 
@@ -154,13 +153,13 @@ ps_status validate_inputs(Graph* graph) {
                                   t};
   for (int32_t i = 0; i < NUM_INPUTS; ++i) {
     Value& v = graph->values[graph->inputs[i]];
-    if (v.base >= 0) return fail(PS_INVALID_FILE, "inputs[%d]: expected a value of its own, found a view", i);
+    if (v.base >= 0) return fail(PS_INVALID_FILE, "inputs[%d]: expected a value of its own, got a view", i);
     for (int32_t j = 0; j < i; ++j) {
       if (graph->inputs[j] == graph->inputs[i])
         return fail(PS_INVALID_FILE, "inputs[%d]: value %d is an input already", i, graph->inputs[i]);
     }
     if (!same_type(spec_of_value(v), expected[i])) {
-      return fail(PS_INVALID_FILE, "inputs[%d] (%s): expected %s, found %s", i, names[i], describe(expected[i]).text,
+      return fail(PS_INVALID_FILE, "inputs[%d] (%s): expected %s, got %s", i, names[i], describe(expected[i]).text,
                   describe(spec_of_value(v)).text);
     }
     v.bound = bounds[i];
@@ -187,7 +186,7 @@ bool ends_in_send(const Graph& graph) {
 ps_status validate_output(Graph* g) {
   Graph& graph = *g;
   if (graph.output < 0 || graph.output >= graph.values.size()) {
-    return fail(PS_INVALID_FILE, "metadata.output: expected a value below %lld, found %d", ll(graph.values.size()),
+    return fail(PS_INVALID_FILE, "metadata.output: expected a value below %lld, got %d", ll(graph.values.size()),
                 graph.output);
   }
   const Value& v = graph.values[graph.output];
@@ -199,11 +198,11 @@ ps_status validate_output(Graph* g) {
   graph.tail = find_tail(graph);
   graph.tail_k = graph.tail < 0 ? 0 : static_cast<int32_t>(v.row_elements);
   if (graph.tail < 0 && !same_type(spec_of_value(v), expected)) {
-    return fail(PS_INVALID_FILE, "metadata.output: expected %s, or the ids that argmax or topk finds in them, found %s",
+    return fail(PS_INVALID_FILE, "metadata.output: expected %s, or the ids that argmax or topk finds in them, got %s",
                 describe(expected).text, describe(spec_of_value(v)).text);
   }
   if (v.base >= 0 || v.producer < 0)
-    return fail(PS_INVALID_FILE, "metadata.output: expected the result of a node, found a view or an input");
+    return fail(PS_INVALID_FILE, "metadata.output: expected the result of a node, got a view or an input");
   return PS_OK;
 }
 
@@ -237,8 +236,8 @@ ps_status find_attention_kinds(Graph* graph) {
     const int64_t world = attrs[world_at(OP_CONTEXT_ATTENTION)].i;
     if (dealt && world != graph->context_world) {
       return fail(PS_INVALID_FILE,
-                  "metadata.nodes[%lld]: expected attention over the pages of %d ranks, as before it, found %lld",
-                  ll(n), graph->context_world, ll(world));
+                  "metadata.nodes[%lld]: expected attention over the pages of %d ranks, as before it, got %lld", ll(n),
+                  graph->context_world, ll(world));
     }
     graph->context_world = static_cast<int32_t>(world);
     dealt |= group;
@@ -294,7 +293,7 @@ ps_status validate_graph(Graph* graph) {
   PS_TRY(validate_states(*graph));
   for (int32_t i = 0; i < NUM_INPUTS; ++i) {
     if (graph->inputs[i] < 0 || graph->inputs[i] >= graph->values.size()) {
-      return fail(PS_INVALID_FILE, "inputs[%d]: expected a value below %lld, found %d", i, ll(graph->values.size()),
+      return fail(PS_INVALID_FILE, "inputs[%d]: expected a value below %lld, got %d", i, ll(graph->values.size()),
                   graph->inputs[i]);
     }
   }

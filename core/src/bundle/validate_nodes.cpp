@@ -8,13 +8,13 @@ namespace {
 long long ll(int64_t v) { return static_cast<long long>(v); }
 
 ps_status out_of_range(const char* what, int32_t at, int64_t limit, int32_t found) {
-  return fail(PS_INVALID_ARGUMENT, "%s[%d]: expected an index below %lld, found %d", what, at, ll(limit), found);
+  return fail(PS_INVALID_ARGUMENT, "%s[%d]: expected an index below %lld, got %d", what, at, ll(limit), got);
 }
 
 ps_status check_operand(const Graph& graph, const Vec<uint8_t>& defined, const Operand& operand, int32_t at) {
   const int64_t limits[] = {1, graph.values.size(), graph.weights.size(), graph.states.size()};
   if (operand.kind < OPERAND_NONE || operand.kind > OPERAND_STATE) {
-    return fail(PS_INVALID_ARGUMENT, "inputs[%d].kind: expected 0 to 3, found %d", at, operand.kind);
+    return fail(PS_INVALID_ARGUMENT, "inputs[%d].kind: expected 0 to 3, got %d", at, operand.kind);
   }
   if (operand.kind == OPERAND_NONE) return PS_OK;
   if (operand.index < 0 || operand.index >= limits[operand.kind])
@@ -32,7 +32,7 @@ ps_status check_indices(const Graph& graph, const Node& node, int32_t at) {
   if (operand.kind != OPERAND_VALUE || as_loaded(node.op)) return PS_OK;
   const Value& value = graph.values[operand.index];
   if (value.dtype != PS_I32 || value.rank != 1 || value.row_stride == 1) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "inputs[%d]: expected contiguous indices, found some %lld apart", at,
+  return fail(PS_INVALID_ARGUMENT, "inputs[%d]: expected contiguous indices, got some %lld apart", at,
               ll(value.row_stride));
 }
 
@@ -42,7 +42,7 @@ ps_status check_batch_inputs(const Graph& graph, const Node& node, int32_t at) {
   for (int32_t i = 0; i < 3; ++i) {
     const int32_t expected = graph.inputs[INPUT_POSITIONS + i];
     if (node.inputs[at + i].index != expected) {
-      return fail(PS_INVALID_ARGUMENT, "%s: expected the graph's input, value %d, found value %d", names[i], expected,
+      return fail(PS_INVALID_ARGUMENT, "%s: expected the graph's input, value %d, got value %d", names[i], expected,
                   node.inputs[at + i].index);
     }
   }
@@ -53,7 +53,7 @@ ps_status check_batch_inputs(const Graph& graph, const Node& node, int32_t at) {
 ps_status check_window(const Graph& graph, int64_t group, int64_t window) {
   const int32_t group_window = graph.page_groups[group];
   if (group_window == 0 || (window > 0 && window <= group_window)) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, what page group %lld keeps, found %lld", group_window,
+  return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, what page group %lld keeps, got %lld", group_window,
               ll(group), ll(window));
 }
 
@@ -83,7 +83,7 @@ ps_status define_outputs(Graph* graph, Vec<uint8_t>* defined, const Node& node, 
     if (v < 0 || v >= graph->values.size()) return out_of_range("outputs", i, graph->values.size(), v);
     Value& value = graph->values[v];
     if (value.base >= 0)
-      return fail(PS_INVALID_ARGUMENT, "outputs[%d]: expected a value of its own, found the view %d", i, v);
+      return fail(PS_INVALID_ARGUMENT, "outputs[%d]: expected a value of its own, got the view %d", i, v);
     if ((*defined)[v])
       return fail(PS_INVALID_ARGUMENT, "outputs[%d]: value %d (%.*s) is defined twice", i, v, PS_STR(value.name));
     const Spec stored = spec_of(*graph, Operand{OPERAND_VALUE, v});
@@ -111,7 +111,7 @@ ps_status validate_node(Graph* graph, Vec<uint8_t>* defined, int64_t index) {
   PS_TRY(check_operands(node.op, in, node.num_inputs));
   PS_TRY(bind_attrs(node.op, node.attrs, node.num_attrs, attrs));
   if (node.num_outputs != sig.num_outputs) {
-    return fail(PS_INVALID_ARGUMENT, "outputs: expected %d, found %d", sig.num_outputs, node.num_outputs);
+    return fail(PS_INVALID_ARGUMENT, "outputs: expected %d, got %d", sig.num_outputs, node.num_outputs);
   }
   PS_TRY(infer_op(node.op, in, attrs, out));
   PS_TRY(check_pages(*graph, node, attrs));

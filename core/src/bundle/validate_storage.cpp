@@ -34,25 +34,25 @@ ps_status validate_segments(const Graph& graph, int64_t begin, int64_t file_byte
   for (int64_t i = 0; i < graph.segments.size(); ++i) {
     const Segment& s = graph.segments[i];
     if (s.offset < 0 || s.offset % kPageBytes) {
-      return fail(PS_INVALID_FILE, "segments[%lld].offset: expected a multiple of %lld, found %lld", ll(i),
+      return fail(PS_INVALID_FILE, "segments[%lld].offset: expected a multiple of %lld, got %lld", ll(i),
                   ll(kPageBytes), ll(s.offset));
     }
     if (s.offset < end) {
       return fail(PS_INVALID_FILE,
-                  "segments[%lld].offset: expected at least %lld, where what precedes it ends, found %lld", ll(i),
+                  "segments[%lld].offset: expected at least %lld, where what precedes it ends, got %lld", ll(i),
                   ll(end), ll(s.offset));
     }
     int64_t stop;
     if (s.bytes < 0 || !checked_add(s.offset, s.bytes, &stop) || stop > file_bytes) {
       return fail(PS_INVALID_FILE,
-                  "segments[%lld].bytes: expected a range within the file's %lld bytes, found %lld from %lld", ll(i),
+                  "segments[%lld].bytes: expected a range within the file's %lld bytes, got %lld from %lld", ll(i),
                   ll(file_bytes), ll(s.bytes), ll(s.offset));
     }
     last = stop;
     end = round_up(stop, kPageBytes);
   }
   if (last >= 0 && last != file_bytes) {
-    return fail(PS_INVALID_FILE, "segments: expected the last to end with the file at %lld, found %lld", ll(file_bytes),
+    return fail(PS_INVALID_FILE, "segments: expected the last to end with the file at %lld, got %lld", ll(file_bytes),
                 ll(last));
   }
   return PS_OK;
@@ -67,19 +67,19 @@ ps_status validate_weight(const Graph& graph, int64_t i) {
                   PS_STR(w.name));
   }
   if (w.segment < 0 || w.segment >= graph.segments.size()) {
-    return fail(PS_INVALID_FILE, "weights[%lld].segment: expected less than %lld, found %d", ll(i),
+    return fail(PS_INVALID_FILE, "weights[%lld].segment: expected less than %lld, got %d", ll(i),
                 ll(graph.segments.size()), w.segment);
   }
   if (w.bytes != bytes) {
-    return fail(PS_INVALID_FILE, "weights[%lld].bytes: expected %lld for %s [%lld, %lld], found %lld", ll(i), ll(bytes),
+    return fail(PS_INVALID_FILE, "weights[%lld].bytes: expected %lld for %s [%lld, %lld], got %lld", ll(i), ll(bytes),
                 layout_name(w.layout), ll(w.rows), ll(w.cols), ll(w.bytes));
   }
   if (w.offset < 0 || w.offset % 64) {
-    return fail(PS_INVALID_FILE, "weights[%lld].offset: expected a multiple of 64, found %lld", ll(i), ll(w.offset));
+    return fail(PS_INVALID_FILE, "weights[%lld].offset: expected a multiple of 64, got %lld", ll(i), ll(w.offset));
   }
   if (!checked_add(w.offset, w.bytes, &end) || end > graph.segments[w.segment].bytes) {
     return fail(PS_INVALID_FILE,
-                "weights[%lld].offset: expected a range within the segment's %lld bytes, found %lld bytes from %lld",
+                "weights[%lld].offset: expected a range within the segment's %lld bytes, got %lld bytes from %lld",
                 ll(i), ll(graph.segments[w.segment].bytes), ll(w.bytes), ll(w.offset));
   }
   // Fused vectors lie end to end in one row, and their parts count elements.
@@ -88,14 +88,13 @@ ps_status validate_weight(const Graph& graph, int64_t i) {
   for (int64_t p = w.part_begin; p < w.part_end; ++p) {
     const Part& part = graph.parts[p];
     if (part.row_start != next || part.num_rows < 1 || part.num_rows > whole - next) {
-      return fail(PS_INVALID_FILE,
-                  "weights[%lld].parts[%lld]: expected rows from %lld within %lld, found %lld from %lld", ll(i),
-                  ll(p - w.part_begin), ll(next), ll(whole), ll(part.num_rows), ll(part.row_start));
+      return fail(PS_INVALID_FILE, "weights[%lld].parts[%lld]: expected rows from %lld within %lld, got %lld from %lld",
+                  ll(i), ll(p - w.part_begin), ll(next), ll(whole), ll(part.num_rows), ll(part.row_start));
     }
     next += part.num_rows;
   }
   if (w.part_end > w.part_begin && next != whole) {
-    return fail(PS_INVALID_FILE, "weights[%lld].parts: expected %lld rows in all, found %lld", ll(i), ll(whole),
+    return fail(PS_INVALID_FILE, "weights[%lld].parts: expected %lld rows in all, got %lld", ll(i), ll(whole),
                 ll(next));
   }
   return PS_OK;

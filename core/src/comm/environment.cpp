@@ -28,7 +28,7 @@ ps_status read_number(const char* name, int32_t min, int32_t max, int32_t* out) 
   char* end = nullptr;
   const long value = text && *text >= '0' && *text <= '9' ? strtol(text, &end, 10) : -1;
   if (!text || !end || *end || value < min || value > max)
-    return fail(PS_INVALID_ARGUMENT, "%s: expected an integer from %d to %d, found %.40s", name, min, max,
+    return fail(PS_INVALID_ARGUMENT, "%s: expected an integer from %d to %d, got %.40s", name, min, max,
                 text ? text : "none");
   *out = static_cast<int32_t>(value);
   return PS_OK;

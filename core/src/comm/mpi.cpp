@@ -94,7 +94,7 @@ ps_status MpiComm::exchange(uint64_t tag, int32_t root, const int64_t* bytes, bo
   const int32_t own = comm_.rank, world = comm_.world;
   for (int32_t r = 0; bytes && r < world; ++r) {
     if (bytes[r] >= 0 && bytes[r] <= comm_.part_bytes) continue;
-    return fail(PS_INVALID_ARGUMENT, "bytes[%d]: expected 0 to %lld, found %lld", r,
+    return fail(PS_INVALID_ARGUMENT, "bytes[%d]: expected 0 to %lld, got %lld", r,
                 static_cast<long long>(comm_.part_bytes), static_cast<long long>(bytes[r]));
   }
   if (heartbeat_.is_aborted()) return end("");
@@ -130,7 +130,7 @@ ps_status MpiComm::exchange(uint64_t tag, int32_t root, const int64_t* bytes, bo
 
 ps_status MpiComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
   if (to < 0 || to >= comm_.world || to == comm_.rank)
-    return fail(PS_INVALID_ARGUMENT, "to: expected another rank, found %d", to);
+    return fail(PS_INVALID_ARGUMENT, "to: expected another rank, got %d", to);
   if (heartbeat_.is_aborted()) return end("");
   for (int64_t at = 0; at < bytes; at += kMessageBytes) {
     const int64_t size = bytes - at < kMessageBytes ? bytes - at : kMessageBytes;
@@ -145,7 +145,7 @@ ps_status MpiComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
 
 ps_status MpiComm::receive(int32_t from, uint8_t* data, int64_t bytes) {
   if (from < 0 || from >= comm_.world || from == comm_.rank)
-    return fail(PS_INVALID_ARGUMENT, "from: expected another rank, found %d", from);
+    return fail(PS_INVALID_ARGUMENT, "from: expected another rank, got %d", from);
   if (heartbeat_.is_aborted()) return end("");
   for (int64_t at = 0; at < bytes; at += kMessageBytes) {
     const int64_t size = bytes - at < kMessageBytes ? bytes - at : kMessageBytes;
@@ -165,7 +165,7 @@ ps_status MpiComm::check_membership(const ps_mpi_options& o) {
   if (world != o.world || rank != o.rank) {
     return fail(
         PS_INVALID_ARGUMENT,
-        "rank: expected rank %d of %d, found rank %d of %d of MPI: start the ranks with the mpiexec of this library",
+        "rank: expected rank %d of %d, got rank %d of %d of MPI: start the ranks with the mpiexec of this library",
         o.rank, o.world, rank, world);
   }
   return PS_OK;
@@ -197,8 +197,7 @@ void MpiComm::fill_struct() {
     MpiComm* comm = static_cast<MpiComm*>(self);
     int64_t counts[PS_MAX_RANKS] = {};
     const void* parts[PS_MAX_RANKS];
-    if (root < 0 || root >= comm->comm_.world)
-      return fail(PS_INVALID_ARGUMENT, "root: expected a rank, found %d", root);
+    if (root < 0 || root >= comm->comm_.world) return fail(PS_INVALID_ARGUMENT, "root: expected a rank, got %d", root);
     counts[root] = bytes;
     PS_TRY(comm->exchange(tag, root, counts, forever != 0, parts));
     *data = parts[root];
@@ -224,13 +223,12 @@ ps_status MpiComm::open(const ps_mpi_options& o) {
     return fail(PS_INVALID_ARGUMENT, "trusted_network: expected true, because MPI neither encrypts nor authenticates: "
                                      "only the ranks may use the network");
   if (o.world < 1 || o.world > PS_MAX_RANKS)
-    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %d", PS_MAX_RANKS, o.world);
+    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, got %d", PS_MAX_RANKS, o.world);
   if (o.part_bytes < 1 || o.part_bytes > kMaxPart)
-    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected 1 to %lld, found %lld", static_cast<long long>(kMaxPart),
+    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected 1 to %lld, got %lld", static_cast<long long>(kMaxPart),
                 static_cast<long long>(o.part_bytes));
   if (o.timeout_ms < 0)
-    return fail(PS_INVALID_ARGUMENT, "timeout_ms: expected 0 or more, found %lld",
-                static_cast<long long>(o.timeout_ms));
+    return fail(PS_INVALID_ARGUMENT, "timeout_ms: expected 0 or more, got %lld", static_cast<long long>(o.timeout_ms));
   PS_TRY(load_mpi(o.library, &mpi_));
   PS_TRY(check_membership(o));
   const int64_t least = static_cast<int64_t>(sizeof(Contact));

@@ -90,7 +90,7 @@ ps_status load_once(const char* path) {
       (begun ? mpi.query_thread(&level) : mpi.init_thread(nullptr, nullptr, kMpiThreadMultiple, &level)) != 0)
     return fail(PS_UNSUPPORTED, "ranks: MPI does not start");
   if (level < kMpiThreadMultiple)
-    return fail(PS_UNSUPPORTED, "ranks: expected MPI with MPI_THREAD_MULTIPLE, found level %d", level);
+    return fail(PS_UNSUPPORTED, "ranks: expected MPI with MPI_THREAD_MULTIPLE, got level %d", level);
   if (!begun) atexit(finalize_mpi);
   is_loaded = true;
   return PS_OK;

@@ -208,7 +208,7 @@ void find_stranger(const Hello& own, const Hello& other, const bool* has_come, c
   if (own.world != other.world) {
     snprintf(reason, kReasonBytes, "world: rank 0 has %d, rank %d has %d", own.world, r, other.world);
   } else if (r < 1 || r >= own.world || has_come[r]) {
-    snprintf(reason, kReasonBytes, "rank: expected each of 0 to %d once, found a second %d", own.world - 1, r);
+    snprintf(reason, kReasonBytes, "rank: expected each of 0 to %d once, got a second %d", own.world - 1, r);
   }
 }
 
@@ -370,9 +370,9 @@ ps_status join_ranks(const ps_join_options& o, SharedComm* out) {
   int64_t bytes;
   PS_TRY(SharedComm::bytes(o.world, o.part_bytes, &bytes));
   if (o.rank < 0 || o.rank >= o.world)
-    return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %d", o.world - 1, o.rank);
+    return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, got %d", o.world - 1, o.rank);
   if (o.join_timeout_ms < 0)
-    return fail(PS_INVALID_ARGUMENT, "join_timeout_ms: expected 0 or more, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "join_timeout_ms: expected 0 or more, got %lld",
                 static_cast<long long>(o.join_timeout_ms));
   Rendezvous m{o, {}, 0, now_ns() + (o.join_timeout_ms ? o.join_timeout_ms : kDefaultJoinMs) * 1000000, {}, ""};
   set_address(o.meeting, &m);

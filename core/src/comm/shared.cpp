@@ -58,9 +58,9 @@ bool is_stopped(int32_t pid) {
 
 ps_status SharedComm::bytes(int32_t world, int64_t part_bytes, int64_t* out) {
   if (world < 1 || world > PS_MAX_RANKS)
-    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %d", PS_MAX_RANKS, world);
+    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, got %d", PS_MAX_RANKS, world);
   if (part_bytes < 1 || part_bytes > kMaxPartBytes)
-    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected 1 to 2^40, found %lld", static_cast<long long>(part_bytes));
+    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected 1 to 2^40, got %lld", static_cast<long long>(part_bytes));
   *out =
       words_bytes(world) + int64_t{world} * world * 2 * kMailBytes + int64_t{world} * 2 * round_up(part_bytes, kPage);
   return PS_OK;
@@ -69,10 +69,9 @@ ps_status SharedComm::bytes(int32_t world, int64_t part_bytes, int64_t* out) {
 ps_status SharedComm::open(const ps_shared_options& o) {
   PS_TRY(bytes(o.world, o.part_bytes, &mapped_bytes_));
   if (o.rank < 0 || o.rank >= o.world)
-    return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %d", o.world - 1, o.rank);
+    return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, got %d", o.world - 1, o.rank);
   if (o.timeout_ms < 0)
-    return fail(PS_INVALID_ARGUMENT, "timeout_ms: expected 0 or more, found %lld",
-                static_cast<long long>(o.timeout_ms));
+    return fail(PS_INVALID_ARGUMENT, "timeout_ms: expected 0 or more, got %lld", static_cast<long long>(o.timeout_ms));
   uint8_t* base = static_cast<uint8_t*>(o.memory);
   if (!base) {
     struct stat found;
@@ -108,7 +107,7 @@ ps_status SharedComm::open(const ps_shared_options& o) {
     int64_t counts[PS_MAX_RANKS] = {};
     const void* parts[PS_MAX_RANKS];
     if (root < 0 || root >= static_cast<SharedComm*>(self)->comm_.world)
-      return fail(PS_INVALID_ARGUMENT, "root: expected a rank, found %d", root);
+      return fail(PS_INVALID_ARGUMENT, "root: expected a rank, got %d", root);
     counts[root] = bytes;
     PS_TRY(static_cast<SharedComm*>(self)->exchange(tag, counts, forever != 0, parts));
     *data = parts[root];
@@ -281,7 +280,7 @@ ps_status SharedComm::sleep(int32_t peer, bool forever, Done&& done) {
 ps_status SharedComm::exchange(uint64_t tag, const int64_t* bytes, bool forever, const void** parts) {
   for (int32_t r = 0; bytes && r < comm_.world; ++r) {
     if (bytes[r] >= 0 && bytes[r] <= comm_.part_bytes) continue;
-    return fail(PS_INVALID_ARGUMENT, "bytes[%d]: expected 0 to %lld, found %lld", r,
+    return fail(PS_INVALID_ARGUMENT, "bytes[%d]: expected 0 to %lld, got %lld", r,
                 static_cast<long long>(comm_.part_bytes), static_cast<long long>(bytes[r]));
   }
   if (group_->aborted.load(std::memory_order_acquire)) return aborted_status();
@@ -315,7 +314,7 @@ ps_status SharedComm::exchange(uint64_t tag, const int64_t* bytes, bool forever,
 
 ps_status SharedComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
   if (to < 0 || to >= comm_.world || to == comm_.rank)
-    return fail(PS_INVALID_ARGUMENT, "to: expected another rank, found %d", to);
+    return fail(PS_INVALID_ARGUMENT, "to: expected another rank, got %d", to);
   if (group_->aborted.load(std::memory_order_acquire)) return aborted_status();
   MailWords& words = mail(comm_.rank, to);
   for (int64_t at = 0; at < bytes; at += kMailBytes) {
@@ -331,7 +330,7 @@ ps_status SharedComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
 
 ps_status SharedComm::await(int32_t from) {
   if (from < 0 || from >= comm_.world || from == comm_.rank)
-    return fail(PS_INVALID_ARGUMENT, "from: expected another rank, found %d", from);
+    return fail(PS_INVALID_ARGUMENT, "from: expected another rank, got %d", from);
   const MailWords& words = mail(from, comm_.rank);
   return wait(from, true, [&] {
     return words.sent.load(std::memory_order_seq_cst) != words.received.load(std::memory_order_relaxed);
@@ -340,7 +339,7 @@ ps_status SharedComm::await(int32_t from) {
 
 ps_status SharedComm::receive(int32_t from, uint8_t* data, int64_t bytes) {
   if (from < 0 || from >= comm_.world || from == comm_.rank)
-    return fail(PS_INVALID_ARGUMENT, "from: expected another rank, found %d", from);
+    return fail(PS_INVALID_ARGUMENT, "from: expected another rank, got %d", from);
   MailWords& words = mail(from, comm_.rank);
   for (int64_t at = 0; at < bytes; at += kMailBytes) {
     const uint32_t number = words.received.load(std::memory_order_relaxed);

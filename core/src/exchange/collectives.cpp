@@ -23,13 +23,11 @@ int64_t read_rows(const Call& c) {
 
 ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
   if (!read_cut(starts.s, out)) {
-    return fail(PS_INVALID_ARGUMENT,
-                "starts: expected 2 to %d ascending numbers from 0, as \"0|64|128\", found \"%.*s\"", PS_MAX_RANKS + 1,
-                PS_STR(starts.s));
+    return fail(PS_INVALID_ARGUMENT, "starts: expected 2 to %d ascending numbers from 0, as \"0|64|128\", got \"%.*s\"",
+                PS_MAX_RANKS + 1, PS_STR(starts.s));
   }
   if (rank.i >= 0 && rank.i < out->world) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %lld", out->world - 1,
-              static_cast<long long>(rank.i));
+  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, got %lld", out->world - 1, static_cast<long long>(rank.i));
 }
 
 // Returns whether the rank may write its part.  After an exchange that failed it may not: others may still read it.
@@ -256,13 +254,13 @@ void run_receive(const Call& c, int64_t, int64_t, int32_t thread) {
 
 ps_status check_peer(const char* name, const AttrValue& peer, const AttrValue& world) {
   if (peer.i >= 0 && peer.i < world.i) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: expected 0 to %lld, found %lld", name, static_cast<long long>(world.i - 1),
+  return fail(PS_INVALID_ARGUMENT, "%s: expected 0 to %lld, got %lld", name, static_cast<long long>(world.i - 1),
               static_cast<long long>(peer.i));
 }
 
 ps_status copy_rows(const Spec& x, Spec* out) {
   if (x.dtype != PS_F32 || x.rank != 2)
-    return fail(PS_INVALID_ARGUMENT, "x: expected f32 with two dims, found %s", describe(x).text);
+    return fail(PS_INVALID_ARGUMENT, "x: expected f32 with two dims, got %s", describe(x).text);
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {x.dims[0], x.dims[1]}, 0, -1, constant(0)};
   return PS_OK;
 }
@@ -342,10 +340,10 @@ constexpr Phase kShardedEmbedding[] = {
 
 ps_status check_membership(const AttrValue& world, const AttrValue& rank) {
   if (world.i < 1 || world.i > PS_MAX_RANKS)
-    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %lld", PS_MAX_RANKS,
+    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, got %lld", PS_MAX_RANKS,
                 static_cast<long long>(world.i));
   if (rank.i >= 0 && rank.i < world.i) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %lld, found %lld", static_cast<long long>(world.i - 1),
+  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %lld, got %lld", static_cast<long long>(world.i - 1),
               static_cast<long long>(rank.i));
 }
 
@@ -386,9 +384,8 @@ Membership membership_of(int32_t op, const AttrValue* attrs) {
 }
 
 ps_status no_links(const Membership& member) {
-  return fail(PS_UNSUPPORTED,
-              "pipeline_parallel_size: expected 1 without links, found rank %d of a pipeline of %d ranks", member.rank,
-              member.world);
+  return fail(PS_UNSUPPORTED, "pipeline_parallel_size: expected 1 without links, got rank %d of a pipeline of %d ranks",
+              member.rank, member.world);
 }
 
 int64_t part_bytes(int32_t op, const Call& c) {
@@ -425,7 +422,7 @@ ps_status infer_all_gather(const Spec* in, AttrValue* attrs, Spec* out) {
   const int64_t size = cut.size(static_cast<int32_t>(attrs[kAllGatherRank].i));
   const int32_t last = in[0].rank - 1;
   if (in[0].dtype != PS_F32 || (last != 1 && last != 2) || !equal(in[0].dims[last], constant(size))) {
-    return fail(PS_INVALID_ARGUMENT, "x: expected f32 rows of %lld, the columns of its rank, found %s",
+    return fail(PS_INVALID_ARGUMENT, "x: expected f32 rows of %lld, the columns of its rank, got %s",
                 static_cast<long long>(size), describe(in[0]).text);
   }
   *out = Spec{OPERAND_VALUE, PS_F32, in[0].rank, {in[0].dims[0], in[0].dims[1]}, 0, -1, constant(0)};
@@ -438,7 +435,7 @@ ps_status infer_sharded_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(read_attrs(attrs[kShardedStarts], attrs[kShardedRank], &cut));
   const int64_t size = cut.size(static_cast<int32_t>(attrs[kShardedRank].i));
   if (in[kShardedWeight].dims[0].offset != size) {
-    return fail(PS_INVALID_ARGUMENT, "weight: expected %lld rows, those of its rank, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "weight: expected %lld rows, those of its rank, got %lld",
                 static_cast<long long>(size), static_cast<long long>(in[kShardedWeight].dims[0].offset));
   }
   Spec whole[2] = {in[kShardedIds], in[kShardedWeight]};
@@ -463,14 +460,13 @@ ps_status infer_recv(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(check_peer("source", attrs[kRecvSource], attrs[world_at(OP_RECV)]));
   const int64_t width = attrs[kRecvWidth].i;
   if (width < 1 || width > kMaxDim)
-    return fail(PS_INVALID_ARGUMENT, "width: expected 1 to 2^31, found %lld", static_cast<long long>(width));
+    return fail(PS_INVALID_ARGUMENT, "width: expected 1 to 2^31, got %lld", static_cast<long long>(width));
   const bool is_own = attrs[kRecvSource].i == attrs[rank_at(OP_RECV)].i;
   if (is_own && (in[0].dtype != PS_F32 || in[0].rank != 2 || !equal(in[0].dims[1], constant(width)))) {
-    return fail(PS_INVALID_ARGUMENT, "rows: expected f32 rows of %lld from the rank itself, found %s",
+    return fail(PS_INVALID_ARGUMENT, "rows: expected f32 rows of %lld from the rank itself, got %s",
                 static_cast<long long>(width), describe(in[0]).text);
   }
-  if (in[0].rank > 2)
-    return fail(PS_INVALID_ARGUMENT, "rows: expected one or two dims, found %s", describe(in[0]).text);
+  if (in[0].rank > 2) return fail(PS_INVALID_ARGUMENT, "rows: expected one or two dims, got %s", describe(in[0]).text);
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(width)}, 0, -1, constant(0)};
   return PS_OK;
 }

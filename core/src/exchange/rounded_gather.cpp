@@ -178,7 +178,7 @@ ps_status all_gather_rounded_scratch(const Call& c, Scratch* out) {
 ps_status infer_all_gather_rounded(const Spec* in, AttrValue* attrs, Spec* out) {
   const int64_t bits = attrs[kRoundedBits].i;
   if (bits != 8 && bits != 16)
-    return fail(PS_INVALID_ARGUMENT, "bits: expected 8 or 16, found %lld", static_cast<long long>(bits));
+    return fail(PS_INVALID_ARGUMENT, "bits: expected 8 or 16, got %lld", static_cast<long long>(bits));
   return infer_all_gather(in, attrs, out);
 }
 

@@ -31,7 +31,7 @@ ps_status find_choice(const char* name, const char* const* choices, int32_t coun
 
 ps_status expect_range(const char* name, int64_t found, int64_t min, int64_t max) {
   if (found >= min && found <= max) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: expected %lld to %lld, found %lld", name, static_cast<long long>(min),
+  return fail(PS_INVALID_ARGUMENT, "%s: expected %lld to %lld, got %lld", name, static_cast<long long>(min),
               static_cast<long long>(max), static_cast<long long>(found));
 }
 
@@ -143,14 +143,14 @@ constexpr Phase kCombine = {.split = SPLIT_ROWS,
 ps_status infer_route(const Spec* in, AttrValue* attrs, Spec* out) {
   const Spec& x = in[0];
   if (x.dtype != PS_F32 || x.rank != 2)
-    return fail(PS_INVALID_ARGUMENT, "logits: expected f32 with 2 dims, found %s", describe(x).text);
+    return fail(PS_INVALID_ARGUMENT, "logits: expected f32 with 2 dims, got %s", describe(x).text);
   const int64_t experts = x.dims[1].offset, groups = attrs[kRouteGroups].i;
   PS_TRY(expect_range("logits: number of experts", experts, 1, kMaxExperts));
   PS_TRY(find_choice("score", kScoreNames, NUM_SCORES, &attrs[kRouteScore]));
   PS_TRY(find_choice("group_rule", kGroupRuleNames, NUM_GROUP_RULES, &attrs[kRouteGroupRule]));
   PS_TRY(expect_range("groups", groups, 1, experts));
   if (experts % groups) {
-    return fail(PS_INVALID_ARGUMENT, "groups: expected a divisor of the %lld experts, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "groups: expected a divisor of the %lld experts, got %lld",
                 static_cast<long long>(experts), static_cast<long long>(groups));
   }
   PS_TRY(expect_range("kept_groups", attrs[kRouteKeptGroups].i, 1, groups));

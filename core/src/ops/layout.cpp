@@ -71,11 +71,11 @@ ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* byt
   }
   if (!row) return fail(PS_UNSUPPORTED, "layout: %d is not a weight layout that this version knows", layout);
   if (rows < 1 || rows > kMaxDim)
-    return fail(PS_INVALID_ARGUMENT, "rows: expected 1 to 2^31, found %lld", static_cast<long long>(rows));
+    return fail(PS_INVALID_ARGUMENT, "rows: expected 1 to 2^31, got %lld", static_cast<long long>(rows));
   if (cols < 1 || cols > kMaxDim)
-    return fail(PS_INVALID_ARGUMENT, "cols: expected 1 to 2^31, found %lld", static_cast<long long>(cols));
+    return fail(PS_INVALID_ARGUMENT, "cols: expected 1 to 2^31, got %lld", static_cast<long long>(cols));
   if (row->block_columns && cols % row->block_columns) {
-    return fail(PS_INVALID_ARGUMENT, "cols: expected a multiple of %lld for %s, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "cols: expected a multiple of %lld for %s, got %lld",
                 static_cast<long long>(row->block_columns), row->name, static_cast<long long>(cols));
   }
   const int64_t tiles = round_up(rows, row->row_step) / row->row_step;
@@ -97,7 +97,7 @@ ps_status kv_page_bytes(int32_t kv_layout, const StateShape& shape, int64_t* byt
     return PS_OK;
   }
   if (!kv_layout_name(kv_layout)) {
-    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 1 (f32), 2 (bf16) or 3 (int8), found %d", kv_layout);
+    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 1 (f32), 2 (bf16) or 3 (int8), got %d", kv_layout);
   }
   const int64_t element = kv_layout == PS_KV_F32 ? 4 : kv_layout == PS_KV_BF16 ? 2 : 1;
   const int64_t scales = kv_layout == PS_KV_INT8 ? PS_PAGE_TOKENS * 4 : 0;

@@ -93,9 +93,9 @@ void run_loaded(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 // A type that a rule has filled.
 ps_status check_output(const ps_op_type& type, int32_t index, Spec* out) {
   if (type.dtype != PS_F32 && type.dtype != PS_I32)
-    return fail(PS_INVALID_ARGUMENT, "output %d: expected the dtype 1 (f32) or 5 (i32), found %d", index, type.dtype);
+    return fail(PS_INVALID_ARGUMENT, "output %d: expected the dtype 1 (f32) or 5 (i32), got %d", index, type.dtype);
   if (type.rank < 1 || type.rank > kMaxRank)
-    return fail(PS_INVALID_ARGUMENT, "output %d: expected 1 to %d dims, found %d", index, kMaxRank, type.rank);
+    return fail(PS_INVALID_ARGUMENT, "output %d: expected 1 to %d dims, got %d", index, kMaxRank, type.rank);
   *out = Spec{OPERAND_VALUE, type.dtype, type.rank, {}, 0, -1, constant(0)};
   for (int32_t d = 0; d < type.rank; ++d) {
     const ps_op_dim& dim = type.dims[d];
@@ -111,7 +111,7 @@ ps_status check_output(const ps_op_type& type, int32_t index, Spec* out) {
 ps_status read_type(const Spec& spec, const Argument& argument, ps_op_type* out) {
   if (spec.kind == OPERAND_NONE) return PS_OK;
   if (spec.kind == OPERAND_WEIGHT && spec.layout != PS_ROWS_F32) {
-    return fail(PS_UNSUPPORTED, "%.*s: expected a weight of layout rows_f32, found %s", PS_STR(argument.name),
+    return fail(PS_UNSUPPORTED, "%.*s: expected a weight of layout rows_f32, got %s", PS_STR(argument.name),
                 layout_name(spec.layout) ? layout_name(spec.layout) : "another");
   }
   out->dtype = spec.kind == OPERAND_WEIGHT ? PS_F32 : spec.dtype;
@@ -123,31 +123,31 @@ ps_status read_type(const Spec& spec, const Argument& argument, ps_op_type* out)
 
 // One op of a library into a row.
 ps_status read_op(const ps_op* given, const char* source, LoadedOp* out) {
-  if (!given) return fail(PS_INVALID_ARGUMENT, "expected an op, found null");
+  if (!given) return fail(PS_INVALID_ARGUMENT, "expected an op, got null");
   if (given->struct_size < sizeof(ps_op))
-    return fail(PS_INVALID_ARGUMENT, "struct_size: expected at least %zu, found %u", sizeof(ps_op), given->struct_size);
+    return fail(PS_INVALID_ARGUMENT, "struct_size: expected at least %zu, got %u", sizeof(ps_op), given->struct_size);
   out->op = *given;
   if (!given->name || strnlen(given->name, sizeof(out->name)) == sizeof(out->name) ||
       !is_foreign_name(Str{given->name, static_cast<uint32_t>(strlen(given->name))})) {
     return fail(PS_INVALID_ARGUMENT,
-                "name: expected \"owner::op\" of up to 63 small letters, digits and _, found %s%.64s%s",
+                "name: expected \"owner::op\" of up to 63 small letters, digits and _, got %s%.64s%s",
                 given->name ? "\"" : "", given->name ? given->name : "null", given->name ? "\"" : "");
   }
   snprintf(out->name, sizeof(out->name), "%s", given->name);
-  if (given->version < 1) return fail(PS_INVALID_ARGUMENT, "version: expected 1 or more, found %d", given->version);
+  if (given->version < 1) return fail(PS_INVALID_ARGUMENT, "version: expected 1 or more, got %d", given->version);
   if (!given->schema || strnlen(given->schema, sizeof(out->schema)) == sizeof(out->schema))
-    return fail(PS_INVALID_ARGUMENT, "schema: expected up to %zu bytes, found %s", sizeof(out->schema) - 1,
+    return fail(PS_INVALID_ARGUMENT, "schema: expected up to %zu bytes, got %s", sizeof(out->schema) - 1,
                 given->schema ? "more" : "null");
   snprintf(out->schema, sizeof(out->schema), "%s", given->schema);
   PS_TRY(parse_schema(out->schema, true, &out->signature));
-  if (given->flags) return fail(PS_UNSUPPORTED, "flags: expected 0, found 0x%x", given->flags);
+  if (given->flags) return fail(PS_UNSUPPORTED, "flags: expected 0, got 0x%x", given->flags);
   if (!given->infer || !given->compute)
-    return fail(PS_INVALID_ARGUMENT, "%s: expected a function, found null", given->infer ? "compute" : "infer");
+    return fail(PS_INVALID_ARGUMENT, "%s: expected a function, got null", given->infer ? "compute" : "infer");
   uint32_t values = 0;
   for (int32_t i = 0; i < out->signature.num_arguments; ++i)
     values |= uint32_t{out->signature.arguments[i].kind == OPERAND_VALUE} << i;
   if (given->row_inputs & ~values)
-    return fail(PS_INVALID_ARGUMENT, "row_inputs: expected bits of Tensor arguments, 0x%x, found 0x%x", values,
+    return fail(PS_INVALID_ARGUMENT, "row_inputs: expected bits of Tensor arguments, 0x%x, got 0x%x", values,
                 given->row_inputs);
   out->row = OpRow{out->name, given->version, out->schema, nullptr, nullptr, nullptr, false};
   const uint32_t others = values & ~given->row_inputs;
@@ -215,16 +215,16 @@ int32_t find_loaded_op(Str name) {
 }
 
 ps_status register_ops(const ps_op_library* library, const char* source) {
-  if (!library) return fail(PS_INVALID_ARGUMENT, "library: expected a table of ops, found null");
+  if (!library) return fail(PS_INVALID_ARGUMENT, "library: expected a table of ops, got null");
   if (library->abi_version != PS_OP_ABI_VERSION || library->struct_size < sizeof(ps_op_library)) {
     return fail(PS_UNSUPPORTED,
-                "library: expected version %d of penstock_op.h and %zu bytes, found version %d and %u bytes",
+                "library: expected version %d of penstock_op.h and %zu bytes, got version %d and %u bytes",
                 PS_OP_ABI_VERSION, sizeof(ps_op_library), library->abi_version, library->struct_size);
   }
   if (library->num_ops < 1 || library->num_ops > kMaxLoaded || !library->ops)
-    return fail(PS_INVALID_ARGUMENT, "num_ops: expected 1 to %d, found %d", kMaxLoaded,
+    return fail(PS_INVALID_ARGUMENT, "num_ops: expected 1 to %d, got %d", kMaxLoaded,
                 library->ops ? library->num_ops : 0);
-  if (library->reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, found %d", library->reserved);
+  if (library->reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, got %d", library->reserved);
   LoadedOp* fresh[kMaxLoaded];
   int32_t num_fresh = 0;
   pthread_mutex_lock(&lock);
@@ -278,7 +278,7 @@ ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out) {
   set_default_float_environment();
   if (code) return refused(code, &error);
   if (out->per_thread < 0 || out->per_thread > int64_t{1} << 40)
-    return fail(PS_INVALID_ARGUMENT, "scratch: expected 0 to 2^40 bytes, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "scratch: expected 0 to 2^40 bytes, got %lld",
                 static_cast<long long>(out->per_thread));
   out->per_thread = round_up(out->per_thread, 64);  // so that every thread's is aligned
   return PS_OK;

@@ -22,7 +22,7 @@ struct Reader {
     return Str{begin, static_cast<uint32_t>(at - begin)};
   }
   ps_status expected(const char* what) const {
-    return fail(PS_INVALID_ARGUMENT, "schema: expected %s, found \"%.20s\"", what, at);
+    return fail(PS_INVALID_ARGUMENT, "schema: expected %s, got \"%.20s\"", what, at);
   }
 };
 
@@ -75,7 +75,7 @@ ps_status read_attr(Reader* r, Signature* out) {
 
 ps_status read_outputs(Reader* r, Signature* out) {
   if (!r->take(" -> ")) return r->expected("\" -> \" and the outputs");
-  if (r->take("()")) return r->foreign ? fail(PS_INVALID_ARGUMENT, "schema: expected an output, found none") : PS_OK;
+  if (r->take("()")) return r->foreign ? fail(PS_INVALID_ARGUMENT, "schema: expected an output, got none") : PS_OK;
   const bool several = r->take("(");
   do {
     if (!r->take("Tensor")) return r->expected("an output of type Tensor");

@@ -13,25 +13,25 @@ bool is_tensor(const Spec& s, int32_t dtype, int32_t min_rank, int32_t max_rank)
 
 ps_status expect_f32(const Spec& s, const char* name, int32_t min_rank, int32_t max_rank) {
   if (is_tensor(s, PS_F32, min_rank, max_rank)) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: expected f32 with %d to %d dims, found %s", name, min_rank, max_rank,
+  return fail(PS_INVALID_ARGUMENT, "%s: expected f32 with %d to %d dims, got %s", name, min_rank, max_rank,
               describe(s).text);
 }
 
 ps_status expect_same(const Spec& s, const Spec& other, const char* name, const char* other_name) {
   if (same_type(s, other)) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: expected %s as %s has, found %s", name, describe(other).text, other_name,
+  return fail(PS_INVALID_ARGUMENT, "%s: expected %s as %s has, got %s", name, describe(other).text, other_name,
               describe(s).text);
 }
 
 ps_status expect_indices(const Spec& s, const char* name) {
   if (is_tensor(s, PS_I32, 1, 1)) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: expected i32 with one dim, found %s", name, describe(s).text);
+  return fail(PS_INVALID_ARGUMENT, "%s: expected i32 with one dim, got %s", name, describe(s).text);
 }
 
 ps_status expect_vector(const Spec& w, const char* name, int64_t cols) {
   if (w.layout == PS_ROWS_F32 && w.dims[0].offset == 1 && (cols < 0 || w.dims[1].offset == cols)) return PS_OK;
   const char* layout = layout_name(w.layout);
-  return fail(PS_INVALID_ARGUMENT, "%s: expected a rows_f32 weight [1, %lld], found %s [%lld, %lld]", name,
+  return fail(PS_INVALID_ARGUMENT, "%s: expected a rows_f32 weight [1, %lld], got %s [%lld, %lld]", name,
               static_cast<long long>(cols < 0 ? 0 : cols), layout ? layout : "unknown layout",
               static_cast<long long>(w.dims[0].offset), static_cast<long long>(w.dims[1].offset));
 }
@@ -48,7 +48,7 @@ constexpr int64_t kMaxIntegerCols = 131072;  // 127 * 127 * 131072 < 2^31: int32
 
 ps_status expect_eps(const AttrValue& a) {
   if (a.f >= 0 && a.f <= 1) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "eps: expected 0 to 1, found %g", a.f);
+  return fail(PS_INVALID_ARGUMENT, "eps: expected 0 to 1, got %g", a.f);
 }
 
 struct SchemeRow {
@@ -70,13 +70,13 @@ constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
 ps_status infer_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_indices(in[0], "ids"));
   const Spec& w = in[kEmbeddingWeight];
-  if (w.layout == PS_ROWS_I32) return fail(PS_INVALID_ARGUMENT, "weight: expected a layout of numbers, found rows_i32");
+  if (w.layout == PS_ROWS_I32) return fail(PS_INVALID_ARGUMENT, "weight: expected a layout of numbers, got rows_i32");
   if (!builds_layout(w.layout)) {
     return fail(PS_UNSUPPORTED, "weight: this build leaves out %s: build it with this bundle in PENSTOCK_OPS_FROM",
                 layout_name(w.layout) ? layout_name(w.layout) : "its layout");
   }
   if (attrs[kEmbeddingDim].i != w.dims[1].offset) {
-    return fail(PS_INVALID_ARGUMENT, "dim: expected the weight's %lld columns, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "dim: expected the weight's %lld columns, got %lld",
                 static_cast<long long>(w.dims[1].offset), static_cast<long long>(attrs[kEmbeddingDim].i));
   }
   if (!is_constant(in[0].bound) || in[0].bound.offset < 1 || in[0].bound.offset > w.dims[0].offset) {
@@ -104,11 +104,11 @@ ps_status expect_scheme(AttrValue* attr, const Spec& w) {
                 scheme.name);
   }
   if (w.layout != scheme.layout) {
-    return fail(PS_INVALID_ARGUMENT, "weight: expected layout %s for scheme %s, found %s", layout_name(scheme.layout),
+    return fail(PS_INVALID_ARGUMENT, "weight: expected layout %s for scheme %s, got %s", layout_name(scheme.layout),
                 scheme.name, layout_name(w.layout) ? layout_name(w.layout) : "unknown");
   }
   if (scheme.integer && w.dims[1].offset > kMaxIntegerCols) {
-    return fail(PS_UNSUPPORTED, "weight: scheme %s sums exactly up to %lld columns, found %lld", scheme.name,
+    return fail(PS_UNSUPPORTED, "weight: scheme %s sums exactly up to %lld columns, got %lld", scheme.name,
                 static_cast<long long>(kMaxIntegerCols), static_cast<long long>(w.dims[1].offset));
   }
   return PS_OK;
@@ -116,7 +116,7 @@ ps_status expect_scheme(AttrValue* attr, const Spec& w) {
 
 ps_status expect_columns(const Spec& x, const Spec& w) {
   if (equal(x.dims[x.rank - 1], w.dims[1])) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "x: expected rows of %lld, the weight's columns, found %s",
+  return fail(PS_INVALID_ARGUMENT, "x: expected rows of %lld, the weight's columns, got %s",
               static_cast<long long>(w.dims[1].offset), describe(x).text);
 }
 
@@ -127,7 +127,7 @@ ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
   const Spec& w = in[kLinearWeight];
   PS_TRY(expect_scheme(&attrs[kLinearScheme], w));
   if (attrs[kLinearOutFeatures].i != w.dims[0].offset) {
-    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows, got %lld",
                 static_cast<long long>(w.dims[0].offset), static_cast<long long>(attrs[kLinearOutFeatures].i));
   }
   PS_TRY(expect_columns(in[0], w));
@@ -141,7 +141,7 @@ namespace {
 // The experts of each token: i32 [T, k] below num_experts.
 ps_status expect_experts(const Spec& ids, const Spec& x, int64_t num_experts) {
   if (!is_tensor(ids, PS_I32, 2, 2) || !equal(ids.dims[0], x.dims[0]) || !is_constant(ids.dims[1])) {
-    return fail(PS_INVALID_ARGUMENT, "ids: expected i32 with a row for each row of x, %s, found %s", describe(x).text,
+    return fail(PS_INVALID_ARGUMENT, "ids: expected i32 with a row for each row of x, %s, got %s", describe(x).text,
                 describe(ids).text);
   }
   if (is_constant(ids.bound) && ids.bound.offset >= 1 && ids.bound.offset <= num_experts) return PS_OK;
@@ -156,23 +156,23 @@ ps_status infer_expert_linear(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_scheme(&attrs[kExpertScheme], w));
   const int64_t num_experts = attrs[kExpertNum].i, rows = attrs[kExpertOutFeatures].i, all = w.dims[0].offset;
   if (num_experts < 1 || num_experts > all) {
-    return fail(PS_INVALID_ARGUMENT, "num_experts: expected 1 to the weight's %lld rows, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "num_experts: expected 1 to the weight's %lld rows, got %lld",
                 static_cast<long long>(all), static_cast<long long>(num_experts));
   }
   if (all % num_experts || rows != all / num_experts) {
-    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows divided by num_experts, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows divided by num_experts, got %lld",
                 static_cast<long long>(all), static_cast<long long>(rows));
   }
   PS_TRY(expect_columns(x, w));
   PS_TRY(expect_experts(ids, x, num_experts));
   if (x.rank == 3 && !equal(x.dims[1], ids.dims[1])) {
-    return fail(PS_INVALID_ARGUMENT, "x: expected a row for each of ids, %s, found %s", describe(ids).text,
+    return fail(PS_INVALID_ARGUMENT, "x: expected a row for each of ids, %s, got %s", describe(ids).text,
                 describe(x).text);
   }
   const Spec& bias = in[kExpertBias];
   if (bias.kind != OPERAND_NONE &&
       (bias.layout != PS_ROWS_F32 || bias.dims[0].offset != num_experts || bias.dims[1].offset != rows)) {
-    return fail(PS_INVALID_ARGUMENT, "bias: expected a rows_f32 weight [%lld, %lld], found [%lld, %lld]",
+    return fail(PS_INVALID_ARGUMENT, "bias: expected a rows_f32 weight [%lld, %lld], got [%lld, %lld]",
                 static_cast<long long>(num_experts), static_cast<long long>(rows),
                 static_cast<long long>(bias.dims[0].offset), static_cast<long long>(bias.dims[1].offset));
   }
@@ -186,11 +186,11 @@ ps_status infer_head_linear(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_scheme(&attrs[kExpertScheme], w));
   const int64_t num_heads = attrs[kExpertNum].i, rows = attrs[kExpertOutFeatures].i, all = w.dims[0].offset;
   if (num_heads < 1 || num_heads > kMaxHeads || !equal(x.dims[1], constant(num_heads))) {
-    return fail(PS_INVALID_ARGUMENT, "num_heads: expected the heads of x, %s, and up to %d, found %lld",
-                describe(x).text, kMaxHeads, static_cast<long long>(num_heads));
+    return fail(PS_INVALID_ARGUMENT, "num_heads: expected the heads of x, %s, and up to %d, got %lld", describe(x).text,
+                kMaxHeads, static_cast<long long>(num_heads));
   }
   if (all % num_heads || rows != all / num_heads) {
-    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows divided by num_heads, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows divided by num_heads, got %lld",
                 static_cast<long long>(all), static_cast<long long>(rows));
   }
   PS_TRY(expect_columns(x, w));
@@ -202,7 +202,7 @@ ps_status infer_combine(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 3, 3));
   PS_TRY(expect_f32(in[kCombineWeights], "weights", 2, 2));
   if (!equal(in[0].dims[0], in[kCombineWeights].dims[0]) || !equal(in[0].dims[1], in[kCombineWeights].dims[1])) {
-    return fail(PS_INVALID_ARGUMENT, "weights: expected a weight for each row of x, %s, found %s", describe(in[0]).text,
+    return fail(PS_INVALID_ARGUMENT, "weights: expected a weight for each row of x, %s, got %s", describe(in[0]).text,
                 describe(in[kCombineWeights]).text);
   }
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], in[0].dims[2]}, 0, -1, constant(0)};
@@ -238,7 +238,7 @@ ps_status infer_rotary_embedding(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_indices(in[0], "positions"));
   PS_TRY(expect_vector(in[kRotaryInvFreq], "inv_freq", -1));
   if (in[kRotaryInvFreq].dims[1].offset > kMaxHeadDim / 2) {
-    return fail(PS_INVALID_ARGUMENT, "inv_freq: expected up to %d columns, found %lld", kMaxHeadDim / 2,
+    return fail(PS_INVALID_ARGUMENT, "inv_freq: expected up to %d columns, got %lld", kMaxHeadDim / 2,
                 static_cast<long long>(in[kRotaryInvFreq].dims[1].offset));
   }
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(2 * in[kRotaryInvFreq].dims[1].offset)}, 0, -1,
@@ -252,7 +252,7 @@ ps_status infer_rope(const Spec* in, AttrValue*, Spec* out) {
   const int64_t turned = in[kRopeCosSin].dims[1].offset;
   if (!equal(in[0].dims[0], in[kRopeCosSin].dims[0]) || turned % 2 || turned > last_dim(in[0])) {
     return fail(PS_INVALID_ARGUMENT,
-                "cos_sin: expected the rows of x, %s, and an even number of columns up to its last dim, found %s",
+                "cos_sin: expected the rows of x, %s, and an even number of columns up to its last dim, got %s",
                 describe(in[0]).text, describe(in[kRopeCosSin]).text);
   }
   copy_type(in[0], out);
@@ -275,7 +275,7 @@ ps_status infer_binary(const Spec* in, AttrValue*, Spec* out) {
 ps_status infer_gelu(const Spec* in, AttrValue* attrs, Spec* out) {
   const bool tanh_form = equal(attrs[kGeluApproximate].s, "tanh");
   if (!tanh_form && !equal(attrs[kGeluApproximate].s, "none")) {
-    return fail(PS_INVALID_ARGUMENT, "approximate: expected \"none\" or \"tanh\", found \"%.*s\"",
+    return fail(PS_INVALID_ARGUMENT, "approximate: expected \"none\" or \"tanh\", got \"%.*s\"",
                 PS_STR(attrs[kGeluApproximate].s));
   }
   attrs[kGeluApproximate].i = tanh_form;
@@ -287,7 +287,7 @@ ps_status infer_scale(const Spec* in, AttrValue* attrs, Spec* out) { return infe
 static ps_status infer_capped(const Spec* in, AttrValue* attrs, Spec* out, const char* name) {
   const double cap = attrs[kScaledBy].f;
   if (!(cap >= FLT_MIN)) {
-    return fail(PS_INVALID_ARGUMENT, "%s: expected a normal float32 above 0, found %g", name, cap);
+    return fail(PS_INVALID_ARGUMENT, "%s: expected a normal float32 above 0, got %g", name, cap);
   }
   return infer_unary(in, attrs, out);
 }
@@ -298,10 +298,9 @@ ps_status infer_clamp(const Spec* in, AttrValue* attrs, Spec* out) { return infe
 ps_status infer_clamped_swiglu(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));
   const double limit = attrs[kClampedLimit].f;
-  if (!(limit >= FLT_MIN))
-    return fail(PS_INVALID_ARGUMENT, "limit: expected a normal float32 above 0, found %g", limit);
+  if (!(limit >= FLT_MIN)) return fail(PS_INVALID_ARGUMENT, "limit: expected a normal float32 above 0, got %g", limit);
   if (!is_constant(in[0].dims[1]) || in[0].dims[1].offset % 2) {
-    return fail(PS_INVALID_ARGUMENT, "x: expected an even number of columns, found %s", describe(in[0]).text);
+    return fail(PS_INVALID_ARGUMENT, "x: expected an even number of columns, got %s", describe(in[0]).text);
   }
   copy_type(in[0], out);
   out->dims[1] = constant(in[0].dims[1].offset / 2);
@@ -320,8 +319,7 @@ ps_status infer_match_rms(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));
   PS_TRY(expect_same(in[kMatchRmsTarget], in[0], "target", "x"));
   const double floor = attrs[kMatchFloor].f;
-  if (!(floor >= FLT_MIN))
-    return fail(PS_INVALID_ARGUMENT, "floor: expected a normal float32 above 0, found %g", floor);
+  if (!(floor >= FLT_MIN)) return fail(PS_INVALID_ARGUMENT, "floor: expected a normal float32 above 0, got %g", floor);
   copy_type(in[0], out);
   return PS_OK;
 }
@@ -355,7 +353,7 @@ ps_status infer_argmax(const Spec* in, AttrValue*, Spec* out) {
 ps_status infer_topk(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "logits", 2, 2));
   if (attrs[kTopkK].i < 1 || attrs[kTopkK].i > last_dim(in[0])) {
-    return fail(PS_INVALID_ARGUMENT, "k: expected 1 to %lld, found %lld", static_cast<long long>(last_dim(in[0])),
+    return fail(PS_INVALID_ARGUMENT, "k: expected 1 to %lld, got %lld", static_cast<long long>(last_dim(in[0])),
                 static_cast<long long>(attrs[kTopkK].i));
   }
   out[0] = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(attrs[kTopkK].i)}, 0, -1, constant(0)};

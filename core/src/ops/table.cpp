@@ -49,15 +49,15 @@ const char* type_name(int32_t type) {
 ps_status bind_one(const AttrRow& row, const Attr& attr, AttrValue* out) {
   const int32_t stored = row.type == ATTR_BOOL ? ATTR_INT : row.type;
   if (attr.type != stored) {
-    return fail(PS_INVALID_ARGUMENT, "%.*s: expected an attribute of type %s, found type %s", PS_STR(row.name),
+    return fail(PS_INVALID_ARGUMENT, "%.*s: expected an attribute of type %s, got type %s", PS_STR(row.name),
                 type_name(row.type), type_name(attr.type == ATTR_BOOL ? -1 : attr.type));
   }
   if (row.type == ATTR_BOOL && attr.i != 0 && attr.i != 1) {
-    return fail(PS_INVALID_ARGUMENT, "%.*s: expected 0 or 1, found %lld", PS_STR(row.name),
+    return fail(PS_INVALID_ARGUMENT, "%.*s: expected 0 or 1, got %lld", PS_STR(row.name),
                 static_cast<long long>(attr.i));
   }
   if (row.type == ATTR_FLOAT && !isfinite(static_cast<float>(attr.f))) {
-    return fail(PS_INVALID_ARGUMENT, "%.*s: expected a finite number, found %g", PS_STR(row.name), attr.f);
+    return fail(PS_INVALID_ARGUMENT, "%.*s: expected a finite number, got %g", PS_STR(row.name), attr.f);
   }
   *out = AttrValue{attr.i, attr.f, attr.s};
   return PS_OK;
@@ -124,20 +124,19 @@ ps_status check_operands(int32_t op, const Spec* in, int32_t count) {
   static const char* const kinds[] = {"nothing", "a value", "a weight", "a state"};
   const Signature& sig = signature(op);
   if (count != sig.num_arguments) {
-    return fail(PS_INVALID_ARGUMENT, "inputs: expected %d for %s, found %d", sig.num_arguments, op_row(op).schema,
-                count);
+    return fail(PS_INVALID_ARGUMENT, "inputs: expected %d for %s, got %d", sig.num_arguments, op_row(op).schema, count);
   }
   for (int32_t i = 0; i < count; ++i) {
     const Argument& argument = sig.arguments[i];
     if (in[i].kind == OPERAND_NONE && argument.optional) continue;
     if (in[i].kind != argument.kind) {
-      return fail(PS_INVALID_ARGUMENT, "%.*s: expected %s, found %s", PS_STR(argument.name), kinds[argument.kind],
+      return fail(PS_INVALID_ARGUMENT, "%.*s: expected %s, got %s", PS_STR(argument.name), kinds[argument.kind],
                   kinds[in[i].kind]);
     }
     if (in[i].kind == OPERAND_STATE && (in[i].layout == kStatePages) != keeps_state(op)) {
       return fail(
           PS_INVALID_ARGUMENT, "%.*s: expected %s", PS_STR(argument.name),
-          keeps_state(op) ? "a recurrent state, found keys and values" : "keys and values, found a recurrent state");
+          keeps_state(op) ? "a recurrent state, got keys and values" : "keys and values, got a recurrent state");
     }
   }
   return PS_OK;

@@ -257,7 +257,7 @@ ps_status pack_quantized(ps_context* context, const PackRange& range, const int8
   PS_TRY(run(&job));
   const int64_t bad = job.bad_row.load();
   if (bad != INT64_MAX) {
-    return fail(PS_INVALID_ARGUMENT, "q, scales%s and finite scales, found others in row %lld",
+    return fail(PS_INVALID_ARGUMENT, "q, scales%s and finite scales, got others in row %lld",
                 range.layout == PS_T16_I8
                     ? ": expected values of -127 to 127"
                     : ", groups: expected nibbles, steps of 1 to 17, values step * q + offset of -128 to 127",

@@ -12,7 +12,7 @@ namespace {
 
 ps_status check_count(const char* name, int32_t found, int32_t min, int32_t max) {
   if (found >= min && found <= max) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: expected %d to %d, found %d", name, min, max, found);
+  return fail(PS_INVALID_ARGUMENT, "%s: expected %d to %d, got %d", name, min, max, got);
 }
 
 ps_status check_counts(const ps_program& p, const ps_batch& b) {
@@ -22,7 +22,7 @@ ps_status check_counts(const ps_program& p, const ps_batch& b) {
   PS_TRY(check_count("num_rows", b.num_rows, 0, o.max_rows));
   if (b.flags & ~(PS_BATCH_HIDDEN | PS_BATCH_LOGITS | PS_BATCH_ALL_RANKS))
     return fail(PS_UNSUPPORTED, "flags: 0x%x has bits that this version does not know", b.flags);
-  if (b.reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, found 0x%x", b.reserved);
+  if (b.reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, got 0x%x", b.reserved);
   const bool has_pages = p.model->graph.page_groups.size() > 0;
   PS_TRY(check_count("page_table_width", b.page_table_width, has_pages ? 1 : 0, INT32_MAX));
   const char* missing = !b.token_ids                       ? "token_ids"
@@ -31,7 +31,7 @@ ps_status check_counts(const ps_program& p, const ps_batch& b) {
                         : !b.page_tables && has_pages      ? "page_tables"
                         : !b.output_rows && b.num_rows > 0 ? "output_rows"
                                                            : nullptr;
-  return missing ? fail(PS_INVALID_ARGUMENT, "%s: expected an array, found null", missing) : PS_OK;
+  return missing ? fail(PS_INVALID_ARGUMENT, "%s: expected an array, got null", missing) : PS_OK;
 }
 
 // Copies the token ids; an id -1-s becomes the token last sampled in slot s, or kFailedSlot.
@@ -43,7 +43,7 @@ ps_status take_tokens(ps_program* p, const ps_batch& b) {
     if (id < 0) {
       const int64_t slot = -1 - static_cast<int64_t>(id);
       if (slot >= p->options.num_slots) {
-        return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected a token or one of %d slots, found slot %lld", t,
+        return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected a token or one of %d slots, got slot %lld", t,
                     p->options.num_slots, static_cast<long long>(slot));
       }
       id = p->batch.slots[slot];
@@ -53,8 +53,7 @@ ps_status take_tokens(ps_program* p, const ps_batch& b) {
       p->batch.has_failed |= id == kFailedSlot;
     }
     if (id >= vocab)
-      return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected less than the vocabulary of %d, found %d", t, vocab,
-                  id);
+      return fail(PS_INVALID_ARGUMENT, "token_ids[%d]: expected less than the vocabulary of %d, got %d", t, vocab, id);
     p->batch.token_ids[t] = id;
   }
   return PS_OK;
@@ -150,7 +149,7 @@ ps_status take_batch(ps_program* p, const ps_batch& b) {
   for (int32_t r = 0; r < b.num_rows; ++r) {
     const int32_t row = b.output_rows[r];
     if (row < 0 || row >= b.num_tokens) {
-      return fail(PS_INVALID_ARGUMENT, "output_rows[%d]: expected a token of the step, 0 to %d, found %d", r,
+      return fail(PS_INVALID_ARGUMENT, "output_rows[%d]: expected a token of the step, 0 to %d, got %d", r,
                   b.num_tokens - 1, row);
     }
     p->batch.output_rows[r] = row;

@@ -124,12 +124,12 @@ ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
   if (is_link && !p->context->links) return no_links(member);
   const ps_comm* comm = is_link ? p->context->links : p->context->comm;
   if (!comm || !member.fits(*comm)) {
-    return fail(PS_INVALID_ARGUMENT, "comm: expected that of rank %d of %d, as the bundle was cut, found rank %d of %d",
+    return fail(PS_INVALID_ARGUMENT, "comm: expected that of rank %d of %d, as the bundle was cut, got rank %d of %d",
                 member.rank, member.world, comm ? comm->rank : 0, comm ? comm->world : 1);
   }
   const int64_t bytes = part_bytes(node.op, *call);
   if (bytes > comm->part_bytes) {
-    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for %.*s, found %lld",
+    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for %.*s, got %lld",
                 static_cast<long long>(bytes), PS_STR(node.name), static_cast<long long>(comm->part_bytes));
   }
   call->exchange = p->ranks.exchange.get();

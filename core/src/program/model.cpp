@@ -21,12 +21,12 @@ ps_status verify_contents(const ps_model& model, const Header& header) {
     const Segment& segment = graph.segments[i];
     for (; end < segment.offset; ++end) {
       if (data[end])
-        return fail(PS_INVALID_FILE, "file: expected zero between segments, found %u at byte %lld", data[end],
+        return fail(PS_INVALID_FILE, "file: expected zero between segments, got %u at byte %lld", data[end],
                     static_cast<long long>(end));
     }
     const uint32_t crc = crc32(0, data + segment.offset, segment.bytes);
     if (crc != segment.crc32) {
-      return fail(PS_INVALID_FILE, "segments[%lld] (%.*s).crc32: expected 0x%08x, found 0x%08x: the file is damaged",
+      return fail(PS_INVALID_FILE, "segments[%lld] (%.*s).crc32: expected 0x%08x, got 0x%08x: the file is damaged",
                   static_cast<long long>(i), PS_STR(segment.name), segment.crc32, crc);
     }
     end = segment.offset + segment.bytes;
@@ -45,7 +45,7 @@ ps_status open_checked(ps_model* model, const char* path, bool map, bool verify)
   PS_TRY(model->file.read(static_cast<int64_t>(header.metadata_offset), bytes, model->metadata.data()));
   const uint32_t crc = crc32(0, model->metadata.data(), bytes);
   if (crc != header.metadata_crc32) {
-    return fail(PS_INVALID_FILE, "header.metadata_crc32: expected 0x%08x, found 0x%08x: the file is damaged",
+    return fail(PS_INVALID_FILE, "header.metadata_crc32: expected 0x%08x, got 0x%08x: the file is damaged",
                 header.metadata_crc32, crc);
   }
   PS_TRY(read_metadata(FlatBuffer{model->metadata.data(), static_cast<uint32_t>(bytes)}, &model->graph));

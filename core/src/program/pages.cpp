@@ -20,27 +20,27 @@ Entries entries_of(const Ragged& batch, int32_t request, int32_t window) {
 
 ps_status check_requests(const Ragged& batch, int32_t max_position) {
   const int32_t* starts = batch.request_starts;
-  if (starts[0] != 0) return fail(PS_INVALID_ARGUMENT, "request_starts[0]: expected 0, found %d", starts[0]);
+  if (starts[0] != 0) return fail(PS_INVALID_ARGUMENT, "request_starts[0]: expected 0, got %d", starts[0]);
   for (int32_t r = 0; r < batch.num_requests; ++r) {
     if (starts[r + 1] <= starts[r] || starts[r + 1] > batch.num_tokens) {
-      return fail(PS_INVALID_ARGUMENT, "request_starts[%d]: expected more than %d and at most %d, found %d", r + 1,
+      return fail(PS_INVALID_ARGUMENT, "request_starts[%d]: expected more than %d and at most %d, got %d", r + 1,
                   starts[r], batch.num_tokens, starts[r + 1]);
     }
     for (int32_t t = starts[r]; t < starts[r + 1]; ++t) {
       const int32_t position = batch.positions[t];
       if (position < 0 || position >= max_position) {
-        return fail(PS_INVALID_ARGUMENT, "positions[%d]: expected 0 to %d, found %d", t, max_position - 1, position);
+        return fail(PS_INVALID_ARGUMENT, "positions[%d]: expected 0 to %d, got %d", t, max_position - 1, position);
       }
       if (t > starts[r] && position != batch.positions[t - 1] + 1) {
         return fail(PS_INVALID_ARGUMENT,
-                    "positions[%d]: expected %d, one more than the position before it in request %d, found %d", t,
+                    "positions[%d]: expected %d, one more than the position before it in request %d, got %d", t,
                     batch.positions[t - 1] + 1, r, position);
       }
     }
   }
   if (starts[batch.num_requests] != batch.num_tokens) {
-    return fail(PS_INVALID_ARGUMENT, "request_starts[%d]: expected the number of tokens %d, found %d",
-                batch.num_requests, batch.num_tokens, starts[batch.num_requests]);
+    return fail(PS_INVALID_ARGUMENT, "request_starts[%d]: expected the number of tokens %d, got %d", batch.num_requests,
+                batch.num_tokens, starts[batch.num_requests]);
   }
   return PS_OK;
 }
@@ -50,7 +50,7 @@ ps_status check_whole_requests(const Ragged& batch) {
     const int32_t t = batch.request_starts[r];
     if (batch.positions[t] == 0) continue;
     return fail(PS_UNSUPPORTED,
-                "positions[%d]: expected 0, found %d: the network's attention is not causal, so a request's tokens run "
+                "positions[%d]: expected 0, got %d: the network's attention is not causal, so a request's tokens run "
                 "in one step, without earlier ones",
                 t, batch.positions[t]);
   }
@@ -62,13 +62,13 @@ ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, i
   for (int32_t r = 0; r < batch.num_requests; ++r) {
     const Entries entries = entries_of(batch, r, window);
     if (entries.last >= batch.width) {
-      return fail(PS_INVALID_ARGUMENT, "page_table_width: expected at least %d for position %d of request %d, found %d",
+      return fail(PS_INVALID_ARGUMENT, "page_table_width: expected at least %d for position %d of request %d, got %d",
                   entries.last + 1, batch.positions[batch.request_starts[r + 1] - 1], r, batch.width);
     }
     const int32_t* row = batch.page_table + static_cast<int64_t>(r) * batch.width;
     for (int32_t e = entries.first; e <= entries.last; ++e) {
       if (row[e] < 0 || row[e] >= num_pages) {
-        return fail(PS_INVALID_ARGUMENT, "page_tables[%d][%d][%d]: expected a page from 0 to %d, found %d", group, r, e,
+        return fail(PS_INVALID_ARGUMENT, "page_tables[%d][%d][%d]: expected a page from 0 to %d, got %d", group, r, e,
                     num_pages - 1, row[e]);
       }
       if (e < entries.written) continue;
@@ -106,13 +106,13 @@ ps_status check_state_positions(const Ragged& batch, int32_t group, const uint8_
     if (of_prefix && seen == static_cast<float>(begin) && !(cell[0] > 0)) {
       return fail(
           PS_UNSUPPORTED,
-          "positions[%d]: expected 0, found %d: tokens of the encoder see later ones, so they run in one step with the "
+          "positions[%d]: expected 0, got %d: tokens of the encoder see later ones, so they run in one step with the "
           "first token of the decoder",
           batch.request_starts[r], begin);
     }
     if (seen == static_cast<float>(begin)) continue;
     return fail(PS_INVALID_ARGUMENT,
-                "positions[%d]: expected the %g tokens that the recurrent state of page_tables[%d] has seen, found "
+                "positions[%d]: expected the %g tokens that the recurrent state of page_tables[%d] has seen, got "
                 "position %d: "
                 "a recurrent layer cannot go back",
                 batch.request_starts[r], static_cast<double>(seen), group, begin);
@@ -133,7 +133,7 @@ ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int
       }
       const int32_t expected = (first_rank + e / kPartitionPages - first) % world;
       if (row[e] % world != expected) {
-        return fail(PS_INVALID_ARGUMENT, "page_tables[%d][%d][%d]: expected a page of rank %d, found %d of rank %d",
+        return fail(PS_INVALID_ARGUMENT, "page_tables[%d][%d][%d]: expected a page of rank %d, got %d of rank %d",
                     group, r, e, expected, row[e], row[e] % world);
       }
       row[e] = expected == rank ? row[e] / world : -2 - expected;

@@ -25,7 +25,7 @@ ps_status too_large(const char* what) {
 
 ps_status check_limit(const char* name, int32_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: expected %lld to %lld, found %d", name, static_cast<long long>(least),
+  return fail(PS_INVALID_ARGUMENT, "%s: expected %lld to %lld, got %d", name, static_cast<long long>(least),
               static_cast<long long>(most), value);
 }
 
@@ -213,7 +213,7 @@ ps_status plan_groups(const Graph& graph, const ps_program_options& o, Plan* pla
   for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
     const int32_t count = o.group_pages ? o.group_pages[g] : 0;
     if (count < 0 || count > o.num_pages) {
-      return fail(PS_INVALID_ARGUMENT, "group_pages[%lld]: expected 0 to num_pages (%d), found %d",
+      return fail(PS_INVALID_ARGUMENT, "group_pages[%lld]: expected 0 to num_pages (%d), got %d",
                   static_cast<long long>(g), o.num_pages, count);
     }
     const int32_t world = graph.whole_groups >> g & 1 ? graph.context_world : 1;

@@ -50,7 +50,7 @@ uint64_t hash_of(const ps_program& p, const Message& m, const int32_t* integers)
 ps_status check_fits(const ps_program& p, int64_t bytes) {
   const ps_comm& comm = *all_ranks(*p.context);
   if (bytes <= comm.part_bytes && kShortBytes <= comm.part_bytes) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for the batch, found %lld",
+  return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for the batch, got %lld",
               static_cast<long long>(bytes < kShortBytes ? kShortBytes : bytes),
               static_cast<long long>(comm.part_bytes));
 }
@@ -58,7 +58,7 @@ ps_status check_fits(const ps_program& p, int64_t bytes) {
 ps_status end_group(const ps_program& p, const char* what, uint64_t expected, uint64_t found) {
   const ps_comm& comm = *all_ranks(*p.context);
   char reason[192];
-  snprintf(reason, sizeof(reason), "rank %d expected %s %llx from rank 0, found %llx", comm.rank, what,
+  snprintf(reason, sizeof(reason), "rank %d expected %s %llx from rank 0, got %llx", comm.rank, what,
            static_cast<unsigned long long>(expected), static_cast<unsigned long long>(found));
   comm.abort(comm.self, reason);
   return fail(PS_ABORTED, "ranks: %s", reason);
@@ -100,7 +100,7 @@ ps_status broadcast(ps_program* p, uint64_t tag, int64_t bytes, bool forever, co
 static ps_status check_first_rank(const ps_program& p) {
   if (all_ranks(*p.context)->rank == 0) return PS_OK;
   return fail(PS_INVALID_ARGUMENT,
-              "program: expected rank 0, which begins every step, found rank %d; it follows with ps_program_follow",
+              "program: expected rank 0, which begins every step, got rank %d; it follows with ps_program_follow",
               all_ranks(*p.context)->rank);
 }
 
@@ -218,7 +218,7 @@ static ps_status receive_same_batch(ps_program* p, const ps_batch& own) {
   if (!what) return PS_OK;
   const ps_comm& comm = *p->context->comm;
   const ps_status status =
-      fail(PS_INVALID_ARGUMENT, "batch: expected equal batches on all ranks, found other %s on rank %d than on rank 0",
+      fail(PS_INVALID_ARGUMENT, "batch: expected equal batches on all ranks, got other %s on rank %d than on rank 0",
            what, comm.rank);
   comm.abort(comm.self, error_message());
   return status;
@@ -256,7 +256,7 @@ static ps_status take_own_pages(ps_program* p, const ps_batch& b) {
 
 static ps_status check_in_flight(const ps_program& p, bool some) {
   if ((p.ranks.num_in_flight > 0) == some) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "program: expected %s, found %d", some ? "a step in flight" : "no step in flight",
+  return fail(PS_INVALID_ARGUMENT, "program: expected %s, got %d", some ? "a step in flight" : "no step in flight",
               p.ranks.num_in_flight);
 }
 
@@ -296,7 +296,7 @@ ps_status launch_program(ps_program* p, const ps_batch& batch, bool best_only) {
   if (p->ranks.num_in_flight >= num_stages)
     return fail(PS_INVALID_ARGUMENT, "program: expected at most %d steps in flight, one for each stage", num_stages);
   for (int32_t t = 0; batch.token_ids && t < batch.num_tokens; ++t) {
-    if (batch.token_ids[t] < 0) return fail(PS_UNSUPPORTED, "token_ids[%d]: expected a token, found a slot", t);
+    if (batch.token_ids[t] < 0) return fail(PS_UNSUPPORTED, "token_ids[%d]: expected a token, got a slot", t);
   }
   return launch(p, batch, best_only);
 }

@@ -190,8 +190,8 @@ ps_status sample_rows(ps_context* context, const SampleSource& source, const ps_
   if (error == INT64_MAX || out.row_status) return PS_OK;
   const int32_t row = static_cast<int32_t>(error / 4);
   if (error % 4 == PS_ROW_MASKED)
-    return fail(PS_INVALID_ARGUMENT, "mask[%d]: expected a token that is allowed, found none", row);
-  return fail(PS_INVALID_ARGUMENT, "logits[%d]: expected numbers, found NaN or infinity", row);
+    return fail(PS_INVALID_ARGUMENT, "mask[%d]: expected a token that is allowed, got none", row);
+  return fail(PS_INVALID_ARGUMENT, "logits[%d]: expected numbers, got NaN or infinity", row);
 }
 
 void take_tail(const SampleSource& source, const ps_sampled& out) {

@@ -14,12 +14,12 @@ constexpr uint32_t kMaxAround = 1024;          // special tokens around a text
 constexpr uint32_t kMaxWordCharacters = 4096;  // of a word that WordPiece cuts: what it looks at twice
 
 ps_status bad(const char* table, uint32_t index, const char* expected, uint32_t found) {
-  return fail(PS_INVALID_FILE, "%s[%u]: expected %s, found %u", table, index, expected, found);
+  return fail(PS_INVALID_FILE, "%s[%u]: expected %s, got %u", table, index, expected, got);
 }
 
 ps_status check_count(const char* table, uint32_t count, uint64_t expected) {
   if (count == expected) return PS_OK;
-  return fail(PS_INVALID_FILE, "%s: expected %llu elements, found %u", table, static_cast<unsigned long long>(expected),
+  return fail(PS_INVALID_FILE, "%s: expected %llu elements, got %u", table, static_cast<unsigned long long>(expected),
               count);
 }
 
@@ -101,7 +101,7 @@ ps_status check_unigram(const Tokenizer& tokenizer) {
   PS_TRY(check_count("model", tokenizer.tables.model.count, 2));
   if (tokenizer.tables.scores.count > tokenizer.header.num_tokens)
     return bad("scores", tokenizer.header.num_tokens, "no more than tokens", tokenizer.tables.scores.count);
-  if (tokenizer.header.unknown == kNoToken) return fail(PS_INVALID_FILE, "unknown: expected a token, found none");
+  if (tokenizer.header.unknown == kNoToken) return fail(PS_INVALID_FILE, "unknown: expected a token, got none");
   return PS_OK;
 }
 
@@ -111,7 +111,7 @@ ps_status check_word_piece(const Tokenizer& tokenizer) {
   if (t.model.data[0] > kMaxWordCharacters) return bad("model", 0, "at most 4096 characters", t.model.data[0]);
   if (t.model.data[1] != kNoToken && t.model.data[1] >= t.trie.count)
     return bad("model", 1, "a node of the trie", t.model.data[1]);
-  if (tokenizer.header.unknown == kNoToken) return fail(PS_INVALID_FILE, "unknown: expected a token, found none");
+  if (tokenizer.header.unknown == kNoToken) return fail(PS_INVALID_FILE, "unknown: expected a token, got none");
   return PS_OK;
 }
 
@@ -119,10 +119,10 @@ ps_status check_word_piece(const Tokenizer& tokenizer) {
 ps_status check_words(const TokenizerTables& t, uint32_t num_tokens) {
   if (!t.words.count) return PS_OK;
   if (t.words.count & (t.words.count - 1))
-    return fail(PS_INVALID_FILE, "words: expected a power of two, found %u", t.words.count);
+    return fail(PS_INVALID_FILE, "words: expected a power of two, got %u", t.words.count);
   PS_TRY(check_ids("words", t.words, num_tokens, true));
   if (std::find(t.words.data, t.words.data + t.words.count, kNoToken) == t.words.data + t.words.count)
-    return fail(PS_INVALID_FILE, "words: expected an empty place, found none");
+    return fail(PS_INVALID_FILE, "words: expected an empty place, got none");
   return PS_OK;
 }
 
@@ -150,7 +150,7 @@ ps_status check_added(const char* name, const TokenizerTables& t, const Table<Ad
 
 ps_status check_steps(const TokenizerTables& t) {
   if (t.steps.count > kMaxSteps)
-    return fail(PS_INVALID_FILE, "steps: expected at most %u, found %u", kMaxSteps, t.steps.count);
+    return fail(PS_INVALID_FILE, "steps: expected at most %u, got %u", kMaxSteps, t.steps.count);
   for (uint32_t i = 0; i < t.steps.count; ++i) {
     const TextStep& step = t.steps.data[i];
     if (step.kind >= NUM_STEPS)

@@ -110,11 +110,11 @@ ps_status decode_tokens(const Tokenizer& tokenizer, const int32_t* ids, int64_t 
   int64_t settled = *begin, settled_bytes = 0;
   for (int64_t i = *begin; i < num_ids; ++i) {
     if (ids[i] < 0)
-      return fail(PS_INVALID_ARGUMENT, "ids[%lld]: expected 0 or more, found %d", static_cast<long long>(i), ids[i]);
+      return fail(PS_INVALID_ARGUMENT, "ids[%lld]: expected 0 or more, got %d", static_cast<long long>(i), ids[i]);
     if (!decoder.add(ids[i]))
       return fail(PS_OUT_OF_MEMORY, "ids: no memory for %lld of them", static_cast<long long>(num_ids));
     if (out->bytes > kMaxTextBytes) {
-      return fail(PS_INVALID_ARGUMENT, "ids: expected a text of at most %lld bytes, found more",
+      return fail(PS_INVALID_ARGUMENT, "ids: expected a text of at most %lld bytes, got more",
                   static_cast<long long>(kMaxTextBytes));
     }
     if (decoder.is_clean() && (!strips || decoder.has_begun())) {

@@ -121,12 +121,12 @@ class Encoder {
 
 ps_status encode_text(const Tokenizer& tokenizer, Text text, uint32_t flags, TokenSink* out) {
   if (text.bytes > kMaxTextBytes) {
-    return fail(PS_INVALID_ARGUMENT, "bytes: expected at most %lld, found %lld", static_cast<long long>(kMaxTextBytes),
+    return fail(PS_INVALID_ARGUMENT, "bytes: expected at most %lld, got %lld", static_cast<long long>(kMaxTextBytes),
                 static_cast<long long>(text.bytes));
   }
   const int64_t bad = find_ill_formed(text);
   if (bad >= 0)
-    return fail(PS_INVALID_ARGUMENT, "text: expected UTF-8, found none at byte %lld", static_cast<long long>(bad));
+    return fail(PS_INVALID_ARGUMENT, "text: expected UTF-8, got none at byte %lld", static_cast<long long>(bad));
   const bool around = flags & PS_ENCODE_ADD_SPECIAL;
   for (uint32_t i = 0; around && i < tokenizer.tables.prefix.count; ++i) out->add(tokenizer.tables.prefix.data[i]);
   Encoder encoder(tokenizer, flags & PS_ENCODE_PARSE_SPECIAL, out);

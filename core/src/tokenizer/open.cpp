@@ -26,7 +26,7 @@ ps_status read_table(Source source, uint32_t index, const char* name, Table<T>* 
   memcpy(place, source.data + kTablesBegin + index * sizeof(place), sizeof(place));
   const int64_t begin = int64_t{place[0]} * 4, bytes = int64_t{place[1]} * static_cast<int64_t>(sizeof(T));
   if (begin < source.data_begin() || begin > source.bytes || bytes > source.bytes - begin) {
-    return fail(PS_INVALID_FILE, "%s: expected a place within %lld bytes, found %u elements at byte %lld", name,
+    return fail(PS_INVALID_FILE, "%s: expected a place within %lld bytes, got %u elements at byte %lld", name,
                 static_cast<long long>(source.bytes), place[1], static_cast<long long>(begin));
   }
   *out = Table<T>{reinterpret_cast<const T*>(source.data + begin), place[1]};
@@ -35,7 +35,7 @@ ps_status read_table(Source source, uint32_t index, const char* name, Table<T>* 
 
 ps_status require_bytes(Source source, int64_t bytes) {
   if (source.bytes >= bytes) return PS_OK;
-  return fail(PS_INVALID_FILE, "header: expected %lld bytes, found %lld", static_cast<long long>(bytes),
+  return fail(PS_INVALID_FILE, "header: expected %lld bytes, got %lld", static_cast<long long>(bytes),
               static_cast<long long>(source.bytes));
 }
 
@@ -44,24 +44,24 @@ ps_status read_header(Source& source, TokenizerHeader* h) {
   memcpy(h, source.data, sizeof(*h));
   if (memcmp(h->magic, "PSTOKENS", sizeof(h->magic)) != 0) return fail(PS_INVALID_FILE, "magic: expected PSTOKENS");
   if (h->version == 0 || h->version > kTokenizerVersion)
-    return fail(PS_UNSUPPORTED, "version: expected 1 to %u, found %u: export the model again", kTokenizerVersion,
+    return fail(PS_UNSUPPORTED, "version: expected 1 to %u, got %u: export the model again", kTokenizerVersion,
                 h->version);
   source.num_tables = kNumTables[h->version];
   if (h->num_tables != source.num_tables)
-    return fail(PS_INVALID_FILE, "num_tables: expected %u, found %u", source.num_tables, h->num_tables);
+    return fail(PS_INVALID_FILE, "num_tables: expected %u, got %u", source.num_tables, h->num_tables);
   PS_TRY(require_bytes(source, source.data_begin()));
   if (h->kind >= NUM_TOKENIZER_KINDS)
-    return fail(PS_UNSUPPORTED, "kind: expected 0 to %u, found %u", NUM_TOKENIZER_KINDS - 1, h->kind);
+    return fail(PS_UNSUPPORTED, "kind: expected 0 to %u, got %u", NUM_TOKENIZER_KINDS - 1, h->kind);
   if (h->flags & ~uint32_t{TOKENIZER_KNOWN_FLAGS})
     return fail(PS_UNSUPPORTED, "flags: found 0x%x, not all of them known", h->flags);
   if (h->split >= NUM_SPLITS) return fail(PS_UNSUPPORTED, "split: found %u, which is not known", h->split);
   if (h->metaspace >= NUM_METASPACES)
     return fail(PS_UNSUPPORTED, "metaspace: found %u, which is not known", h->metaspace);
   if (h->num_tokens > kMaxTokens || (h->kind == TOKENIZER_NONE) != (h->num_tokens == 0))
-    return fail(PS_INVALID_FILE, "num_tokens: expected 1 to %u, found %u", kMaxTokens, h->num_tokens);
+    return fail(PS_INVALID_FILE, "num_tokens: expected 1 to %u, got %u", kMaxTokens, h->num_tokens);
   for (const uint32_t id : {h->unknown, h->bos, h->pad}) {
     if (id != kNoToken && id >= kMaxTokens)
-      return fail(PS_INVALID_FILE, "unknown, bos, pad: expected tokens, found %u", id);
+      return fail(PS_INVALID_FILE, "unknown, bos, pad: expected tokens, got %u", id);
   }
   return PS_OK;
 }
@@ -114,7 +114,7 @@ ps_status open_tokenizer(const uint8_t* data, int64_t bytes, Tokenizer* out) {
   PS_TRY(read_tables(source, &out->tables));
   const TokenizerTables& t = out->tables;
   for (uint32_t i = 0; i < t.eos.count; ++i) {
-    if (t.eos.data[i] < 0) return fail(PS_INVALID_FILE, "eos[%u]: expected 0 or more, found %d", i, t.eos.data[i]);
+    if (t.eos.data[i] < 0) return fail(PS_INVALID_FILE, "eos[%u]: expected 0 or more, got %d", i, t.eos.data[i]);
   }
   if (out->header.kind == TOKENIZER_NONE) return read_reason(t, &out->reason);
   if (!out->reason.resize(1)) return fail(PS_OUT_OF_MEMORY, "tokenizer: out of memory");

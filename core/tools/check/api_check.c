@@ -12,7 +12,7 @@ static int failures;
 
 static void expect(int line, ps_status found, ps_status wanted, const char* text) {
   if (found == wanted && (wanted == PS_OK || strstr(ps_error_message(), text))) return;
-  printf("line %d: expected status %d with \"%s\", found %d: %s\n", line, wanted, text, found,
+  printf("line %d: expected status %d with \"%s\", got %d: %s\n", line, wanted, text, got,
          found ? ps_error_message() : "");
   ++failures;
 }
@@ -149,9 +149,9 @@ static void check_nulls(const char* path, const Handles* h) {
   const void* data;
   REFUSED(ps_context_create(NULL, &context), "options");
   REFUSED(ps_context_create(&kContext, NULL), "out");
-  REFUSED(ps_model_open(NULL, &kModel, &model), "path: expected the name of a file, found null");
-  REFUSED(ps_model_open("", &kModel, &model), "path: expected the name of a file, found an empty text");
-  REFUSED(ps_ops_load(""), "path: expected the name of a file, found an empty text");
+  REFUSED(ps_model_open(NULL, &kModel, &model), "path: expected the name of a file, got null");
+  REFUSED(ps_model_open("", &kModel, &model), "path: expected the name of a file, got an empty text");
+  REFUSED(ps_ops_load(""), "path: expected the name of a file, got an empty text");
   REFUSED(ps_model_open(path, NULL, &model), "options");
   REFUSED(ps_model_open(path, &kModel, NULL), "out");
   REFUSED(ps_model_describe(h->model, NULL), "out");
@@ -180,16 +180,16 @@ static void check_options(const char* path, const Handles* h) {
     ps_program_options options = kProgram;
     char text[48];
     options.flags = bit;
-    sprintf(text, "flags: expected 0, found 0x%x", (unsigned)bit);
+    sprintf(text, "flags: expected 0, got 0x%x", (unsigned)bit);
     expect(__LINE__, ps_program_plan(h->model, h->context, &options, &plan), PS_UNSUPPORTED, text);
     expect(__LINE__, ps_program_create(h->model, h->context, &options, &program), PS_UNSUPPORTED, text);
     expect(__LINE__, ps_program_resize(h->program, &options), PS_UNSUPPORTED, text);
   }
   opening.verify = 7;
-  REFUSED(ps_model_open(path, &opening, &model), "verify: expected 0 or 1, found 7");
+  REFUSED(ps_model_open(path, &opening, &model), "verify: expected 0 or 1, got 7");
   opening.verify = 1;
   opening.private_copy = -1;
-  REFUSED(ps_model_open(path, &opening, &model), "private_copy: expected 0 or 1, found -1");
+  REFUSED(ps_model_open(path, &opening, &model), "private_copy: expected 0 or 1, got -1");
   if (program || model) ++failures, puts("a refused call made a handle");
 }
 
@@ -231,7 +231,7 @@ static void check_steps(const Handles* h) {
   REFUSED(ps_program_logits(h->program, &logits, &rows, &vocab), "expected a step");
   REFUSED(ps_program_sample(h->program, &sampling, &sampled), "expected a step");
 #define CHANGED(field, value, text) (b = good_batch(), b.field = value, REFUSED(ps_program_run(h->program, &b), text))
-  CHANGED(num_tokens, 9, "num_tokens: expected 1 to 8, found 9");
+  CHANGED(num_tokens, 9, "num_tokens: expected 1 to 8, got 9");
   CHANGED(num_tokens, 0, "num_tokens");
   CHANGED(num_tokens, -1, "num_tokens");
   CHANGED(num_requests, 3, "num_requests: expected 1 to 2");
@@ -245,12 +245,12 @@ static void check_steps(const Handles* h) {
   CHANGED(output_rows, NULL, "output_rows");
   CHANGED(token_ids, foreign, "token_ids[1]: expected less than");
   CHANGED(token_ids, slot, "nothing was sampled in slot 0");
-  CHANGED(token_ids, no_slot, "one of 2 slots, found slot 2");
+  CHANGED(token_ids, no_slot, "one of 2 slots, got slot 2");
   CHANGED(positions, gap, "positions");
   CHANGED(positions, far, "positions");
   CHANGED(request_starts, down, "request_starts");
   CHANGED(page_tables, page, "page");
-  CHANGED(output_rows, beyond, "output_rows[0]: expected a token of the step, 0 to 2, found 3");
+  CHANGED(output_rows, beyond, "output_rows[0]: expected a token of the step, 0 to 2, got 3");
   b = good_batch();
   b.reserved = 1;
   expect(__LINE__, ps_program_run(h->program, &b), PS_UNSUPPORTED, "reserved");

@@ -11,7 +11,7 @@ static int failures;
 
 static void expect(int line, ps_status found, ps_status wanted, const char* text) {
   if (found == wanted && (wanted == PS_OK || strstr(ps_error_message(), text))) return;
-  printf("line %d: expected status %d with \"%s\", found %d: %s\n", line, wanted, text, found,
+  printf("line %d: expected status %d with \"%s\", got %d: %s\n", line, wanted, text, got,
          found ? ps_error_message() : "");
   ++failures;
 }
@@ -97,7 +97,7 @@ static void check_registering(const char* path) {
   static char long_text[4096];
   ps_op op;
   size_t i;
-  REFUSED(ps_ops_register(NULL), "expected a table of ops, found null");
+  REFUSED(ps_ops_register(NULL), "expected a table of ops, got null");
   REFUSED(ps_ops_load(NULL), "path");
   expect(__LINE__, ps_ops_load("/no/such/library.so"), PS_IO_ERROR, "/no/such/library.so: No such file");
   expect(__LINE__, ps_ops_load(path), PS_IO_ERROR, path); /* a file that is no library */
@@ -110,21 +110,21 @@ static void check_registering(const char* path) {
     library.struct_size = 8;
     expect(__LINE__, ps_ops_register(&library), PS_UNSUPPORTED, "and 8 bytes");
   }
-  REFUSED(register_op(NULL, 1), "ops[0]: expected an op, found null");
-  REFUSED(register_op(&kOp, 0), "num_ops: expected 1 to 256, found 0");
+  REFUSED(register_op(NULL, 1), "ops[0]: expected an op, got null");
+  REFUSED(register_op(&kOp, 0), "num_ops: expected 1 to 256, got 0");
   REFUSED(register_op(&kOp, -1), "num_ops");
   REFUSED(register_op(&kOp, 2), "example::squared_relu: the op is there twice");
 #define OP(field, value, text) (op = kOp, op.field = value, REFUSED(register_op(&op, 1), text))
   OP(struct_size, 8, "struct_size");
   OP(version, 0, "version: expected 1 or more");
   OP(name, NULL, "name: expected \"owner::op\"");
-  OP(schema, NULL, "schema: expected up to 511 bytes, found null");
-  OP(infer, NULL, "infer: expected a function, found null");
-  OP(compute, NULL, "compute: expected a function, found null");
-  OP(row_inputs, 2, "row_inputs: expected bits of Tensor arguments, 0x1, found 0x2");
+  OP(schema, NULL, "schema: expected up to 511 bytes, got null");
+  OP(infer, NULL, "infer: expected a function, got null");
+  OP(compute, NULL, "compute: expected a function, got null");
+  OP(row_inputs, 2, "row_inputs: expected bits of Tensor arguments, 0x1, got 0x2");
   memset(long_text, 'a', sizeof long_text - 1);
   OP(name, long_text, "name: expected");
-  OP(schema, long_text, "schema: expected up to 511 bytes, found more");
+  OP(schema, long_text, "schema: expected up to 511 bytes, got more");
   for (i = 0; i < sizeof schemas / sizeof *schemas; ++i) OP(schema, schemas[i], "schema: ");
   for (i = 0; i < sizeof names / sizeof *names; ++i) OP(name, names[i], "name: ");
   op = kOp;

@@ -69,7 +69,7 @@ ps_status read_kv_layouts(const char* text, Needs* needs) {
       if (equal(Str{p, static_cast<uint32_t>(size)}, kv_layout_name(layout))) found = layout;
     }
     if (!found)
-      return fail(PS_INVALID_ARGUMENT, "PENSTOCK_KV_LAYOUTS: expected f32, bf16 or int8, found %.*s",
+      return fail(PS_INVALID_ARGUMENT, "PENSTOCK_KV_LAYOUTS: expected f32, bf16 or int8, got %.*s",
                   static_cast<int>(size), p);
     needs->kv_layouts |= 1u << found;
     p += size + (p[size] == ',');

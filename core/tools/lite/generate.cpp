@@ -126,16 +126,16 @@ bool Generator::read_ids(const char* text, int64_t bytes) {
     while (p < end && *p >= '0' && *p <= '9' && id <= INT32_MAX) id = 10 * id + (*p++ - '0');
     if (p == first) {
       const int shown = end - first < 20 ? static_cast<int>(end - first) : 20;  // standard input is not terminated
-      return fail("--ids: PROMPT: expected token ids, as 1,2,3 or 1 2 3 or [1, 2, 3], found \"%.*s\"", shown, first);
+      return fail("--ids: PROMPT: expected token ids, as 1,2,3 or 1 2 3 or [1, 2, 3], got \"%.*s\"", shown, first);
     }
     if (id >= info_.vocab_size)
-      return fail("--ids: PROMPT: expected ids below the vocabulary of %d, found %lld", info_.vocab_size,
+      return fail("--ids: PROMPT: expected ids below the vocabulary of %d, got %lld", info_.vocab_size,
                   static_cast<long long>(id));
     tokens_.push(static_cast<int32_t>(id));
   }
-  if (list && !skip_one(']')) return fail("--ids: PROMPT: expected a ] at the end of the list, found none");
+  if (list && !skip_one(']')) return fail("--ids: PROMPT: expected a ] at the end of the list, got none");
   skip();
-  return p == end || fail("--ids: PROMPT: expected nothing behind the ids, found \"%.*s\"",
+  return p == end || fail("--ids: PROMPT: expected nothing behind the ids, got \"%.*s\"",
                           end - p < 20 ? static_cast<int>(end - p) : 20, p);
 }
 
@@ -154,7 +154,7 @@ bool Generator::encode(const char* text, int64_t bytes) {
     tokens_.size = count;
   }
   num_prompt_ = tokens_.size;
-  if (num_prompt_ == 0) return fail("PROMPT: expected one token at least, found none");
+  if (num_prompt_ == 0) return fail("PROMPT: expected one token at least, got none");
   if (num_prompt_ >= info_.context_len) {
     return fail("PROMPT: %lld tokens, but the context holds %d with one for the answer",
                 static_cast<long long>(num_prompt_), info_.context_len);
@@ -173,10 +173,10 @@ bool Generator::prepare() {
   const int64_t room = info_.context_len - num_prompt_;
   max_new_ = sampling_.max_tokens < room ? sampling_.max_tokens : room;
   if (info_.prefix_token >= 0)
-    return fail("MODEL: expected a network that is one decoder or one encoder, found one with a prefix");
+    return fail("MODEL: expected a network that is one decoder or one encoder, got one with a prefix");
   if (info_.bidirectional && options_.max_tokens <= 0) max_new_ = 1;
   if (info_.bidirectional && max_new_ > 1) {
-    return fail("--max-tokens: expected 1, found %lld: the network's attention is not causal, so only the token after "
+    return fail("--max-tokens: expected 1, got %lld: the network's attention is not causal, so only the token after "
                 "the prompt "
                 "can be computed",
                 static_cast<long long>(max_new_));
@@ -184,7 +184,7 @@ bool Generator::prepare() {
   for (int32_t group = 0; options_.prompt_lookup && group < info_.num_page_groups; ++group) {
     if (info_.page_windows[group] != kStateWindow) continue;
     return fail(
-        "--prompt-lookup: expected 0, found %lld: the network has layers with a recurrent state, which cannot go back "
+        "--prompt-lookup: expected 0, got %lld: the network has layers with a recurrent state, which cannot go back "
         "behind a wrong guess",
         static_cast<long long>(options_.prompt_lookup));
   }

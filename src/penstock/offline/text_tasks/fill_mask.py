@@ -100,7 +100,7 @@ class FillMask(TextTask[FillMaskOptions]):
             token = self.tokenizer.token_id(text)
             if token is not None:
                 return token, text
-        raise UnsupportedError("task: fill_mask expects a tokenizer with a mask_token, found none", param="task")
+        raise UnsupportedError("task: fill_mask: expected a tokenizer with a mask_token, got none", param="task")
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
         """Return a list of ``{"score", "token", "token_str", "sequence"}`` for each text, the likeliest first.
@@ -129,7 +129,7 @@ class FillMask(TextTask[FillMaskOptions]):
     def _prompt(self, ids: Sequence[int]) -> list[int]:
         checked = self.llm.engine.check_prompt(ids, answer_len=0)
         if self.mask not in checked:
-            raise InvalidArgumentError(f"inputs: expected a text with {self.mask_token}, found none", param="inputs")
+            raise InvalidArgumentError(f"inputs: expected a text with {self.mask_token}, got none", param="inputs")
         return checked
 
     def _fillings(
