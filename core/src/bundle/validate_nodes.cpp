@@ -8,7 +8,7 @@ namespace {
 long long ll(int64_t v) { return static_cast<long long>(v); }
 
 ps_status out_of_range(const char* what, int32_t at, int64_t limit, int32_t found) {
-  return fail(PS_INVALID_ARGUMENT, "%s[%d]: expected an index below %lld, got %d", what, at, ll(limit), got);
+  return fail(PS_INVALID_ARGUMENT, "%s[%d]: expected an index below %lld, got %d", what, at, ll(limit), found);
 }
 
 ps_status check_operand(const Graph& graph, const Vec<uint8_t>& defined, const Operand& operand, int32_t at) {

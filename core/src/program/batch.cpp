@@ -12,7 +12,7 @@ namespace {
 
 ps_status check_count(const char* name, int32_t found, int32_t min, int32_t max) {
   if (found >= min && found <= max) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: expected %d to %d, got %d", name, min, max, got);
+  return fail(PS_INVALID_ARGUMENT, "%s: expected %d to %d, got %d", name, min, max, found);
 }
 
 ps_status check_counts(const ps_program& p, const ps_batch& b) {

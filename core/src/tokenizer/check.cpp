@@ -14,7 +14,7 @@ constexpr uint32_t kMaxAround = 1024;          // special tokens around a text
 constexpr uint32_t kMaxWordCharacters = 4096;  // of a word that WordPiece cuts: what it looks at twice
 
 ps_status bad(const char* table, uint32_t index, const char* expected, uint32_t found) {
-  return fail(PS_INVALID_FILE, "%s[%u]: expected %s, got %u", table, index, expected, got);
+  return fail(PS_INVALID_FILE, "%s[%u]: expected %s, got %u", table, index, expected, found);
 }
 
 ps_status check_count(const char* table, uint32_t count, uint64_t expected) {

@@ -11,7 +11,7 @@ static int failures;
 
 static void expect(int line, ps_status found, ps_status wanted, const char* text) {
   if (found == wanted && (wanted == PS_OK || strstr(ps_error_message(), text))) return;
-  printf("line %d: expected status %d with \"%s\", got %d: %s\n", line, wanted, text, got,
+  printf("line %d: expected status %d with \"%s\", got %d: %s\n", line, wanted, text, found,
          found ? ps_error_message() : "");
   ++failures;
 }

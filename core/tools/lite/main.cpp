@@ -290,7 +290,7 @@ int run(const Options& options, double start) {
     if (input.size > most) {
       char message[160];
       snprintf(message, sizeof(message),
-               "PROMPT: expected at most %lld bytes on standard input, 256 for each token of the context; found more",
+               "PROMPT: expected at most %lld bytes on standard input, 256 for each token of the context; got more",
                static_cast<long long>(most));
       return report_argument(message);
     }

@@ -55,8 +55,8 @@ struct Parser {
   uint64_t message_bytes;
 
   bool fail(const char* option, const char* expected, const char* found) {
-    snprintf(message, message_bytes, "%s: expected %s, got %s%s%s", option, expected, got ? "\"" : "",
-             found ? found : "nothing", got ? "\"" : "");
+    snprintf(message, message_bytes, "%s: expected %s, got %s%s%s", option, expected, found ? "\"" : "",
+             found ? found : "nothing", found ? "\"" : "");
     return false;
   }
 
