@@ -35,6 +35,12 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert_untied": ("distilbert", {"hidden_dim": 90, "tie_word_embeddings": False}),
     "modernbert": ("modernbert", {"local_attention": 50, "num_hidden_layers": 4, "pad_token_id": 0}),
     "eurobert": ("eurobert", {"num_key_value_heads": 1, "pad_token_id": 0}),
+    "mpnet": ("mpnet", {"num_hidden_layers": 2}),
+    "mpnet_untied": ("mpnet", {"tie_word_embeddings": False}),
+    "electra": ("electra", {"embedding_size": 40, "hidden_act": "gelu_new"}),
+    "electra_wide": ("electra", {"embedding_size": 80, "tie_word_embeddings": False}),
+    "albert": ("albert", {"embedding_size": 40, "num_hidden_groups": 2, "inner_group_num": 2}),
+    "albert_one_group": ("albert", {"embedding_size": 100, "hidden_act": "gelu", "tie_word_embeddings": False}),
     "modernbert_biases": ("modernbert", _MODERNBERT_BIASES),
 }
 QUICK = {row[0]: name for name, row in reversed(ENCODERS.items())}.values()

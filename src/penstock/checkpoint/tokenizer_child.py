@@ -20,7 +20,9 @@ from penstock.checkpoint.tokenizer_frames import (
     MAX_TEXT_BYTES,
     FrameOperation,
     FrameStatus,
+    WindowRequest,
     pack_lists,
+    pack_windows,
     receive,
     reply_head,
     request_head,
@@ -37,6 +39,8 @@ __all__ = ["MAX_MEMORY_BYTES", "main", "max_ids"]
 MAX_MEMORY_BYTES: Final = 2 << 30
 """Limit on the address space of the process."""
 _IDS_PER_BYTE, _FREE_IDS = 4, 1 << 16
+_REPEATS: Final = 4
+"""How many windows a token may be in, as a share of the limit on the ids of a text."""
 
 
 def max_ids(num_bytes: int) -> int:
@@ -61,6 +65,7 @@ def _open(data: bytes) -> tuple[LibraryTokenizer, bytes]:
         "is_byte_level": tokenizer.is_byte_level,
         "longest_token": tokenizer.longest_token(),
         "specials": sorted(tokenizer.specials),
+        "has_subword_prefix": tokenizer.has_subword_prefix,
     }
     return tokenizer, json.dumps(info).encode()
 
@@ -89,6 +94,14 @@ def _vocabulary(tokenizer: LibraryTokenizer) -> bytes:
     return struct.pack(f"<Q{len(tokens)}I", len(tokens), *map(len, tokens)) + b"".join(tokens)
 
 
+def _windows(tokenizer: LibraryTokenizer, payload: bytes) -> bytes:
+    windows = tokenizer.windows(WindowRequest(**json.loads(payload)))
+    num_ids = sum(len(window.ids) for window in windows)
+    if num_ids > _REPEATS * max_ids(len(payload)):
+        raise InvalidFileError(f"tokenizer.json: the tokenizer made {num_ids} tokens from {len(payload)} bytes")
+    return pack_windows(windows)
+
+
 def _answer(tokenizer: LibraryTokenizer, operation: int, flag: bool, payload: bytes) -> bytes:
     if operation == FrameOperation.ENCODE:
         return _encode(tokenizer, payload, flag)
@@ -98,6 +111,10 @@ def _answer(tokenizer: LibraryTokenizer, operation: int, flag: bool, payload: by
         return tokenizer.token(unpack_lists(payload)[0][0])
     if operation == FrameOperation.VOCABULARY:
         return _vocabulary(tokenizer)
+    if operation == FrameOperation.WINDOWS:
+        return _windows(tokenizer, payload)
+    if operation == FrameOperation.JOIN_TOKENS:
+        return json.dumps(tokenizer.join_tokens(json.loads(payload))).encode()
     token = tokenizer.token_id(payload.decode())
     return b"" if token is None else struct.pack("<I", token)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from penstock.checkpoint.tokenizer_frames import TextWindow, WindowRequest
 from penstock.checkpoint.tokenizer_limits import check_tokenizer_file
 from penstock.errors import InvalidFileError, UnsupportedError
 
@@ -121,6 +122,41 @@ class LibraryTokenizer:
         with library_errors():
             return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
+    def windows(self, request: WindowRequest) -> list[TextWindow]:
+        """Return the windows of a text; none if the limit leaves no room for a token of the text that is cut."""
+        tokenizer, text = self._tokenizer, request.text
+        if request.max_len:
+            num_special = tokenizer.num_special_tokens_to_add(request.pair is not None)
+            if request.stride >= request.max_len - num_special * request.add_special_tokens:
+                return []
+            tokenizer.enable_truncation(request.max_len, stride=request.stride, strategy=request.cut)
+        try:
+            with library_errors():
+                first = tokenizer.encode(
+                    text,
+                    request.pair,
+                    is_pretokenized=not isinstance(text, str),
+                    add_special_tokens=request.add_special_tokens,
+                )
+        except InvalidFileError as error:
+            if "too short" in str(error):
+                return []
+            raise
+        finally:
+            tokenizer.no_truncation()
+        return [_window_of(encoding) for encoding in (first, *first.overflowing)]
+
+    def join_tokens(self, lists: Sequence[Sequence[str]]) -> list[str]:
+        """Return the text that the decoder of the file makes of each list of tokens."""
+        decoder = self._tokenizer.decoder
+        with library_errors():
+            return [" ".join(tokens) if decoder is None else str(decoder.decode(list(tokens))) for tokens in lists]
+
+    @property
+    def has_subword_prefix(self) -> bool:
+        """True if a token inside a word begins with a mark, such as ``##``."""
+        return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         with library_errors():
@@ -145,3 +181,16 @@ class LibraryTokenizer:
     def longest_token(self) -> int:
         """Return the length in characters of the longest token of the vocabulary."""
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+
+def _window_of(encoding: tokenizers.Encoding) -> TextWindow:
+    return TextWindow(
+        ids=list(encoding.ids),
+        tokens=list(encoding.tokens),
+        starts=[start for start, _ in encoding.offsets],
+        ends=[end for _, end in encoding.offsets],
+        words=[-1 if word is None else word for word in encoding.word_ids],
+        parts=[-1 if part is None else part for part in encoding.sequence_ids],
+        types=list(encoding.type_ids),
+        special=list(encoding.special_tokens_mask),
+    )

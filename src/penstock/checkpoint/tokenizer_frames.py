@@ -5,22 +5,28 @@ A request is an operation, a flag, a limit of CPU seconds and a payload; a reply
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from array import array
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 __all__ = [
     "MAX_TEXT_BYTES",
     "FrameOperation",
     "FrameStatus",
+    "TextWindow",
+    "WindowRequest",
     "pack_lists",
+    "pack_windows",
     "receive",
     "reply_head",
     "request_head",
     "unpack_lists",
+    "unpack_windows",
 ]
 
 MAX_TEXT_BYTES: Final = 64 << 20
@@ -36,6 +42,8 @@ class FrameOperation(IntEnum):
     TOKEN_BYTES = 3  # [one list of one id]
     TOKEN_ID = 4  # [UTF-8]
     VOCABULARY = 5  # []: the bytes of every token
+    WINDOWS = 6  # [JSON of a WindowRequest]
+    JOIN_TOKENS = 7  # [JSON: a list of lists of tokens' texts]
 
 
 class FrameStatus(IntEnum):
@@ -47,10 +55,55 @@ class FrameStatus(IntEnum):
     NO_MEMORY = 3
 
 
+@dataclass(frozen=True)
+class WindowRequest:
+    """A text, or its words, to be encoded with the places of its tokens; ``pair`` is the second text.
+
+    ``max_len`` 0 is no limit.  ``cut`` says which text is cut to it: "longest_first", "only_first" or "only_second".
+    What is cut becomes further windows, each of which begins with ``stride`` tokens of the one before.
+    """
+
+    text: str | list[str]
+    pair: str | None = None
+    max_len: int = 0
+    stride: int = 0
+    cut: str = "longest_first"
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """The tokens of a text, or of a part of it, with what is known of each.
+
+    ``starts`` and ``ends`` are places of characters in its text (or word), ``words`` the number of its word (-1 without
+    one), ``parts`` that of its text (0, or 1 for the second; -1 for a special token), ``types`` its token type.
+    """
+
+    ids: list[int]
+    tokens: list[str]
+    starts: list[int]
+    ends: list[int]
+    words: list[int]
+    parts: list[int]
+    types: list[int]
+    special: list[int]
+
+
+def pack_windows(windows: Sequence[TextWindow]) -> bytes:
+    """Encode windows as JSON."""
+    return json.dumps([asdict(window) for window in windows]).encode()
+
+
+def unpack_windows(data: bytes) -> list[TextWindow]:
+    """Return the windows that ``pack_windows`` encoded."""
+    found: list[dict[str, Any]] = json.loads(data)
+    return [TextWindow(**values) for values in found]
+
+
 request_head: Final = struct.Struct("<BBdQ")
-"""Operation, flag, CPU seconds, size of the payload in bytes."""
+"""FrameOperation, flag, CPU seconds, size of the payload in bytes."""
 reply_head: Final = struct.Struct("<BQ")
-"""Status, size of the payload in bytes."""
+"""FrameStatus, size of the payload in bytes."""
 
 
 def receive(channel: socket.socket, size: int) -> bytes | None:

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
@@ -28,11 +28,14 @@ from penstock.checkpoint.tokenizer_frames import (
     MAX_TEXT_BYTES,
     FrameOperation,
     FrameStatus,
+    TextWindow,
+    WindowRequest,
     pack_lists,
     receive,
     reply_head,
     request_head,
     unpack_lists,
+    unpack_windows,
 )
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, TokenizerError, UnsupportedError
 
@@ -60,7 +63,11 @@ _INPUTS: Final = {
     FrameOperation.TOKEN_BYTES: "for this token id",
     FrameOperation.TOKEN_ID: "for this token",
     FrameOperation.VOCABULARY: "for the vocabulary",
+    FrameOperation.WINDOWS: "for this text",
+    FrameOperation.JOIN_TOKENS: "for these tokens",
 }
+
+_LONG_CALLS: Final = (FrameOperation.ENCODE, FrameOperation.VOCABULARY, FrameOperation.WINDOWS)
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class _Info:
     is_byte_level: bool
     longest_token: int
     specials: frozenset[int]
+    has_subword_prefix: bool
 
 
 class _Child:
@@ -146,6 +154,20 @@ class TokenizerProcess:
         """Return the token ids of a text."""
         return unpack_lists(self._call(FrameOperation.ENCODE, text.encode(), add_special_tokens))[0].tolist()
 
+    def windows(self, request: WindowRequest) -> list[TextWindow]:
+        """Return the windows of a text; none if the limit leaves no room for a token of the text that is cut."""
+        return unpack_windows(self._call(FrameOperation.WINDOWS, json.dumps(asdict(request)).encode(), False))
+
+    def join_tokens(self, lists: Sequence[Sequence[str]]) -> list[str]:
+        """Return the text that each list of tokens' texts stands for."""
+        texts: list[str] = json.loads(self._call(FrameOperation.JOIN_TOKENS, json.dumps(lists).encode(), False))
+        return texts
+
+    @property
+    def has_subword_prefix(self) -> bool:
+        """True if a token inside a word begins with a mark, such as ``##``."""
+        return self._opened().has_subword_prefix
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         if len(ids) != 1:
@@ -207,7 +229,7 @@ class TokenizerProcess:
 
     def _call(self, operation: FrameOperation, payload: bytes, flag: bool) -> bytes:
         with self._lock:
-            base = CALL_SECONDS if operation in (FrameOperation.ENCODE, FrameOperation.VOCABULARY) else STEP_SECONDS
+            base = CALL_SECONDS if operation in _LONG_CALLS else STEP_SECONDS
             seconds = base + len(payload) / _BYTES_PER_SECOND
             try:
                 reply = self._ask(self._start(), operation, payload, flag, seconds)
@@ -238,7 +260,7 @@ class TokenizerProcess:
         except PenstockError:
             self._end()
             raise
-        self._info = _Info(info["is_byte_level"], info["longest_token"], frozenset(info["specials"]))
+        self._info = _Info(info["is_byte_level"], info["longest_token"], frozenset(info["specials"]), info["has_subword_prefix"])
         return child
 
     def _end(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.pooling import head as pooling_head
-from penstock.checkpoint.pooling.head import PoolingHead
+from penstock.checkpoint.pooling.head import ALL_ROWS, PoolingHead
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import InternalError, UnsupportedError
 
@@ -24,14 +24,14 @@ POOLINGS: Final = ("auto", *pooling_head.POOLINGS)
 class Pooling:
     """Collects a request's hidden rows: the "mean" or the "max" of all rows, the "last" one or the first ("cls").
 
-    "auto" is what ``head`` says, with the layers behind it; "mean" without a head.
+    "auto" is what ``head`` says, with the layers behind it; "mean" without a head.  "all" keeps the rows apart.
     """
 
     def __init__(self, kind: str, head: PoolingHead | None = None) -> None:
         self._head = (head or PoolingHead()) if kind == "auto" else PoolingHead(kind)
         self._kind = self._head.pooling
         self.takes_all = self._kind != "last"
-        self._total: NDArray[np.float64] = np.zeros(0)
+        self._total: NDArray[np.floating[Any]] = np.zeros(0)
         self._num_rows = 0
 
     def take(self, rows: NDArray[np.floating[Any]], start: int) -> None:
@@ -41,7 +41,9 @@ class Pooling:
         """
         if self._head.pools_layers:
             rows = np.array([self._head.apply(row.astype(np.float64)) for row in rows])
-        if self._kind == "last" or (self._kind == "cls" and start == 0):
+        if self._kind == ALL_ROWS:
+            self._total = np.concatenate((self._total, rows)) if start else np.array(rows)
+        elif self._kind == "last" or (self._kind == "cls" and start == 0):
             self._total, self._num_rows = rows[-1 if self._kind == "last" else 0].astype(np.float64), 1
         elif self._kind == "max":
             highest = rows.max(axis=0).astype(np.float64)
@@ -62,8 +64,13 @@ class Pooling:
     def vector(self, normalize: bool | None = None) -> NDArray[np.float32]:
         """Return the vector: the pooled row [hidden_size], or what the layers of the head make of it.
 
-        ``normalize`` scales it to length 1 unless all of it is zero; None does what the head says.
+        With "all" rows it is a matrix, with a row for each token.  ``normalize`` scales each row to length 1 unless all
+        of it is zero; None does what the head says.
         """
+        if self._kind == ALL_ROWS:
+            is_unit = self._head.normalize if normalize is None else normalize
+            rows = [self._head.apply(row.astype(np.float64)) for row in self._total]
+            return np.array([_unit(row) for row in rows] if is_unit else rows, np.float32)
         pooled = self._total / self._num_rows
         vector = pooled if self._head.pools_layers else self._head.apply(pooled)
         if self._head.normalize if normalize is None else normalize:

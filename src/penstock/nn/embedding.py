@@ -26,7 +26,14 @@ class VocabParallelEmbedding(Embedding):
 
 
 class OutputRows(Module):
-    """Selects the wanted rows from the hidden rows of a step, for networks with layers between these and the head."""
+    """Selects the wanted rows from the hidden rows of a step, for networks with layers between these and the head.
+
+    ``width`` is that of the hidden rows, if it is not the width of the head's input.
+    """
+
+    def __init__(self, width: int = 0) -> None:
+        super().__init__()
+        self.width = width
 
     def forward(self, x: Tensor, output_rows: Tensor) -> Tensor:
         """Return the rows ``output_rows`` [R] of x [T, hidden]: [R, hidden]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,8 @@ from penstock.runtime.verify import check_verify, open_verified
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import refusal
 
-__all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "default_backend", "llm_options",
+__all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "check_running", "default_backend",
+           "llm_options",
            "open_accelerated", "open_generator", "read_run_options"]  # fmt: skip
 
 BACKENDS: Final = ("graph", "lite", "eager")
@@ -103,6 +104,13 @@ def default_backend(running: object) -> str:
     if isinstance(running, LLM):
         return running.info.mode
     return "lite" if isinstance(running, Model) else "graph"
+
+
+def check_running(options: Mapping[str, object]) -> None:
+    """Raise InvalidArgumentError for an option that applies to opening a model, of one that is already open."""
+    for name, value in options.items():
+        if value not in (None, 0):
+            raise InvalidArgumentError(f"{name}: cannot be set for a model that is already open", param=name)
 
 
 def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOptions:

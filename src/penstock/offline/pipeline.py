@@ -61,7 +61,7 @@ def pipeline(
         config = find_source(model, values, search_path)
     processors = {"tokenizer": tokenizer, "image_processor": image_processor, "audio_processor": audio_processor}
     options["backend"] = default_backend(model) if backend is None else backend
-    task = "text_generation" if task in (None, "", "text-generation") else task  # transformers' name
+    task = "text_generation" if task in (None, "") else task
     return InferTask.get_infer_task(task, config, **processors, **options)
 
 

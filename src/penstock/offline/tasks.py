@@ -5,14 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.offline.infer_config import InferConfig
+from penstock.offline.text_tasks.feature_extraction import FeatureExtraction
+from penstock.offline.text_tasks.fill_mask import FillMask
+from penstock.offline.text_tasks.question_answering import QuestionAnswering
+from penstock.offline.text_tasks.text_classification import TextClassification, ZeroShotClassification
+from penstock.offline.text_tasks.token_classification import TokenClassification
 from penstock.offline.text_generation import TextGeneration
 from penstock.validation import refusal, wrong_type
 
-__all__ = ["InferTask"]
+__all__ = ["InferTask", "task_name"]
 
 PROCESSORS = ("tokenizer", "image_processor", "audio_processor")
 
@@ -22,10 +27,27 @@ class _Task(NamedTuple):
     uses: frozenset[str]
 
 
+_TEXT: Final = frozenset({"tokenizer"})
+_TEXT_TASKS: Final = (
+    TextClassification, TokenClassification, QuestionAnswering, ZeroShotClassification, FillMask, FeatureExtraction,
+)  # fmt: skip
+_ALIASES: Final = {"sentiment_analysis": "text_classification", "ner": "token_classification"}
+"""Names of transformers for a task."""
+
+
+def task_name(name: str) -> str:
+    """Return the name of a task, which may be written with hyphens, or be another name of it in transformers."""
+    own = name.replace("-", "_")
+    return _ALIASES.get(own, own)
+
+
 class InferTask:
     """The registry of tasks by name; ``register`` adds your own."""
 
-    _tasks: ClassVar[dict[str, _Task]] = {"text_generation": _Task(TextGeneration, frozenset({"tokenizer"}))}
+    _tasks: ClassVar[dict[str, _Task]] = {
+        "text_generation": _Task(TextGeneration, _TEXT),
+        **{task.name: _Task(task, _TEXT) for task in _TEXT_TASKS},
+    }
 
     @classmethod
     def register(cls, task_type: str, make: Callable[..., Any], uses: Iterable[str] = ("tokenizer",)) -> None:
@@ -56,6 +78,8 @@ class InferTask:
         """
         if not cls.check_task_valid(task_type):
             raise refusal("task", f"one of {', '.join(cls.support_list())}", task_type)
+        if task_type not in cls._tasks:
+            task_type = task_name(task_type)
         if not isinstance(task_config, InferConfig):
             raise wrong_type("task_config", "an InferConfig", task_config)
         task, config = cls._tasks[task_type], replace(task_config)  # checks its fields again
@@ -72,7 +96,7 @@ class InferTask:
     @classmethod
     def check_task_valid(cls, task_type: str) -> bool:
         """Return True if a task of that name is registered."""
-        return isinstance(task_type, str) and task_type in cls._tasks
+        return isinstance(task_type, str) and (task_type in cls._tasks or task_name(task_type) in cls._tasks)
 
     @classmethod
     def support_list(cls) -> list[str]:

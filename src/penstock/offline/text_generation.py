@@ -24,6 +24,7 @@ from penstock.offline.backends import (
     Generator,
     RunOptions,
     backend_named,
+    check_running,
     default_backend,
     open_accelerated,
     open_generator,
@@ -61,9 +62,7 @@ class TextGeneration:
         running: LLM | Model | None = None,
     ) -> None:
         if running is not None:
-            for name, value in (("scheme", scheme), ("network", network), ("threads", threads), ("verify", verify)):
-                if value not in (None, 0):
-                    raise InvalidArgumentError(f"{name}: cannot be set for a model that is already open", param=name)
+            check_running({"scheme": scheme, "network": network, "threads": threads, "verify": verify})
         elif not config.prefill_model_path:
             config = find_source(config, {}, None)
         file = config if isinstance(config, FileConfig) else FileConfig()

@@ -117,7 +117,7 @@ class EagerProgram:
             weight_bytes_per_token=weight_bytes - self._table_bytes(),
             num_threads=self._context.num_threads,
             cpu_level=self._context.cpu_level,
-            hidden_size=heads[0].cols if len(heads) == 1 else 0,
+            hidden_size=(getattr(gathers[0], "width", 0) or heads[0].cols) if len(heads) == 1 else 0,
             bidirectional=bidirectional,
             prefix_token=token,
             group_pages=group_pages,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.generation import read_chat_templates, read_tokenizer_config
 from penstock.checkpoint.pooling.head import PoolingHead, read_pooling_head
+from penstock.checkpoint.tokenizer_frames import TextWindow, WindowRequest
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.config import show
 from penstock.core import tokenizer as core_tokenizer
@@ -66,6 +68,7 @@ class Tokenizer:
             self._library.open()
         config = read_tokenizer_config(files)
         self.special_tokens, self.response_template = config.special_tokens, config.response_template
+        self.max_len = config.max_len
         self.chat_templates, self._template_damage = _chat_templates(files)
         self.pooling_head = read_pooling_head(files)
         self._special_ids: dict[str, int | None] = {}
@@ -141,6 +144,35 @@ class Tokenizer:
     @cached_property
     def _pair_template(self) -> PairTemplate:
         return read_pair_template(self._data)
+
+    def windows(self, request: WindowRequest) -> list[TextWindow]:
+        """Return the tokens of a text, or of the parts that it is cut into, with their places in the text.
+
+        The ids of tokens of type 1 count from the ``segment_offset`` of the model's pooling head.  Raises
+        InvalidArgumentError if ``max_len`` leaves no room for a token of the text that is cut, or for more than the
+        ``stride``.
+        """
+        windows = self._library.windows(request)
+        if not windows:
+            raise InvalidArgumentError(
+                f"stride: expected less than what {request.max_len} tokens leave for the text that is cut, "
+                f"got {request.stride}. Shorten the other text, or the stride.",
+                param="stride",
+            )
+        offset = 0 if self.pooling_head is None else self.pooling_head.segment_offset
+        if not offset:
+            return windows
+        typed = ([token + offset * kind for token, kind in zip(w.ids, w.types, strict=True)] for w in windows)
+        return [replace(window, ids=ids) for window, ids in zip(windows, typed, strict=True)]
+
+    def join_tokens(self, lists: Sequence[Sequence[str]]) -> list[str]:
+        """Return the text that each list of tokens' texts stands for."""
+        return self._library.join_tokens(lists)
+
+    @property
+    def has_subword_prefix(self) -> bool:
+        """True if a token inside a word begins with a mark, such as ``##``."""
+        return self._library.has_subword_prefix
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Return the token sequences that write a word: at the beginning of a text, and after a space.

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.checkpoint.generation import read_tokenizer_config
-from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS, HeadLayer, PoolingHead, read_prompts
+from penstock.checkpoint.pooling.head import (
+    ALL_ROWS,
+    ANSWER_TASK,
+    SCORE_FUNCTIONS,
+    TOKEN_TASK,
+    HeadLayer,
+    PoolingHead,
+    read_prompts,
+)
 from penstock.checkpoint.pooling.logit_score import (
     DECLARED,
     check_architecture,
@@ -28,7 +36,7 @@ from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = [
-    "MODULE_FILE", "POOLING_INPUTS", "classifier_tensors", "has_language_head", "has_segments", "make_pooling_head",
+    "MODULE_FILE", "POOLING_INPUTS", "classifier_names", "classifier_tensors", "has_language_head", "has_segments", "make_pooling_head",
     "pooling_files",
 ]  # fmt: skip
 
@@ -50,38 +58,69 @@ _MAX_BYTES: Final = 1 << 20
 class _Classifier(NamedTuple):
     """The head of a class: linears by the name of their tensors, each with its activation, and a norm of the first.
 
-    ``pooling`` is that of the class; "late" for EuroBERT's, which config.json names.
+    ``pooling`` is that of the class; "late" for EuroBERT's, which config.json names.  ``task`` is that of a PoolingHead.
     """
 
     pooling: str
     layers: tuple[tuple[str, str], ...]
     norm: str = ""
     has_segments: bool = False
+    task: str = ""
 
 
-_ROBERTA: Final = _Classifier("cls", (("classifier.dense", "tanh"), ("classifier.out_proj", "identity")))
+def _cls(*layers: tuple[str, str], norm: str = "", has_segments: bool = False) -> _Classifier:
+    return _Classifier("cls", layers, norm, has_segments)
+
+
+_ROBERTA: Final = _cls(("classifier.dense", "tanh"), ("classifier.out_proj", "identity"))
 _DECODER: Final = _Classifier("last", (("score", "identity"),))
-
-_CLASSIFIERS: Final = {
-    "BertForSequenceClassification": _Classifier(
-        "cls", (("bert.pooler.dense", "tanh"), ("classifier", "identity")), has_segments=True
-    ),
-    "RobertaForSequenceClassification": _ROBERTA,
-    "XLMRobertaForSequenceClassification": _ROBERTA,
-    "CamembertForSequenceClassification": _ROBERTA,
-    "ModernBertForSequenceClassification": _Classifier(
-        "cls", (("head.dense", "gelu"), ("classifier", "identity")), norm="head.norm"
-    ),
-    "DistilBertForSequenceClassification": _Classifier("cls", (("pre_classifier", "relu"), ("classifier", "identity"))),
-    "EuroBertForSequenceClassification": _Classifier("late", (("dense", "gelu"), ("classifier", "identity"))),
-    "LlamaForSequenceClassification": _DECODER,
-    "MistralForSequenceClassification": _DECODER,
-    "Qwen2ForSequenceClassification": _DECODER,
-    "Qwen3ForSequenceClassification": _DECODER,
+_CLASSIFIER: Final = ("classifier", "identity")
+_OF_TEXTS: Final = {
+    "Albert": _cls(("albert.pooler", "tanh"), _CLASSIFIER, has_segments=True),
+    "Bert": _cls(("bert.pooler.dense", "tanh"), _CLASSIFIER, has_segments=True),
+    "Camembert": _ROBERTA,
+    "DistilBert": _cls(("pre_classifier", "relu"), _CLASSIFIER),
+    "Electra": _cls(("classifier.dense", "gelu"), ("classifier.out_proj", "identity"), has_segments=True),
+    "EuroBert": _Classifier("late", (("dense", "gelu"), _CLASSIFIER)),
+    "MPNet": _ROBERTA,
+    "ModernBert": _cls(("head.dense", "gelu"), _CLASSIFIER, norm="head.norm"),
+    "Roberta": _ROBERTA,
+    "XLMRoberta": _ROBERTA,
+    "Llama": _DECODER,
+    "Mistral": _DECODER,
+    "Qwen2": _DECODER,
+    "Qwen3": _DECODER,
 }
-_BARE: Final = frozenset(name.replace("ForSequenceClassification", "Model") for name in _CLASSIFIERS) | {
-    "Gemma3TextModel", "NomicBertModel", "T5EncoderModel", "UMT5EncoderModel",
+"""The classifiers of texts, by the beginning of the names of transformers' classes."""
+
+
+def _classes() -> dict[str, _Classifier]:
+    """Return the classes with a head of classes: of texts, of tokens, and of the two ends of an answer."""
+    table = {f"{base}ForSequenceClassification": form for base, form in _OF_TEXTS.items()}
+    for base, form in _OF_TEXTS.items():
+        if form is _DECODER:
+            continue
+        behind = form.layers[:1] if form.norm else ()  # ModernBERT's layer before the classifier
+        of_tokens = _Classifier(ALL_ROWS, (*behind, _CLASSIFIER), form.norm, task=TOKEN_TASK)
+        table[f"{base}ForTokenClassification"] = of_tokens
+        if base == "EuroBert":
+            continue
+        ends = _CLASSIFIER if form.norm else ("qa_outputs", "identity")
+        table[f"{base}ForQuestionAnswering"] = of_tokens._replace(
+            layers=(*behind, ends), has_segments=form.has_segments, task=ANSWER_TASK
+        )
+    return table
+
+
+_CLASSIFIERS: Final = _classes()
+_BARE: Final = frozenset(f"{base}Model" for base in _OF_TEXTS) | {
+    "ElectraForPreTraining", "Gemma3TextModel", "NomicBertModel", "T5EncoderModel", "UMT5EncoderModel",
 }  # fmt: skip
+
+
+def classifier_names(base: str) -> list[str]:
+    """Return the names of the classes with a head of classes of a family; ``base`` begins them."""
+    return [name for name in _CLASSIFIERS if name.startswith(f"{base}For")]
 
 
 def has_language_head(config: ConfigReader) -> bool:
@@ -145,7 +184,8 @@ def _read_classifier(config: ConfigReader, form: _Classifier, stored: Tensors) -
     pooling = form.pooling
     if form.norm:  # ModernBERT's head
         config.one_of("classifier_activation", ("gelu",), "gelu")
-        pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
+        if not form.task:
+            pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
         norm_bias = read_vector(stored, f"{form.norm}.bias") if config.bool("norm_bias", False) else None
         layers[0] = HeadLayer(
             layers[0].weight,
@@ -158,13 +198,21 @@ def _read_classifier(config: ConfigReader, form: _Classifier, stored: Tensors) -
     elif form.pooling == "late":
         pooling = _eurobert_pooling(config)
     num_labels = layers[-1].weight.shape[0]
+    if form.task == ANSWER_TASK:
+        if num_labels != 2:
+            raise config.error("id2label", "two classes, the beginning and the end of an answer", num_labels)
+        labels, score_function = ("start", "end"), "identity"
+    else:
+        labels = _read_labels(config, num_labels)
+        score_function = "softmax" if form.task else _read_score_function(config, num_labels)
     return PoolingHead(
         "mean" if pooling == "late" else pooling,
         tuple(layers),
         pools_layers=pooling == "late",
-        labels=_read_labels(config, num_labels),
-        score_function=_read_score_function(config, num_labels),
+        labels=labels,
+        score_function=score_function,
         segment_offset=config.int("vocab_size") if has_segments(config) else 0,
+        task=form.task,
     )
 
 

@@ -20,12 +20,16 @@ from penstock.config import ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError
 
 __all__ = [
-    "ACTIVATIONS", "PAIR_FORMATS", "POOLINGS", "POOLING_FILE", "SCORE_FUNCTIONS", "HeadLayer", "PoolingHead",
-    "read_pooling_head", "read_prompts",
+    "ACTIVATIONS", "ALL_ROWS", "ANSWER_TASK", "PAIR_FORMATS", "POOLINGS", "POOLING_FILE", "SCORE_FUNCTIONS",
+    "TOKEN_TASK", "HeadLayer", "PoolingHead", "read_pooling_head", "read_prompts",
 ]  # fmt: skip
 
 POOLING_FILE: Final = "pooling.bin"
 POOLINGS: Final = ("mean", "last", "cls", "max")
+ALL_ROWS: Final = "all"
+"""The pooling that keeps the row of each token."""
+TOKEN_TASK, ANSWER_TASK = "token_classification", "question_answering"
+_TASKS: Final = ("", TOKEN_TASK, ANSWER_TASK)
 PAIR_FORMATS: Final = ("", "qwen3", "flat_messages", "structured_messages")
 """How a query and a document become one text: "" is the post-processor of tokenizer.json, "qwen3" the format of
 Qwen3-Reranker, and the others are the model's chat template over messages of the roles query and document."""
@@ -124,8 +128,10 @@ class HeadLayer:
 class PoolingHead:
     """How a model's files turn hidden rows into a vector.
 
-    ``pooling``: "mean", "last", "cls" (the first row) or "max".  ``layers`` follow it in float64; with ``pools_layers``
-    they are applied to every row, and the pooling follows them.  ``normalize``: the vector is scaled to length 1.
+    ``pooling``: "mean", "last", "cls" (the first row), "max", or "all", whose result is a matrix with a row for each
+    token.  ``layers`` follow it in float64; with ``pools_layers`` they are applied to every row, and the pooling
+    follows them.  ``task``: what a head of "all" rows is for, "token_classification" or "question_answering".
+     ``normalize``: the vector is scaled to length 1.
     ``labels`` are the names of the classes whose logits the vector has; without them it is an embedding.
     ``score_function`` turns logits into scores.  ``prompts``: texts that are put before others, by name;
     ``default_prompt`` is the name of the one that is put there unless another is chosen, or "".  ``segment_offset`` is
@@ -147,6 +153,7 @@ class PoolingHead:
     pools_layers: bool = False
     max_text_len: int = 0
     lowercase: bool = False
+    task: str = ""
 
     def apply(self, pooled: _Floats) -> _Floats:
         """Return the vector, or the logits of the classes, of the pooled row [hidden_size]; not normalised."""
@@ -202,6 +209,7 @@ class PoolingHead:
             "pools_layers": self.pools_layers,
             "max_text_len": self.max_text_len,
             "lowercase": self.lowercase,
+            **({"task": self.task} if self.task else {}),
             "layers": layers,
         }
         text = json.dumps(header).encode()
@@ -230,7 +238,7 @@ def read_pooling_head(files: Mapping[str, bytes | memoryview]) -> PoolingHead | 
         raise reader.error("layers", f"a list of at most {MAX_LAYERS} layers", layers)
     arrays = _Arrays(data[end:])
     result = PoolingHead(
-        pooling=reader.one_of("pooling", POOLINGS),
+        pooling=reader.one_of("pooling", (*POOLINGS, ALL_ROWS)),
         layers=tuple(_read_layer(reader, layer, arrays) for layer in layers),
         normalize=reader.bool("normalize"),
         labels=tuple(reader.text_list("labels") or ()),
@@ -243,6 +251,7 @@ def read_pooling_head(files: Mapping[str, bytes | memoryview]) -> PoolingHead | 
         pools_layers=reader.bool("pools_layers", False),
         max_text_len=reader.int("max_text_len", 0, min=0),
         lowercase=reader.bool("lowercase", False),
+        task=reader.one_of("task", _TASKS, ""),
     )
     arrays.check_end()
     if result.default_prompt and result.default_prompt not in result.prompts:

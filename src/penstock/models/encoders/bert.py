@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from penstock.checkpoint.pooling.files import has_segments
+from penstock.checkpoint.pooling.files import classifier_names, has_segments
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
+from penstock.models.layer_norm.parts import read_gelu
 from penstock.nn import Attention, Batch, Embedding, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
 from penstock.nn.base import Tensor, nn
 
@@ -26,7 +27,8 @@ class BertConfig:
     """The sizes of the network.  ``first_position`` is the row of the position table that the first token reads.
 
     ``has_head``: it has a masked-language head.  With ``num_segments`` 2 the table of tokens has every word twice, the
-    second time for the second text of a pair; ``vocab_size`` counts both.
+    second time for the second text of a pair; ``vocab_size`` counts both.  ``gelu_form`` is "none" or "tanh".
+    ``embedding_size``: the width of the embeddings, if it is not ``hidden_size``.
     """
 
     vocab_size: int
@@ -40,6 +42,17 @@ class BertConfig:
     first_position: int = 0
     has_head: bool = True
     num_segments: int = 1
+    gelu_form: str = "none"
+    embedding_size: int = 0
+
+    @property
+    def of_embeddings(self) -> BertConfig:
+        """The sizes of the embeddings, whose width is ``hidden_size``."""
+        return replace(self, hidden_size=self.embedding_size or self.hidden_size)
+
+
+_PRETRAINED = ("Albert", "Bert")
+"""Families whose class ForPreTraining has a masked-language head; that of ELECTRA tells which tokens were replaced."""
 
 
 def check_architecture(reader: ConfigReader, base: str) -> bool:
@@ -47,23 +60,25 @@ def check_architecture(reader: ConfigReader, base: str) -> bool:
 
     ``base`` begins the names of transformers' classes.  Errors name the key.
     """
-    with_head = [f"{base}ForMaskedLM", *(["BertForPreTraining"] if base == "Bert" else [])]
-    known = [*with_head, f"{base}Model", f"{base}ForSequenceClassification"]
+    with_head = [f"{base}ForMaskedLM", *([f"{base}ForPreTraining"] if base in _PRETRAINED else [])]
+    without = ["ElectraForPreTraining"] if base == "Electra" else []
+    known = [*with_head, f"{base}Model", *classifier_names(base), *without]
     names = reader.text_list("architectures") or known[:1]
     if len(names) != 1 or names[0] not in known:
         raise reader.error("architectures", f"one of {', '.join(known)}", names)
     return names[0] in with_head
 
 
-def read_bert(reader: ConfigReader, base: str, *, skips_padding: bool = False) -> BertConfig:
+def read_bert(
+    reader: ConfigReader, base: str, *, skips_padding: bool = False, gelu: str = "gelu", embedding_size: int = 0
+) -> BertConfig:
     """Read and check config.json; errors name the key.
 
     ``base`` begins the names of transformers' classes.  With ``skips_padding`` positions count from pad_token_id + 1,
-    as in RoBERTa.
+    as in RoBERTa.  ``gelu`` and ``embedding_size`` are the family's defaults; a size of 0 is that of the hidden rows.
     """
     has_head = check_architecture(reader, base)
     num_segments = 2 if has_segments(reader) else 1
-    reader.one_of("hidden_act", ("gelu",), "gelu")
     reader.one_of("position_embedding_type", ("absolute",), "absolute")
     for key in ("is_decoder", "add_cross_attention"):
         if reader.bool(key, False):
@@ -87,6 +102,8 @@ def read_bert(reader: ConfigReader, base: str, *, skips_padding: bool = False) -
         first_position=first,
         has_head=has_head,
         num_segments=num_segments,
+        gelu_form=read_gelu(reader, "hidden_act", gelu),
+        embedding_size=reader.int("embedding_size", embedding_size) if embedding_size else 0,
     )
 
 
@@ -153,11 +170,12 @@ class BertLayer(Module):
         dense = Linear(config.hidden_size, config.intermediate_size, True)
         self.intermediate = nn.ModuleDict({"dense": dense})
         self.output = AddNorm(config.intermediate_size, config)
+        self.gelu_form = config.gelu_form
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""
         x = self.attention["output"](self.attention["self"](x, batch), x)
-        return self.output(gelu(self.intermediate["dense"](x)), x)
+        return self.output(gelu(self.intermediate["dense"](x), self.gelu_form), x)
 
 
 class BertEncoder(Module):
@@ -203,10 +221,11 @@ class Transform(Module):
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size, True)
         self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps)
+        self.gelu_form = config.gelu_form
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the transformed rows of x [R, hidden]: [R, hidden]."""
-        return self.LayerNorm(gelu(self.dense(x)))
+        return self.LayerNorm(gelu(self.dense(x), self.gelu_form))
 
 
 class Predictions(Module):

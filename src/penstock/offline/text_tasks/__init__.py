@@ -1,0 +1,1 @@
+"""Tasks of ``penstock.pipeline`` beside text generation.  Each has the results of transformers' pipeline of its name."""

@@ -1,0 +1,178 @@
+"""The task fill_mask: the likeliest tokens in the place of a mask."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS
+from penstock.config import check_integer
+from penstock.core.native import Sampled
+from penstock.engine.options import RequestOptions
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.llm.open_requests import run_prompts
+from penstock.llm.prompts import check_each
+from penstock.offline.text_tasks.text_task import Options, TextTask, texts_of
+from penstock.runtime.program import Program
+from penstock.validation import refusal, strings, wrong_type
+
+__all__ = ["FillMask"]
+
+_LOG = logging.getLogger(__name__)
+_MAX: Final = 2**31 - 1
+_MASKS: Final = ("[MASK]", "<mask>")
+"""The texts of the mask in tokenizers whose files do not name it."""
+_AT_ONCE: Final = 64
+"""The texts whose logits are kept at a time."""
+
+
+@dataclass(frozen=True)
+class FillMaskOptions(Options):
+    """``top_k``: tokens for each mask; ``targets``: the only tokens that are considered.
+
+    ``tokenizer_kwargs``: "truncation" cuts a text to "max_length" tokens, or to what the model reads.
+    """
+
+    top_k: int = 5
+    targets: Any = None
+    tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        check_integer("top_k", self.top_k, 1, _MAX)
+        if self.targets is not None and not strings("targets", self.targets, _MAX):
+            raise refusal("targets", "at least one text", self.targets)
+        if not isinstance(self.tokenizer_kwargs, Mapping):
+            raise wrong_type("tokenizer_kwargs", "a mapping", self.tokenizer_kwargs)
+        for name in self.tokenizer_kwargs:
+            if name not in ("truncation", "max_length"):
+                raise refusal("tokenizer_kwargs", "truncation and max_length", name)
+        if self.tokenizer_kwargs.get("max_length") is not None:
+            check_integer("max_length", self.tokenizer_kwargs["max_length"], 1, _MAX)
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of a text; 0 refuses a longer one, and None is what the model reads."""
+        if not self.tokenizer_kwargs.get("truncation"):
+            return 0
+        return self.tokenizer_kwargs.get("max_length")
+
+
+class _PlaceLogits:
+    """Collects the logits of some positions of a prompt, [places, vocab]."""
+
+    num_logprobs = -1
+    scores = None
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self._places = list(places)
+        self.rows: list[NDArray[np.float32]] = []
+        self.num_taken = 0
+
+    def take(self, prompt_len: int, program: Program, sampled: Sampled, rows: range) -> None:
+        """Copy the wanted rows out of the program's memory."""
+        logits, start = program.logits(), self.num_taken
+        self.num_taken += len(rows)
+        wanted = [rows.start + place - start for place in self._places if start <= place < self.num_taken]
+        self.rows += [logits[row].copy() for row in wanted]
+
+
+class FillMask(TextTask[FillMaskOptions]):
+    """The likeliest tokens for each mask of a text."""
+
+    name = "fill_mask"
+    options_type = FillMaskOptions
+
+    def check_model(self) -> None:
+        """Expect an encoder with a masked-language head."""
+        if not self.llm.info.bidirectional or not self.llm.engine.has_language_head:
+            raise self.refuse_model("an encoder with a masked-language head")
+        self.mask, self.mask_token = self._find_mask()
+
+    def _find_mask(self) -> tuple[int, str]:
+        named = self.tokenizer.special_tokens.get("mask_token")
+        for text in (named,) if named else _MASKS:
+            token = self.tokenizer.token_id(text)
+            if token is not None:
+                return token, text
+        raise UnsupportedError("task: fill_mask expects a tokenizer with a mask_token, found none", param="task")
+
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        """Return a list of ``{"score", "token", "token_str", "sequence"}`` for each text, the likeliest first.
+
+        A text with several masks gives a list of such lists.
+        """
+        chosen = self._begin(options)
+        several, is_one = texts_of(inputs)
+        results = self.run(several, chosen)
+        return results[0] if is_one or len(results) == 1 else results
+
+    def run(self, inputs: list[Any], options: FillMaskOptions) -> list[Any]:
+        """Return the fillings of each text."""
+        limit = options.limit
+        limit = self.max_len if limit is None else min(limit, self.max_len)
+        targets = None if options.targets is None else self._target_ids(strings("targets", options.targets, _MAX))
+        prompts = check_each(inputs, False, lambda text: self._prompt(self.text_ids(text, None, limit)))
+        results = []
+        for start in range(0, len(prompts), _AT_ONCE):
+            part = prompts[start : start + _AT_ONCE]
+            found = [_PlaceLogits([i for i, token in enumerate(ids) if token == self.mask]) for ids in part]
+            run_prompts(self.llm.engine, zip(part, found, strict=True), False, RequestOptions())
+            results += [
+                self._fillings(ids, each.rows, options, targets) for ids, each in zip(part, found, strict=True)
+            ]
+        return results
+
+    def _prompt(self, ids: Sequence[int]) -> list[int]:
+        checked = self.llm.engine.check_prompt(ids, answer_len=0)
+        if self.mask not in checked:
+            raise InvalidArgumentError(f"inputs: expected a text with {self.mask_token}, found none", param="inputs")
+        return checked
+
+    def _fillings(
+        self,
+        ids: list[int],
+        rows: Sequence[NDArray[np.float32]],
+        options: FillMaskOptions,
+        targets: list[int] | None,
+    ) -> list[Any]:
+        places = [i for i, token in enumerate(ids) if token == self.mask]
+        pad = self.tokenizer.special_tokens.get("pad_token")
+        pad_id = None if pad is None else self.tokenizer.token_id(pad)
+        results = []
+        for place, row in zip(places, rows, strict=True):
+            scores = SCORE_FUNCTIONS["softmax"](row.astype(np.float64))
+            tokens = np.arange(len(scores)) if targets is None else np.array(targets)
+            order = np.argsort(-scores[tokens], kind="stable")[: options.top_k]
+            best = tokens[order].tolist()
+            whole = [[best_id if i == place else token for i, token in enumerate(ids)] for best_id in best]
+            texts = self.tokenizer.decode_each(
+                [[token for token in each if token != pad_id] for each in whole], skip_special_tokens=len(places) == 1
+            )
+            words = self.tokenizer.decode_each([[token] for token in best], skip_special_tokens=False)
+            results.append(
+                [
+                    {"score": float(scores[token]), "token": token, "token_str": word, "sequence": text}
+                    for token, word, text in zip(best, words, texts, strict=True)
+                ]
+            )
+        return results[0] if len(results) == 1 else results
+
+    def _target_ids(self, targets: Sequence[str]) -> list[int]:
+        """Return the token of each target, or else the first token of its text."""
+        ids = []
+        for target in targets:
+            token = self.tokenizer.token_id(target)
+            if token is None:
+                token = next(iter(self.tokenizer.encode(target, add_special_tokens=False)), None)
+                _LOG.warning("penstock: targets: %r is no token; its first token is %s", target[:60], token)
+            if token is not None:
+                ids.append(token)
+        if not ids:
+            raise refusal("targets", "a text with at least one token", targets)
+        return list(dict.fromkeys(ids))

@@ -1,0 +1,184 @@
+"""The tasks text_classification and zero_shot_classification: the classes of texts, and of labels given by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS
+from penstock.config import check_choice, check_flag, check_integer
+from penstock.errors import InvalidArgumentError
+from penstock.offline.text_tasks.text_task import Options, TextTask, entry, texts_of
+from penstock.validation import refusal, wrong_type
+
+__all__ = ["TextClassification", "ZeroShotClassification"]
+
+_FUNCTIONS: Final = {"sigmoid": "sigmoid", "softmax": "softmax", "none": "identity"}
+_UNSET: Final = "unset"
+_MAX: Final = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class ClassificationOptions(Options):
+    """``top_k``: the number of classes, None for all; ``function_to_apply``: what makes scores of logits.
+
+    ``truncation`` cuts a text to ``max_length`` tokens, or to what the model reads.
+    """
+
+    top_k: int | None | str = _UNSET
+    function_to_apply: str | None = None
+    truncation: bool | str = False
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if self.top_k not in (None, _UNSET):
+            check_integer("top_k", self.top_k, 1, _MAX)
+        if self.function_to_apply is not None:
+            name = self.function_to_apply
+            check_choice("function_to_apply", name.lower() if isinstance(name, str) else name, _FUNCTIONS)
+        if self.truncation not in (True, False, "longest_first", "only_first", "only_second"):
+            raise refusal("truncation", "True, False, 'longest_first', 'only_first' or 'only_second'", self.truncation)
+        if self.max_length is not None:
+            check_integer("max_length", self.max_length, 1, _MAX)
+            if not self.truncation:
+                raise InvalidArgumentError("max_length: expected with truncation=True", param="max_length")
+
+    @property
+    def cut(self) -> str:
+        """Which text is cut."""
+        return self.truncation if isinstance(self.truncation, str) else "longest_first"
+
+
+class TextClassification(TextTask[ClassificationOptions]):
+    """The classes of texts, or of pairs of texts: ``{"text": ..., "text_pair": ...}``."""
+
+    name = "text_classification"
+    options_type = ClassificationOptions
+
+    def check_model(self) -> None:
+        """Expect a classifier of texts."""
+        if not self.head.labels or self.head.task:
+            raise self.refuse_model("a classifier of texts")
+
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        """Return ``{"label", "score"}`` of each text; with ``top_k`` a list of them, the likeliest first.
+
+        A single text gives a list, as in transformers.
+        """
+        chosen = self._begin(options)
+        several, is_one = texts_of(inputs, (str, Mapping, tuple))
+        results = self.run(several, chosen)
+        if is_one:
+            return results if isinstance(inputs, str) and chosen.top_k == _UNSET else results[0]
+        return results
+
+    def run(self, inputs: list[Any], options: ClassificationOptions) -> list[Any]:
+        """Return the classes of each input."""
+        limit = min(options.max_length or self.max_len, self.max_len) if options.truncation else 0
+        prompts = [self.text_ids(*_pair(item), limit, options.cut) for item in inputs]
+        return [self._classes(logits, options) for logits in self.rows(prompts)]
+
+    def _classes(self, logits: NDArray[np.float32], options: ClassificationOptions) -> Any:
+        own = options.function_to_apply
+        function = self.head.score_function if own is None else _FUNCTIONS[own.lower()]
+        scores, labels = SCORE_FUNCTIONS[function](logits.astype(np.float64)), self.head.labels
+        if options.top_k == _UNSET:
+            return entry(scores, labels, int(scores.argmax()))
+        order = np.argsort(-scores, kind="stable")[: options.top_k]  # type: ignore[misc]
+        return [entry(scores, labels, int(index)) for index in order]
+
+
+def _pair(item: Any) -> tuple[str, str | None]:
+    """Return the text and the second text of an input."""
+    if isinstance(item, str):
+        return item, None
+    if isinstance(item, Mapping):
+        unknown = set(item) - {"text", "text_pair"}
+        if unknown or "text" not in item:
+            raise refusal("inputs", "the keys text and text_pair", sorted(map(str, item)))
+        item = (item["text"], item.get("text_pair"))
+    if len(item) != 2 or not isinstance(item[0], str) or not isinstance(item[1], str | None):
+        raise wrong_type("inputs", "a text or a pair of texts", item)
+    return item[0], item[1]
+
+
+@dataclass(frozen=True)
+class ZeroShotOptions(Options):
+    """``candidate_labels``: a list, or names with commas between them; ``hypothesis_template`` has ``{}`` for a label.
+
+    ``multi_label``: each label has its own probability; otherwise they sum up to 1.
+    """
+
+    candidate_labels: Any = ()
+    hypothesis_template: str = "This example is {}."
+    multi_label: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        check_flag("multi_label", self.multi_label)
+        labels = self.candidate_labels
+        if isinstance(labels, str):
+            labels = [label.strip() for label in labels.split(",") if label.strip()]
+        if not isinstance(labels, (list, tuple)) or not all(isinstance(label, str) for label in labels):
+            raise wrong_type("candidate_labels", "a list of labels, or a string with commas between them", labels)
+        object.__setattr__(self, "candidate_labels", tuple(labels))
+        if not isinstance(self.hypothesis_template, str) or self.hypothesis("a") == self.hypothesis("b"):
+            raise refusal("hypothesis_template", "a string with {} in place of the label", self.hypothesis_template)
+
+    def hypothesis(self, label: str) -> str:
+        """Return the text that says that a label is right."""
+        try:
+            return self.hypothesis_template.format(label)
+        except (LookupError, ValueError, AttributeError):
+            raise refusal(
+                "hypothesis_template", "a string with {} in place of the label", self.hypothesis_template
+            ) from None
+
+
+class ZeroShotClassification(TextTask[ZeroShotOptions]):
+    """Classes that the caller names, by a classifier of natural language inference (Yin et al., arXiv 1909.00161)."""
+
+    name = "zero_shot_classification"
+    options_type = ZeroShotOptions
+
+    def check_model(self) -> None:
+        """Expect a classifier of at least two classes."""
+        if len(self.head.labels) < 2 or self.head.task:
+            raise self.refuse_model("a classifier of natural language inference")
+
+    def __call__(self, inputs: Any, candidate_labels: Any = None, **options: Any) -> Any:
+        """Return ``{"sequence", "labels", "scores"}`` of each text, the likeliest label first."""
+        if candidate_labels is not None:
+            options["candidate_labels"] = candidate_labels
+        return super().__call__(inputs, **options)
+
+    def run(self, inputs: list[Any], options: ZeroShotOptions) -> list[Any]:
+        """Return the labels of each text.  The text is cut to what the model reads; the label never is."""
+        labels = options.candidate_labels
+        if not labels:
+            raise refusal("candidate_labels", "at least one label", labels)
+        hypotheses = [options.hypothesis(label) for label in labels]
+        pairs = [(text, hypothesis) for text in inputs for hypothesis in hypotheses]
+        found = self.rows([self.text_ids(*pair, self.max_len, "only_first") for pair in pairs])
+        logits = np.array(found, np.float64).reshape(len(inputs), len(labels), len(self.head.labels))
+        return [self._labels(*each, options) for each in zip(inputs, logits, strict=True)]
+
+    def _labels(self, text: str, logits: NDArray[np.float64], options: ZeroShotOptions) -> dict[str, Any]:
+        names = [label.lower() for label in self.head.labels]
+        entailed = next((i for i, name in enumerate(names) if name.startswith("entail")), -1)
+        if options.multi_label or len(options.candidate_labels) == 1:
+            both = logits[:, [-1 if entailed == 0 else 0, entailed]]
+            scores = np.array([SCORE_FUNCTIONS["softmax"](row)[1] for row in both])
+        else:
+            scores = SCORE_FUNCTIONS["softmax"](logits[:, entailed])
+        order = scores.argsort()[::-1]
+        return {
+            "sequence": text,
+            "labels": [options.candidate_labels[i] for i in order],
+            "scores": scores[order].tolist(),
+        }
