@@ -34,7 +34,10 @@ from tests.support.quantized_folders import (
     write_folders,
 )
 
-ENCODERS = ("bert", "roberta", "distilbert", "modernbert", "eurobert", "nomic_bert", "t5", "umt5")
+ENCODERS = (
+    *("bert", "roberta", "distilbert", "modernbert", "eurobert", "nomic_bert", "t5", "umt5"),
+    *("mpnet", "electra", "albert"),
+)
 ROWS = {row[0]: name for name, row in reversed(FAMILIES.items())}
 """The first row of each model_type."""
 NESTED = {"gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text", "qwen3_5": "qwen3_5_text"}

@@ -219,7 +219,7 @@ BAD = {
         {"multi_query_group_num": 3, "multi_query_attention": True},
         "a divisor of 4 heads, got 3",
     ),
-    "eurobert_tokens": ("eurobert", {"architectures": ["EuroBertForTokenClassification"]}, "EuroBertForMaskedLM"),
+    "eurobert_tokens": ("eurobert", {"architectures": ["EuroBertForQuestionAnswering"]}, "EuroBertForMaskedLM"),
     "apertus_activation": ("apertus", {"hidden_act": "silu"}, "xielu, got 'silu'"),
     "apertus_norm": ("apertus", {"qk_norm": False}, "true, got false"),
     "olmoe_clip": ("olmoe", {"clip_qkv": 0, "num_experts": 8}, "got 0"),

@@ -104,7 +104,7 @@ def test_norms_may_be_named_gamma_and_beta(kind: str, tmp_path: Path) -> None:
         ("hidden_act", "relu"),
         ("position_embedding_type", "relative_key"),
         ("is_decoder", True),
-        ("architectures", ["BertForQuestionAnswering"]),
+        ("architectures", ["BertForMultipleChoice"]),
         ("hidden_size", 81),
     ],
 )

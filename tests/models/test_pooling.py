@@ -19,6 +19,7 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.pooling.head import POOLING_FILE, read_pooling_head
 from penstock.engine.options import RequestOptions
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.llm.embed import embed
 from penstock.runtime.convert import convert
 from penstock.sharding.folder import ShardedFolder
 from penstock.sharding.write import merge_folder, shard_folder
@@ -29,6 +30,9 @@ from tests.support.families import prompt
 from tests.support.sharded_folders import strategy_of
 
 BARE: dict[str, dict[str, Any]] = {
+    "albert": {"embedding_size": 40},
+    "electra": {"embedding_size": 40},
+    "mpnet": {},
     "bert": {},
     "roberta": {},
     "xlm-roberta": {"type_vocab_size": 1},
@@ -228,6 +232,9 @@ def test_the_first_module_may_have_its_own_folder(tmp_path: Path) -> None:
 
 
 CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "albert": {"num_labels": 3, "embedding_size": 40},
+    "electra": {"num_labels": 3, "embedding_size": 40},
+    "mpnet": {"num_labels": 2},
     "bert": {"num_labels": 3},
     "camembert": {"num_labels": 3},
     "distilbert": {"num_labels": 3},
@@ -236,6 +243,38 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
     "qwen3": {"num_labels": 2, "head_dim": 16},
     "eurobert": {"num_labels": 3, "bos_token_id": 1, "eos_token_id": 2, "classifier_pooling": "late"},
 }
+
+
+TOKEN_CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "albert": {"embedding_size": 40},
+    "bert": {},
+    "camembert": {"pad_token_id": 1},
+    "distilbert": {},
+    "electra": {"embedding_size": 40},
+    "mpnet": {},
+    "roberta": {},
+    "modernbert": {"norm_bias": True, "classifier_bias": True, "classifier_pooling": "mean"},
+}
+
+
+@pytest.mark.parametrize("name", TOKEN_CLASSIFIERS)
+def test_logits_of_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    for kind, labels in (("TokenClassification", 5), ("QuestionAnswering", 2)):
+        folder = tmp_path / kind
+        model = build(getattr(transformers, f"AutoModelFor{kind}"), name, num_labels=labels, **TOKEN_CLASSIFIERS[name])
+        model.save_pretrained(folder)
+        with torch.no_grad():
+            found = model(torch.tensor([prompt(70)]), attention_mask=torch.ones(1, 70))
+        pair = (found["start_logits"], found["end_logits"]) if labels == 2 else ()
+        logits = torch.stack(pair, -1)[0] if pair else found.logits[0]
+        with LLM(folder, mode="eager", limits=LIMITS) as llm:
+            for short in (prompt(70), prompt(3)):
+                rows = embed(llm.engine, [short], "auto", None)[0].vector
+                assert rows.shape == (len(short), labels)
+                if len(short) == 70:
+                    assert relative_error(rows, logits.numpy()) < 1e-4
+            with raises(UnsupportedError, param="model"):
+                llm.classify(prompt(3))
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

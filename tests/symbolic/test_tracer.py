@@ -51,6 +51,11 @@ OTHERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "distilbert": ("distilbert", "DistilBertModel", _DISTIL),
     "modernbert": ("modernbert", "ModernBertModel", _BERT | _MODERN),
     "eurobert": ("eurobert", "EuroBertModel", _BERT | {"hidden_act": "silu"}),
+    "mpnet": ("mpnet", "MPNetModel", _BERT),
+    "electra": ("electra", "ElectraModel", _BERT | {"embedding_size": 40}),
+    "electra_words": ("electra", "ElectraForMaskedLM", _BERT | {"embedding_size": 40}),
+    "albert": ("albert", "AlbertForMaskedLM", _BERT | {"embedding_size": 40, "num_hidden_groups": 2}),
+    "albert_tokens": ("albert", "AlbertForTokenClassification", _BERT | {"embedding_size": 40}),
     "nomic_bert": ("nomic_bert", "NomicBertModel", _NOMIC),
 }
 """Families outside the table: model_type, class and sizes."""

@@ -4,8 +4,8 @@ These are thin wrappers over ``penstock.LLM``.  An option is honoured or refused
 """
 
 from penstock.auto.config import AutoConfig
-from penstock.auto.generation import GenerateOutput, GenerationConfig
 from penstock.auto.model import AutoModel
 from penstock.auto.tokenizer import AutoTokenizer
+from penstock.llm.generate.options import GenerateOutput, GenerationConfig
 
 __all__ = ["AutoConfig", "AutoModel", "AutoTokenizer", "GenerateOutput", "GenerationConfig"]

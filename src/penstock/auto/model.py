@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.auto.callables import callables_of
 from penstock.auto.config import AutoConfig, existing_path
-from penstock.auto.generation import GenerateOptions, GenerationConfig, read_options
-from penstock.auto.hooked import HookedAnswer, check_hooked, run_hooked
 from penstock.auto.output import output_kind, output_of, without_padding, without_pads
 from penstock.engine.decoding.hook import Callables
 from penstock.engine.params import SamplingParams
 from penstock.engine.prompts import own_start
 from penstock.errors import InvalidArgumentError
+from penstock.llm.generate.callables import callables_of
+from penstock.llm.generate.hooked import HookedAnswer, check_hooked, run_hooked
+from penstock.llm.generate.options import GenerateOptions, GenerationConfig, read_options
 from penstock.llm.llm import LLM
 from penstock.llm.prompts import split_prompts
 from penstock.llm.resolve import end_ids

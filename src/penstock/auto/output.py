@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.auto.callables import as_tensor, is_tensor
-from penstock.auto.generation import GenerateOptions, GenerateOutput
-from penstock.auto.hooked import HookedAnswer
 from penstock.errors import InvalidArgumentError
+from penstock.llm.generate.callables import as_tensor, is_tensor
+from penstock.llm.generate.hooked import HookedAnswer
+from penstock.llm.generate.options import GenerateOptions, GenerateOutput
 from penstock.llm.prompts import split_prompts
 from penstock.validation import refusal
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.auto.callables import as_tensor
 from penstock.auto.config import existing_path
 from penstock.checkpoint.generation import SPECIAL_ROLES, read_tokenizer_config
 from penstock.checkpoint.side_files import read_side_files
 from penstock.config import check_choice, check_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.llm.generate.callables import as_tensor
 from penstock.text.chat_template import find_template, render_chat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer

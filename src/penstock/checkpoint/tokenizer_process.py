@@ -260,7 +260,9 @@ class TokenizerProcess:
         except PenstockError:
             self._end()
             raise
-        self._info = _Info(info["is_byte_level"], info["longest_token"], frozenset(info["specials"]), info["has_subword_prefix"])
+        self._info = _Info(
+            info["is_byte_level"], info["longest_token"], frozenset(info["specials"]), info["has_subword_prefix"]
+        )
         return child
 
     def _end(self) -> int:

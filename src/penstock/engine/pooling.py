@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from penstock.checkpoint.pooling import head as pooling_head
 from penstock.checkpoint.pooling.head import ALL_ROWS, PoolingHead
 from penstock.config import check_choice, check_flag, check_integer
-from penstock.errors import InternalError, UnsupportedError
+from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 
 __all__ = ["POOLINGS", "Pooling", "check_embedding", "check_heads", "shorten"]
 
-POOLINGS: Final = ("auto", *pooling_head.POOLINGS)
+POOLINGS: Final = ("auto", *pooling_head.POOLINGS, ALL_ROWS)
 
 
 class Pooling:
@@ -91,6 +91,8 @@ def shorten(vector: NDArray[np.float32], dimensions: int | None, normalize: bool
     """
     if dimensions is None:
         return vector
+    if vector.ndim > 1:
+        raise InvalidArgumentError("dimensions: expected None with pooling='all', which makes no vector")
     short = vector[: check_integer("dimensions", dimensions, 1, len(vector))]
     return _unit(short.astype(np.float64)).astype(np.float32) if normalize else short.copy()
 

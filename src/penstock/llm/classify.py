@@ -86,8 +86,9 @@ def classification(head: PoolingHead, one: Embedding) -> Classification:
 
 def classifier_head(head: PoolingHead | None) -> PoolingHead:
     """Return a classifier's head.  UnsupportedError for a model that is none."""
-    if head is None or not head.labels:
-        raise UnsupportedError("The model is not a classifier: its files have no head of classes.", param="model")
+    if head is None or not head.labels or head.task:
+        kind = " of texts, found one for " + head.task if head is not None and head.task else ", found none"
+        raise UnsupportedError(f"model: expected a classifier with a head of classes{kind}.", param="model")
     return head
 
 
@@ -121,7 +122,7 @@ def rerank_documents(
 
 def ranking_head(head: PoolingHead | None) -> PoolingHead:
     """Return the head of a classifier with one class, whose score is a relevance.  Otherwise UnsupportedError."""
-    if head is None or not head.labels:
+    if head is None or not head.labels or head.task:
         raise UnsupportedError(
             "rerank: expected a cross-encoder or a causal reranker; the files of this model have no head of classes",
             param="model",

@@ -411,7 +411,7 @@ class LLM:
         """Return texts as vectors: an Embedding for one prompt, a list of Embeddings for several.
 
         ``pooling`` takes the "mean" or the "max" of the hidden rows after the last norm, the "last" one, or the first
-        ("cls").  "auto" does what the model's files say (those of sentence-transformers), with the layers behind the
+        ("cls"); "all" keeps a row for each token, [len, hidden_size].  "auto" does what the model's files say (those of sentence-transformers), with the layers behind the
         pooling, and takes the mean without such files.  ``normalize`` scales the vector to length 1; by default "auto"
         does as the files say, and other poolings do not.  ``prompt_name``: which of the model's prompts is put before
         each text, by default the model's own choice; token ids stay as they are.  ``dimensions``: return only so many

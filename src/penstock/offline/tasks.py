@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.offline.infer_config import InferConfig
+from penstock.offline.text_generation import TextGeneration
 from penstock.offline.text_tasks.feature_extraction import FeatureExtraction
 from penstock.offline.text_tasks.fill_mask import FillMask
 from penstock.offline.text_tasks.question_answering import QuestionAnswering
 from penstock.offline.text_tasks.text_classification import TextClassification, ZeroShotClassification
+from penstock.offline.text_tasks.text_to_text import TEXT_TO_TEXT, TextToText, is_translation
 from penstock.offline.text_tasks.token_classification import TokenClassification
-from penstock.offline.text_generation import TextGeneration
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["InferTask", "task_name"]
@@ -41,12 +43,18 @@ def task_name(name: str) -> str:
     return _ALIASES.get(own, own)
 
 
+def _translation(name: str) -> _Task:
+    """Return the task of a name such as translation_en_to_de."""
+    return _Task(partial(TextToText, task=name), _TEXT)
+
+
 class InferTask:
     """The registry of tasks by name; ``register`` adds your own."""
 
     _tasks: ClassVar[dict[str, _Task]] = {
         "text_generation": _Task(TextGeneration, _TEXT),
         **{task.name: _Task(task, _TEXT) for task in _TEXT_TASKS},
+        **{name: _Task(partial(TextToText, task=name), _TEXT) for name in TEXT_TO_TEXT},
     }
 
     @classmethod
@@ -82,7 +90,7 @@ class InferTask:
             task_type = task_name(task_type)
         if not isinstance(task_config, InferConfig):
             raise wrong_type("task_config", "an InferConfig", task_config)
-        task, config = cls._tasks[task_type], replace(task_config)  # checks its fields again
+        task, config = cls._tasks.get(task_type) or _translation(task_type), replace(task_config)  # checks its fields
         for name in PROCESSORS:
             if name not in task.uses and options.pop(name, None) is not None:
                 raise UnsupportedError(f"{name}: not used by the task {task_type}", param=name)
@@ -96,7 +104,9 @@ class InferTask:
     @classmethod
     def check_task_valid(cls, task_type: str) -> bool:
         """Return True if a task of that name is registered."""
-        return isinstance(task_type, str) and (task_type in cls._tasks or task_name(task_type) in cls._tasks)
+        if not isinstance(task_type, str):
+            return False
+        return task_type in cls._tasks or task_name(task_type) in cls._tasks or is_translation(task_name(task_type))
 
     @classmethod
     def support_list(cls) -> list[str]:

@@ -36,8 +36,8 @@ from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = [
-    "MODULE_FILE", "POOLING_INPUTS", "classifier_names", "classifier_tensors", "has_language_head", "has_segments", "make_pooling_head",
-    "pooling_files",
+    "MODULE_FILE", "POOLING_INPUTS", "classifier_names", "classifier_tensors", "has_language_head", "has_segments",
+    "make_pooling_head", "pooling_files",
 ]  # fmt: skip
 
 TRANSFORMER_FILES: Final = tuple(
@@ -58,7 +58,7 @@ _MAX_BYTES: Final = 1 << 20
 class _Classifier(NamedTuple):
     """The head of a class: linears by the name of their tensors, each with its activation, and a norm of the first.
 
-    ``pooling`` is that of the class; "late" for EuroBERT's, which config.json names.  ``task`` is that of a PoolingHead.
+    ``pooling`` is that of the class; "late" for EuroBERT's, which config.json names.  ``task``: as in PoolingHead.
     """
 
     pooling: str
@@ -201,7 +201,8 @@ def _read_classifier(config: ConfigReader, form: _Classifier, stored: Tensors) -
     if form.task == ANSWER_TASK:
         if num_labels != 2:
             raise config.error("id2label", "two classes, the beginning and the end of an answer", num_labels)
-        labels, score_function = ("start", "end"), "identity"
+        labels: tuple[str, ...] = ("start", "end")
+        score_function = "identity"
     else:
         labels = _read_labels(config, num_labels)
         score_function = "softmax" if form.task else _read_score_function(config, num_labels)

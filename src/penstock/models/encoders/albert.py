@@ -109,9 +109,9 @@ class Layers(Module):
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """Return the hidden rows [T, hidden] for the rows of tokens x [T, embedding]."""
         x = self.embedding_hidden_mapping_in(x)
-        groups = [list(group["albert_layers"].children()) for group in self.albert_layer_groups.children()]
         for (group, layer), attention in zip(self.order, self.attentions.children(), strict=True):
-            x = groups[group][layer](x, attention, batch)
+            inner = self.get_submodule(f"albert_layer_groups.{group}.albert_layers.{layer}")
+            x = inner(x, attention, batch)
         return x
 
 

@@ -1,1 +1,1 @@
-"""Tasks of ``penstock.pipeline`` beside text generation.  Each has the results of transformers' pipeline of its name."""
+"""Tasks of ``penstock.pipeline`` beside text generation.  Results are those of transformers' pipelines."""

@@ -123,9 +123,7 @@ class FillMask(TextTask[FillMaskOptions]):
             part = prompts[start : start + _AT_ONCE]
             found = [_PlaceLogits([i for i, token in enumerate(ids) if token == self.mask]) for ids in part]
             run_prompts(self.llm.engine, zip(part, found, strict=True), False, RequestOptions())
-            results += [
-                self._fillings(ids, each.rows, options, targets) for ids, each in zip(part, found, strict=True)
-            ]
+            results += [self._fillings(ids, each.rows, options, targets) for ids, each in zip(part, found, strict=True)]
         return results
 
     def _prompt(self, ids: Sequence[int]) -> list[int]:

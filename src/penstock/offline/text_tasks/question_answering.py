@@ -26,9 +26,9 @@ _SEQ_LEN, _STRIDE = 384, 128
 
 @dataclass(frozen=True)
 class AnswerOptions(Options):
-    """``max_answer_len`` is in tokens.  A long context is computed in windows of ``max_seq_len`` tokens, question included.
+    """A long context is computed in windows of ``max_seq_len`` tokens, question included, which share ``doc_stride``.
 
-    Windows share ``doc_stride`` tokens.  ``handle_impossible_answer``: "" may be the answer.  ``align_to_words``:
+    ``max_answer_len`` is in tokens.  ``handle_impossible_answer``: "" may be the answer.  ``align_to_words``:
     answers begin and end with a word.
     """
 
@@ -134,7 +134,9 @@ class _Answers:
     def take(self, window: TextWindow, logits: NDArray[np.float64], cls_id: int | None) -> None:
         """Add the answers of a window, whose ``logits`` [len, 2] are those of the beginning and the end."""
         options = self._options
-        may = np.array([part == 1 for part in window.parts]) | (np.array(window.ids) == (-1 if cls_id is None else cls_id))
+        may = np.array([part == 1 for part in window.parts]) | (
+            np.array(window.ids) == (-1 if cls_id is None else cls_id)
+        )
         start, end = (_softmax(np.where(may, logits[:, column], -10000.0)) for column in (0, 1))
         if options.handle_impossible_answer:
             self._no_answer = min(self._no_answer, float(start[0] * end[0]))
@@ -171,7 +173,9 @@ class _Answers:
 
 def _tokens_of(window: TextWindow, word: int) -> list[int]:
     """Return the tokens of a word of the context."""
-    return [i for i, (own, part) in enumerate(zip(window.words, window.parts, strict=True)) if own == word and part == 1]
+    return [
+        i for i, (own, part) in enumerate(zip(window.words, window.parts, strict=True)) if own == word and part == 1
+    ]
 
 
 def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:

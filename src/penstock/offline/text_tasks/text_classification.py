@@ -1,4 +1,4 @@
-"""The tasks text_classification and zero_shot_classification: the classes of texts, and of labels given by the caller."""
+"""The tasks text_classification and zero_shot_classification: classes of the model, and classes of the caller."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClassificationOptions(Options):
     ``truncation`` cuts a text to ``max_length`` tokens, or to what the model reads.
     """
 
-    top_k: int | None | str = _UNSET
+    top_k: int | str | None = _UNSET
     function_to_apply: str | None = None
     truncation: bool | str = False
     max_length: int | None = None
@@ -89,7 +89,7 @@ class TextClassification(TextTask[ClassificationOptions]):
         scores, labels = SCORE_FUNCTIONS[function](logits.astype(np.float64)), self.head.labels
         if options.top_k == _UNSET:
             return entry(scores, labels, int(scores.argmax()))
-        order = np.argsort(-scores, kind="stable")[: options.top_k]  # type: ignore[misc]
+        order = np.argsort(-scores, kind="stable")[: options.top_k]
         return [entry(scores, labels, int(index)) for index in order]
 
 

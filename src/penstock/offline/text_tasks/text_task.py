@@ -29,8 +29,8 @@ from penstock.offline.backends import (
 )
 from penstock.offline.infer_config import FileConfig, InferConfig
 from penstock.offline.sources import check_pair, find_source
-from penstock.offline.tokenizer import OtherTokenizer, open_tokenizer
 from penstock.offline.text_tasks.natural import natural_task
+from penstock.offline.tokenizer import OtherTokenizer, open_tokenizer
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import nearest, refusal, wrong_type
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.auto.generation import GenerateOptions
 from penstock.engine.decoding.beam_search import BeamOptions, BeamSearch
 from penstock.engine.decoding.hook import AnswerHook, Callables, hooked
 from penstock.engine.options import RequestOptions
@@ -14,6 +13,7 @@ from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompt_logits import PromptLogits
 from penstock.engine.request import Request
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.llm.generate.options import GenerateOptions
 from penstock.llm.llm import LLM
 from penstock.llm.open_requests import run_prepared, run_prompts
 from penstock.llm.prompts import check_each, of_prompt

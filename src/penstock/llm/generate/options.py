@@ -13,14 +13,15 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.sampling_keywords import KEYWORDS, sampling_of_keywords
 from penstock.validation import MAX_TOKEN, nearest, optional_number, refusal, token_ids, wrong_type
 
-__all__ = ["GenerateOptions", "GenerateOutput", "GenerationConfig", "read_options"]
+__all__ = ["OPTIONS", "GenerateOptions", "GenerateOutput", "GenerationConfig", "read_options"]
 
 _LENGTHS: Final = ("max_length", "min_length")
 _FLAGS: Final = ("return_dict_in_generate", "output_scores", "output_logits")
 _BEAMS: Final = ("num_beams", "length_penalty", "early_stopping")
 _CALLABLES: Final = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
 _SUPPRESSED: Final = ("suppress_tokens", "begin_suppress_tokens")
-_OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, *_BEAMS[1:], *_CALLABLES, *_SUPPRESSED, "pad_token_id", "use_cache")
+OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, *_BEAMS[1:], *_CALLABLES, *_SUPPRESSED, "pad_token_id", "use_cache")
+"""The names of all options."""
 MAX_BEAMS: Final = 128
 MAX_LENGTH_PENALTY: Final = 8
 _WITHOUT_EFFECT: Final = ("transformers_version", "bos_token_id", "_from_model_config", "tokenizer", "disable_compile")
@@ -70,7 +71,7 @@ class GenerationConfig:
         self.options = _known(options, "GenerationConfig")
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OPTIONS:
+        if name in OPTIONS:
             return self.__dict__.get("options", {}).get(name)
         raise AttributeError(f"GenerationConfig has no attribute {name!r:.60}")
 
@@ -227,9 +228,9 @@ def _known(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _check_names(options: Mapping[str, Any], where: str) -> None:
     for name in options:
-        if name not in _OPTIONS:
-            near = nearest(name, _OPTIONS)
-            hint = f"did you mean {near}?" if near else f"it takes {', '.join(_OPTIONS)}"
+        if name not in OPTIONS:
+            near = nearest(name, OPTIONS)
+            hint = f"did you mean {near}?" if near else f"it takes {', '.join(OPTIONS)}"
             raise InvalidArgumentError(f"{where}: unknown option {name!r:.60}: {hint}", param=name)
 
 
