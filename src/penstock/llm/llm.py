@@ -411,11 +411,11 @@ class LLM:
         """Return texts as vectors: an Embedding for one prompt, a list of Embeddings for several.
 
         ``pooling`` takes the "mean" or the "max" of the hidden rows after the last norm, the "last" one, or the first
-        ("cls"); "all" keeps a row for each token, [len, hidden_size].  "auto" does what the model's files say (those of sentence-transformers), with the layers behind the
-        pooling, and takes the mean without such files.  ``normalize`` scales the vector to length 1; by default "auto"
-        does as the files say, and other poolings do not.  ``prompt_name``: which of the model's prompts is put before
-        each text, by default the model's own choice; token ids stay as they are.  ``dimensions``: return only so many
-        elements of the vector, for models trained for that.
+        ("cls"); "all" keeps a row for each token, [len, hidden_size].  "auto" does what the model's files say (those of
+        sentence-transformers), with the layers behind the pooling, and takes the mean without such files.
+        ``normalize`` scales the vector to length 1; by default "auto" does as the files say, and other poolings do not.
+        ``prompt_name``: which of the model's prompts is put before each text, by default the model's own choice; token
+        ids stay as they are.  ``dimensions``: return only so many elements of the vector, for models trained for that.
 
         ``options`` apply to all prompts; of a prompt that is too long ``truncate_prompt`` keeps the end, as much as a
         context holds.  Raises UnsupportedError for a network without such rows.  Errors name the prompt.

@@ -87,6 +87,8 @@ def _use(model: str, path: Path, config: ConfigReader | None) -> str:
     names = None if config is None else config.text_list("architectures")
     if any(name.endswith("ForSequenceClassification") for name in names or ()):
         return f'rerank {model} FILE --query "Where is the cat?"'
+    if any(name.endswith("ForTokenClassification") for name in names or ()):
+        return f'run {model} "Once upon a time in New York"'
     family = "" if config is None else config.optional_str("model_type") or ""
     if (path / "modules.json").exists() or "models.encoders" in family_modules().get(family, ""):
         return f"embed {model} FILE"

@@ -24,6 +24,7 @@ from penstock.cli.options import (
     utf8_text,
 )
 from penstock.cli.progress import format_bytes, format_seconds
+from penstock.cli.run.task_output import CONTINUES, print_task
 from penstock.cli.stage_server import add_stage_options
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.file_kinds import is_gguf
@@ -41,7 +42,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "run",
-        "Continue a prompt. A sampling option that is not given takes its value from the model's "
+        "Continue a prompt, or print the classes, entities, fillings or the vector of a text if the model is for "
+        "that. A sampling option that is not given takes its value from the model's "
         "generation_config.json.",
         'penstock run demo/demo.psm "def add(a, b):" --max-tokens 32\n'
         'penstock run -m demo/demo.psm -p "def add(a, b):" -n 32 -t 2\n'
@@ -83,6 +85,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Continue the prompt; print text on standard output and figures on standard error."""
     from penstock.engine.options import RequestOptions
+    from penstock.offline.text_tasks.natural import natural_task
 
     params = sampling_params(args)  # refuses wrong values before the model is opened
     if args.truncate_prompt and args.chat:
@@ -102,6 +105,9 @@ def run(args: argparse.Namespace) -> int:
                 f"{reason and f' ({reason})'}",
                 param="chat",
             )
+        if (task := natural_task(llm)) not in CONTINUES:
+            print_task(llm, task, prompt_text, as_json=args.json)
+            return 0
         prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text
         stream = llm.stream(prompt, params, RequestOptions(truncate_prompt=args.truncate_prompt))
         if sys.stdout.isatty() and not args.json and not args.chat:

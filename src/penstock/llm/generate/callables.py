@@ -17,7 +17,7 @@ from penstock.validation import wrong_type
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.auto.generation import GenerateOptions
+    from penstock.llm.generate.options import GenerateOptions
 
     _Process = Callable[[list[int], NDArray[np.float32]], NDArray[np.float32]]
 

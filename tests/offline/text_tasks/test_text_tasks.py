@@ -1,0 +1,196 @@
+"""Tasks of pipeline beside text generation: the results of transformers' pipelines on tiny networks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from penstock import LLM, InferTask, pipeline
+from penstock.errors import PenstockError
+from tests.support.documents import blocks
+from tests.support.encoders import LIMITS
+from tests.support.errors import raises
+from tests.support.lite_demo import ROOT
+from tests.support.text_tasks import assert_close, write_folder
+
+_LONG = "The cats microsoft zzz sat in new york. " * 6
+_TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+_NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
+_IDS = {"id2label": _NLI, "label2id": {name: i for i, name in _NLI.items()}, "num_labels": 3}
+
+Call = tuple[Any, dict[str, Any]]
+TASKS: dict[str, tuple[str, dict[str, Any], list[Call]]] = {
+    "text-classification": (
+        "ForSequenceClassification",
+        {"num_labels": 3},
+        [
+            ("The cats sat on the mat.", {}),
+            (["a cat", "microsoft in new york"], {}),
+            ("a cat", {"top_k": None}),
+            (["a", "b"], {"top_k": 2}),
+            ({"text": "a cat", "text_pair": "the mat"}, {}),
+            ("a cat", {"function_to_apply": "sigmoid"}),
+            ("the cat " * 30, {"truncation": True}),
+        ],
+    ),
+    "fill-mask": (
+        "ForMaskedLM",
+        {},
+        [
+            ("the [MASK] sat on microsoft", {}),
+            (["a [MASK] b", "[MASK] cat [MASK]"], {"top_k": 3}),
+            ("a [MASK]", {"targets": ["cat", "mat", "sat"]}),
+            ("[MASK] cat " * 30, {"tokenizer_kwargs": {"truncation": True}}),
+        ],
+    ),
+    "ner": (
+        "ForTokenClassification",
+        {"num_labels": 5, "id2label": _TAGS},
+        [
+            *(
+                ("The cats zzz Microsoft sat in new york.", {"aggregation_strategy": strategy})
+                for strategy in ("none", "simple", "first", "average", "max")
+            ),
+            (_LONG, {"aggregation_strategy": "simple", "stride": 4}),
+            ("The cats " * 40, {}),
+            (["a cat", "cats in york"], {"aggregation_strategy": "average", "ignore_labels": []}),
+            ([["a", "cats", "microsoft"]], {"is_split_into_words": True}),
+        ],
+    ),
+    "feature-extraction": ("", {}, [("a cat", {}), (["a", "cats sat"], {})]),
+    "zero-shot-classification": (
+        "ForSequenceClassification",
+        _IDS,
+        [
+            ("the cats sat", {"candidate_labels": "positive, negative,cat"}),
+            (["the cats sat", "a"], {"candidate_labels": ["positive", "new"], "multi_label": True}),
+            ("a cat " * 30, {"candidate_labels": ["positive"], "hypothesis_template": "this is {}"}),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_results_are_those_of_transformers(task: str, tmp_path: Path) -> None:
+    kind, changes, calls = TASKS[task]
+    model, tokenizer = write_folder(tmp_path, kind, **changes)
+    theirs = transformers.pipeline(task, model=model, tokenizer=tokenizer)
+    with pipeline(task, tmp_path, backend="eager") as own:
+        for inputs, options in calls:
+            assert_close(own(inputs, **options), theirs(inputs, **options))
+
+
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("answers")
+    write_folder(folder, "ForQuestionAnswering", max_len=90)
+    return folder
+
+
+def test_answers_are_those_of_transformers(answers: Path) -> None:
+    """Those of its pipeline, which version 4 had (the file was made with 4.57.3)."""
+    cases = json.loads(Path(__file__).with_name("answers.json").read_text())
+    with pipeline("question-answering", answers, backend="eager") as own:
+        for case in cases:
+            assert_close(own(**case["call"]), case["result"])
+        call = cases[0]["call"]
+        assert_close(own({"question": call["question"], "context": call["context"]}), cases[0]["result"])
+        with raises(PenstockError, param="context"):
+            own(question="who?", context="")
+        with raises(PenstockError, param="stride"):
+            own(question="who " * 80, context="the cat")
+
+
+def test_a_bundle_of_the_core_has_the_same_result(answers: Path) -> None:
+    call = {"question": "who sat?", "context": "The cats sat on the mat."}
+    with pipeline("question_answering", answers, backend="eager") as own, LLM(answers, limits=LIMITS) as llm:
+        assert_close(pipeline("question_answering", llm)(**call), own(**call))
+        with raises(PenstockError, param="task"):
+            pipeline("fill_mask", llm)
+        with raises(PenstockError, param="top_n"):
+            pipeline("question_answering", llm)(**call, top_n=1)
+        assert llm.embed([2, 5, 3], "all").vector.shape == (3, 80)  # type: ignore[union-attr]
+
+
+def test_tasks_have_the_names_of_transformers() -> None:
+    names = ("sentiment-analysis", "ner", "text2text-generation", "translation_en_to_de", "zero-shot-classification")
+    assert all(InferTask.check_task_valid(name) for name in (*names, "text-generation", "fill-mask"))
+    assert not InferTask.check_task_valid("translation_of_words")
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    folder = tmp_path_factory.mktemp("t5")
+    torch.manual_seed(0)
+    sizes = {"d_model": 80, "d_kv": 24, "d_ff": 100, "num_layers": 2, "num_heads": 3, "vocab_size": 40}
+    of_task = {"translation_en_to_de": {"prefix": "to german : ", "num_beams": 3, "max_length": 9}}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, task_specific_params=of_task)
+    model = transformers.T5ForConditionalGeneration(config).float().eval()
+    with torch.no_grad():
+        model.shared.weight.copy_(3 * torch.randn_like(model.shared.weight))
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"task_specific_params": of_task}))
+    words = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(32)), "to", "german", ":", "the", "cat"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    roles = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
+    wrapped.save_pretrained(folder)
+    return folder, model, wrapped
+
+
+def test_texts_of_t5_are_those_of_transformers(t5: tuple[Path, Any, Any]) -> None:
+    folder, model, tokenizer = t5
+
+    def expected(text: str, **options: Any) -> str:
+        ids = torch.tensor([tokenizer.encode(text)])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        result: str = tokenizer.decode(out[0], skip_special_tokens=True)
+        return result
+
+    with LLM(folder, mode="eager", limits=LIMITS) as llm:
+        translate = pipeline("translation_en_to_de", llm)
+        text = expected("to german : the cat", num_beams=3, max_length=9)
+        assert translate("the cat") == [{"translation_text": text}]
+        assert translate(["the cat"]) == [{"translation_text": text}]
+        summary = expected("the cat w3", num_beams=1, max_new_tokens=6)
+        found = pipeline("summarization", llm)("the cat w3", num_beams=1, max_new_tokens=6)
+        assert found == [{"summary_text": summary}]
+        text = expected("w1 w2", num_beams=4, max_new_tokens=5, min_new_tokens=3)
+        found = pipeline("text2text-generation", llm)("w1 w2", max_new_tokens=5, min_new_tokens=3)
+        assert found == [{"generated_text": text}]
+
+
+PAGE = ROOT / "docs" / "guides" / "tasks.md"
+FOLDERS = {
+    "my-sentiment": ("ForSequenceClassification", {"num_labels": 2}),
+    "my-nli": ("ForSequenceClassification", _IDS),
+    "my-ner": ("ForTokenClassification", {"num_labels": 5, "id2label": _TAGS}),
+    "my-answers": ("ForQuestionAnswering", {}),
+    "my-bert": ("ForMaskedLM", {}),
+}
+
+
+@pytest.mark.long
+def test_the_examples_of_the_page_run(
+    t5: tuple[Path, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, (kind, changes) in FOLDERS.items():
+        write_folder(tmp_path / name, kind, max_len=64, **changes)
+    (tmp_path / "my-t5").symlink_to(t5[0])
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    examples = [block for block in blocks(PAGE) if block.language == "python"]
+    assert examples
+    for block in examples:
+        exec(block.code, names)  # noqa: S102
