@@ -10,6 +10,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.errors import InvalidArgumentError
+from tests.support.marks import mostly_long
 from tests.support.text_tasks import write_folder
 
 KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -21,7 +22,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("task", KINDS)
+@pytest.mark.parametrize("task", mostly_long(KINDS, "fill_mask", "token_classification"))
 def test_run_prints_the_result_of_the_task(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, changes, text = KINDS[task]
     write_folder(tmp_path, kind, **changes)

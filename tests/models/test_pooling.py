@@ -27,6 +27,7 @@ from tests.models.steps import relative_error
 from tests.support.encoders import LIMITS, build, hidden_rows, sentence_transformer, write_tokenizer
 from tests.support.errors import raises
 from tests.support.families import prompt
+from tests.support.marks import mostly_long
 from tests.support.sharded_folders import strategy_of
 
 BARE: dict[str, dict[str, Any]] = {
@@ -257,7 +258,7 @@ TOKEN_CLASSIFIERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TOKEN_CLASSIFIERS)
+@pytest.mark.parametrize("name", mostly_long(TOKEN_CLASSIFIERS, "bert", "albert", "modernbert"))
 def test_logits_of_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     for kind, labels in (("TokenClassification", 5), ("QuestionAnswering", 2)):
         folder = tmp_path / kind

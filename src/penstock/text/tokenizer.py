@@ -154,10 +154,12 @@ class Tokenizer:
         """
         windows = self._library.windows(request)
         if not windows:
+            name = "stride" if request.stride else "max_length"
             raise InvalidArgumentError(
-                f"stride: expected less than what {request.max_len} tokens leave for the text that is cut, "
-                f"got {request.stride}. Shorten the other text, or the stride.",
-                param="stride",
+                f"{name}: {request.max_len} tokens leave no room for the text that is cut"
+                f"{f' and a stride of {request.stride}' if request.stride else ''}; shorten the other text"
+                f"{' or the stride' if request.stride else ''}",
+                param=name,
             )
         offset = 0 if self.pooling_head is None else self.pooling_head.segment_offset
         if not offset:

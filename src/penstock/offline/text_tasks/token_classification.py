@@ -76,8 +76,7 @@ class TokenClassification(TextTask[TokenOptions]):
         """
         chosen = self._begin(options)
         if chosen.is_split_into_words:
-            is_one = isinstance(inputs, (list, tuple)) and all(isinstance(word, str) for word in inputs)
-            several = [list(inputs)] if is_one else texts_of(inputs, (list, tuple))[0]
+            several, is_one = _word_lists(inputs)
         else:
             several, is_one = texts_of(inputs)
         results = self.run(several, chosen)
@@ -107,6 +106,16 @@ class TokenClassification(TextTask[TokenOptions]):
                 found += [group for group in groups if group[key] not in options.ignore_labels]
             results.append(without_overlaps(found) if len(each) > 1 else found)
         return results
+
+
+def _word_lists(inputs: Any) -> tuple[list[list[str]], bool]:
+    """Return lists of words, and whether it was a single one."""
+    listed = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+    is_one = bool(listed) and all(isinstance(word, str) for word in listed)
+    several = [listed] if is_one else [list(words) if isinstance(words, (list, tuple)) else [words] for words in listed]
+    if isinstance(inputs, str) or not all(isinstance(word, str) for words in several for word in words):
+        raise wrong_type("inputs", "a list of words, or a list of such lists", inputs)
+    return several, is_one
 
 
 @dataclass(frozen=True)
