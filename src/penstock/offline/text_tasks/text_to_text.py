@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -20,6 +21,8 @@ TEXT_TO_TEXT: Final = {"text2text_generation": "generated", "summarization": "su
 """The tasks, with the beginning of the key of their results."""
 _DEFAULTS: Final = {"max_new_tokens": 256, "num_beams": 4}
 """The defaults of transformers' pipelines of these tasks."""
+_START_LEN: Final = 1
+"""The tokens of the decoder before an answer: the start token."""
 
 
 def is_translation(name: str) -> bool:
@@ -78,7 +81,7 @@ class TextToText(TextTask[TextToTextOptions]):
         if not isinstance(prefix, str):
             raise reader.error("task_specific_params", "a prefix that is a string", prefix)
         self.prefix = prefix
-        self._of_task = _in_new_tokens({name: value for name, value in values.items() if name in OPTIONS})
+        self._of_task = {name: value for name, value in values.items() if name in OPTIONS}
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
         """Return ``{"generated_text"}`` of each text, or ``{"summary_text"}`` or ``{"translation_text"}``.
@@ -96,18 +99,19 @@ class TextToText(TextTask[TextToTextOptions]):
         limit = self.max_len if options.truncation else 0
         prompts = [self.text_ids(self.prefix + text, None, limit) for text in inputs]
         given = dict(self._defaults.generate) | dict(options.generate)
-        read = read_options((_DEFAULTS, self._of_task), _in_new_tokens(given), self.llm.generation)
+        read = read_options((_DEFAULTS, self._of_task), given, self.llm.generation)
         answers = self._answers(prompts, read)
         if options.return_tensors or not options.return_text:
             return [[{f"{self._key}_token_ids": ids} for ids in each] for each in answers]
         return [[{f"{self._key}_text": text} for text in self.tokenizer.decode_each(each)] for each in answers]
 
     def _answers(self, prompts: list[Any], read: GenerateOptions) -> list[list[list[int]]]:
-        params = [read.params_of(len(prompt)) for prompt in prompts]
+        params = [read.params_of(_START_LEN) for _ in prompts]
         if read.needs_hook:
             check_hooked(read)
-            callables = callables_of(read.logits_processor, read.stopping_criteria, False)
-            found = run_hooked(self.llm, prompts, params, read, callables)
+            callables = [callables_of(read, False, row, _START_LEN) for row in range(len(prompts) * read.num_rows)]
+            with self.llm.engine.search_lock if read.num_beams > 1 else nullcontext():
+                found = run_hooked(self.llm, prompts, params, read, callables)
             return [[answer.token_ids for answer in each] for each in found]
         results = self.llm.generate(prompts, params)
         return [[one.token_ids for one in result.choices or (result,)] for result in results]
@@ -118,15 +122,3 @@ def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in options.items() if name not in OPTIONS}
     generate = {name: value for name, value in options.items() if name in OPTIONS}
     return own | ({"generate": tuple(generate.items())} if generate else {})
-
-
-def _in_new_tokens(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of generation whose lengths count new tokens; transformers' count the start token, too."""
-    own = dict(values)
-    for name, other in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
-        length = own.pop(name, None)
-        if length is not None and own.get(other) is None:
-            if isinstance(length, bool) or not isinstance(length, int) or length < 0 + (name == "max_length") * 2:
-                raise refusal(name, "a number of tokens, of which the first is the start token", length)
-            own[other] = max(length - 1, 0)
-    return own
