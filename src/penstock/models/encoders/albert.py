@@ -9,7 +9,7 @@ from typing import ClassVar
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
-from penstock.models.encoders.bert import BertConfig, Embeddings, embedding_sources, unread
+from penstock.models.encoders.bert import BertConfig, BertEmbeddings, embedding_sources, unread
 from penstock.models.encoders.electra import read_factorized
 from penstock.nn import Attention, Batch, Embedding, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
 from penstock.nn.base import Tensor, nn
@@ -54,7 +54,7 @@ class Config:
         return AlbertConfig(bert, groups, group_len)
 
 
-class SelfAttention(Module):
+class AlbertSelfAttention(Module):
     """Attention with the norm of its sum with the residual stream.  The caller has the pages of keys and values."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -72,12 +72,12 @@ class SelfAttention(Module):
         return self.LayerNorm(self.dense(rows) + x)
 
 
-class Layer(Module):
+class AlbertLayer(Module):
     """Attention and feed-forward, each followed by the norm of its sum with the residual stream."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.attention = SelfAttention(config)
+        self.attention = AlbertSelfAttention(config)
         self.ffn = Linear(config.hidden_size, config.intermediate_size, True)
         self.ffn_output = Linear(config.intermediate_size, config.hidden_size, True)
         self.full_layer_layer_norm = LayerNorm(config.hidden_size, config.norm_eps)
@@ -89,7 +89,7 @@ class Layer(Module):
         return self.full_layer_layer_norm(self.ffn_output(gelu(self.ffn(x), self.gelu_form)) + x)
 
 
-class Layers(Module):
+class AlbertLayers(Module):
     """The groups of layers, and pages of keys and values for every time that one is computed."""
 
     def __init__(self, config: AlbertConfig) -> None:
@@ -97,7 +97,7 @@ class Layers(Module):
         bert, each = config.bert, range(config.group_len)
         self.embedding_hidden_mapping_in = Linear(bert.embedding_size, bert.hidden_size, True)
         self.albert_layer_groups = nn.ModuleList(
-            nn.ModuleDict({"albert_layers": nn.ModuleList(Layer(bert) for _ in each)})
+            nn.ModuleDict({"albert_layers": nn.ModuleList(AlbertLayer(bert) for _ in each)})
             for _ in range(max(config.groups) + 1)
         )
         self.order = [(group, layer) for group in config.groups for layer in each]
@@ -115,20 +115,20 @@ class Layers(Module):
         return x
 
 
-class Encoder(Module):
+class AlbertEncoder(Module):
     """The network without its head: token ids to hidden rows."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config.bert.of_embeddings)
-        self.encoder = Layers(config)
+        self.embeddings = BertEmbeddings(config.bert.of_embeddings)
+        self.encoder = AlbertLayers(config)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden rows of a step, [T, hidden]."""
         return self.encoder(self.embeddings(batch), batch)
 
 
-class Predictions(Module):
+class AlbertPredictions(Module):
     """The masked-language head."""
 
     def __init__(self, config: BertConfig, tied: Embedding | None) -> None:
@@ -156,11 +156,11 @@ class Network(Module):
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
         self.config = config.bert
-        self.albert = Encoder(config)
+        self.albert = AlbertEncoder(config)
         self.output_rows = OutputRows(config.bert.hidden_size)
         words = self.albert.embeddings.word_embeddings
         if config.bert.has_head:
-            self.predictions = Predictions(config.bert, words if config.bert.tied else None)
+            self.predictions = AlbertPredictions(config.bert, words if config.bert.tied else None)
         else:
             self.lm_head = LMHead(config.bert.embedding_size, config.vocab_size, tied=words)
 

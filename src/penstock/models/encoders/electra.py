@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader
-from penstock.models.encoders.bert import BertConfig, Embeddings, Layer, embedding_sources, read_bert, unread
+from penstock.models.encoders.bert import BertConfig, BertEmbeddings, BertLayer, embedding_sources, read_bert, unread
 from penstock.nn import Batch, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
 from penstock.nn.base import Tensor, nn
 
@@ -33,17 +33,17 @@ class Config:
         return read_factorized(reader, "Electra")
 
 
-class Encoder(Module):
+class ElectraEncoder(Module):
     """The network without its head: token ids to hidden rows."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config.of_embeddings)
+        self.embeddings = BertEmbeddings(config.of_embeddings)
         is_narrow = config.embedding_size != config.hidden_size
         self.embeddings_project = (
             Linear(config.embedding_size, config.hidden_size, True) if is_narrow else nn.Identity()
         )
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(Layer(config) for _ in range(config.num_layers))})
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(BertLayer(config) for _ in range(config.num_layers))})
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden rows of a step, [T, hidden]."""
@@ -53,7 +53,7 @@ class Encoder(Module):
         return x
 
 
-class Predictions(Module):
+class ElectraPredictions(Module):
     """The layer between the encoder and the output linear."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -78,11 +78,11 @@ class Network(Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
-        self.electra = Encoder(config)
+        self.electra = ElectraEncoder(config)
         self.output_rows = OutputRows(config.hidden_size)
         words = self.electra.embeddings.word_embeddings
         if config.has_head:
-            self.generator_predictions = Predictions(config)
+            self.generator_predictions = ElectraPredictions(config)
             tied = words if config.tied else None
             self.generator_lm_head = LMHead(config.embedding_size, config.vocab_size, True, tied=tied)
         else:

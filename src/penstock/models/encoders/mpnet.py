@@ -9,8 +9,8 @@ from typing import ClassVar, Final
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.encoder_decoder.t5 import distance_buckets
-from penstock.models.encoders.bert import AddNorm, BertConfig, Embeddings, read_bert
-from penstock.models.encoders.roberta import Head
+from penstock.models.encoders.bert import AddNorm, BertConfig, BertEmbeddings, read_bert
+from penstock.models.encoders.roberta import RobertaHead
 from penstock.nn import (
     Batch,
     DistanceBias,
@@ -45,7 +45,7 @@ class Config:
         return replace(config, first_position=_FIRST_POSITION, context_len=config.context_len - _FIRST_POSITION)
 
 
-class SelfAttention(Module):
+class MPNetSelfAttention(Module):
     """Attention over all tokens of a request, with a bias by distance."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -64,13 +64,13 @@ class SelfAttention(Module):
         return self.o(rows)
 
 
-class Layer(Module):
+class MPNetLayer(Module):
     """Attention and feed-forward, each followed by the norm of its sum with the residual stream."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         norm = LayerNorm(config.hidden_size, config.norm_eps)
-        self.attention = nn.ModuleDict({"attn": SelfAttention(config), "LayerNorm": norm})
+        self.attention = nn.ModuleDict({"attn": MPNetSelfAttention(config), "LayerNorm": norm})
         dense = Linear(config.hidden_size, config.intermediate_size, True)
         self.intermediate = nn.ModuleDict({"dense": dense})
         self.output = AddNorm(config.intermediate_size, config)
@@ -82,12 +82,12 @@ class Layer(Module):
         return self.output(gelu(self.intermediate["dense"](x), self.gelu_form), x)
 
 
-class Layers(Module):
+class MPNetLayers(Module):
     """The layers, and the bias that all of them add."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layer = nn.ModuleList(MPNetLayer(config) for _ in range(config.num_layers))
         self.relative_attention_bias = DistanceBias(config.num_heads, _REACH)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
@@ -97,13 +97,13 @@ class Layers(Module):
         return x
 
 
-class Encoder(Module):
+class MPNetEncoder(Module):
     """The network without its head: token ids to hidden rows."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config)
-        self.encoder = Layers(config)
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = MPNetLayers(config)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden rows of a step, [T, hidden]."""
@@ -126,11 +126,11 @@ class Network(Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
-        self.mpnet = Encoder(config)
+        self.mpnet = MPNetEncoder(config)
         self.output_rows = OutputRows()
         words = self.mpnet.embeddings.word_embeddings
         if config.has_head:
-            self.lm_head: Module = Head(config, words if config.tied else None)
+            self.lm_head: Module = RobertaHead(config, words if config.tied else None)
         else:
             self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=words)
 
