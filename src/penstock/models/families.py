@@ -19,7 +19,7 @@ _FAMILIES: Final[dict[str, tuple[str, ...]]] = {
         "hunyuan_v1_dense", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
     ),
     "encoder_decoder": ("t5", "umt5"),
-    "encoders": ("bert", "distilbert", "eurobert", "modernbert", "nomic_bert", "roberta"),
+    "encoders": ("albert", "bert", "distilbert", "electra", "eurobert", "modernbert", "mpnet", "nomic_bert", "roberta"),
     "experts": (
         "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe", "minimax_m2", "mixtral", "olmoe",
         "qwen2_moe", "qwen3_moe",

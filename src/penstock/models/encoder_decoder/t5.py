@@ -217,7 +217,7 @@ class Block(Module):
         has_prefix = config.num_decoder_layers > 0
         keys = "rest" if in_decoder else "prefix" if has_prefix else "all"
         own = T5SelfAttention(config, causal=in_decoder, keys=keys, has_bias=has_bias)
-        layers = [SubLayer(config, "T5SelfAttention", own)]
+        layers = [SubLayer(config, "SelfAttention", own)]
         if in_decoder:
             cross = T5SelfAttention(config, causal=True, keys="prefix", has_bias=False)
             layers.append(SubLayer(config, "EncDecAttention", cross))

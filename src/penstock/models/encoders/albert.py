@@ -54,7 +54,7 @@ class Config:
         return AlbertConfig(bert, groups, group_len)
 
 
-class AlbertAttention(Module):
+class AlbertSelfAttention(Module):
     """Attention with the norm of its sum with the residual stream.  The caller has the pages of keys and values."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -77,7 +77,7 @@ class AlbertLayer(Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.attention = AlbertAttention(config)
+        self.attention = AlbertSelfAttention(config)
         self.ffn = Linear(config.hidden_size, config.intermediate_size, True)
         self.ffn_output = Linear(config.intermediate_size, config.hidden_size, True)
         self.full_layer_layer_norm = LayerNorm(config.hidden_size, config.norm_eps)

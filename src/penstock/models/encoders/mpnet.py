@@ -45,7 +45,7 @@ class Config:
         return replace(config, first_position=_FIRST_POSITION, context_len=config.context_len - _FIRST_POSITION)
 
 
-class MPNetAttention(Module):
+class MPNetSelfAttention(Module):
     """Attention over all tokens of a request, with a bias by distance."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -70,7 +70,7 @@ class MPNetLayer(Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         norm = LayerNorm(config.hidden_size, config.norm_eps)
-        self.attention = nn.ModuleDict({"attn": MPNetAttention(config), "LayerNorm": norm})
+        self.attention = nn.ModuleDict({"attn": MPNetSelfAttention(config), "LayerNorm": norm})
         dense = Linear(config.hidden_size, config.intermediate_size, True)
         self.intermediate = nn.ModuleDict({"dense": dense})
         self.output = AddNorm(config.intermediate_size, config)
