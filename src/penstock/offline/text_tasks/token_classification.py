@@ -95,7 +95,7 @@ class TokenClassification(TextTask[TokenOptions]):
         unk_id = None if unk is None else self.tokenizer.token_id(unk)
         results = []
         for text, each in zip(inputs, windows, strict=True):
-            source = _Source.of(text, options, unk_id, self.tokenizer.has_subword_prefix)
+            source = _TokenSource.of(text, options, unk_id, self.tokenizer.has_subword_prefix)
             found: list[Entity] = []
             for window in each:
                 logits = next(rows).astype(np.float64)
@@ -119,7 +119,7 @@ def _word_lists(inputs: Any) -> tuple[list[list[str]], bool]:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _TokenSource:
     """A text, and what decides whether a token continues a word.  ``begins``: the place of each of its words."""
 
     text: str
@@ -128,7 +128,7 @@ class _Source:
     has_subword_prefix: bool
 
     @classmethod
-    def of(cls, text: Any, options: TokenOptions, unk_id: int | None, has_subword_prefix: bool) -> _Source:
+    def of(cls, text: Any, options: TokenOptions, unk_id: int | None, has_subword_prefix: bool) -> _TokenSource:
         if not options.is_split_into_words:
             return cls(text, (), unk_id, has_subword_prefix)
         delimiter = " " if options.delimiter is None else options.delimiter
