@@ -220,7 +220,7 @@ def test_a_tokenizer_of_transformers() -> None:
 
 
 def test_tasks() -> None:
-    assert InferTask.support_list() == ["text_generation"]
+    assert {"text_generation", "fill_mask", "translation"} <= {*InferTask.support_list()}
     assert InferTask.check_task_valid("text_generation")
     assert not InferTask.check_task_valid("image_to_text")
     with raises(InvalidArgumentError, param="task", match="'image_to_text'"):
@@ -253,4 +253,4 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         pipeline("shout", BUNDLE, audio_processor=eye)
     with raises(InvalidArgumentError, param="task_type", match="'shout'"):
         InferTask.register("shout", shout)
-    assert InferTask.support_list() == ["shout", "text_generation"]
+    assert "shout" in InferTask.support_list()
