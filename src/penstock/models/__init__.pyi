@@ -29,10 +29,13 @@ from penstock.models.encoder_decoder import (
     umt5,
 )
 from penstock.models.encoders import (
+    albert,
     bert,
     distilbert,
+    electra,
     eurobert,
     modernbert,
+    mpnet,
     nomic_bert,
     roberta,
 )
@@ -98,6 +101,7 @@ from penstock.models.shared_kv import (
 )
 
 __all__ = [
+    "albert",
     "apertus",
     "baichuan",
     "bamba",
@@ -111,6 +115,7 @@ __all__ = [
     "deepseek_v2",
     "deepseek_v3",
     "distilbert",
+    "electra",
     "ernie4_5",
     "ernie4_5_moe",
     "eurobert",
@@ -150,6 +155,7 @@ __all__ = [
     "mistral4",
     "mixtral",
     "modernbert",
+    "mpnet",
     "nemotron_h",
     "nomic_bert",
     "olmo",
