@@ -168,7 +168,7 @@ def test_a_yaml_file_of_mindformers_opens_a_checkpoint(tmp_path):
         assert model.llm.engine.max_len == 32
     for text, message in (
         (YAML.format(path=DEMO, parallel="1"), "use_parallel"),
-        (YAML.format(path="llama2_7b.ckpt", parallel="False"), "ckpt files"),
+        (YAML.format(path="llama2_7b.ckpt", parallel="False"), "a .ckpt file"),
         (YAML.format(path="none", parallel="False"), "none: "),
         ("model: {}\n", "load_checkpoint: "),
     ):

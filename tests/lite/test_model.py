@@ -177,7 +177,7 @@ def test_config_files(tmp_path: Path) -> None:
         assert [one.shape for one in other.get_inputs()] == [[2, 1], [2], [2]]
         assert other.get_outputs()[0].shape == [2, 1, VOCAB]
         for text, words in (
-            ("[ascend_context]\nprovider=ge\n", r"\[model\], got \[ascend_context\]"),
+            ("[ascend]\nprovider=ge\n", r"\[ascend\]"),
             ("[model]\nbatch = 2\n", "got 'batch'"),
             ("[model]\nbatch_size = two\n", "batch_size: .*integer"),
             ("batch_size = 2\n", "section headers"),
