@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return {}
 
     monkeypatch.setattr(cache_module, "build_in_child", build)
+    monkeypatch.setattr(cache_module, "prepare_child", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(cache_module, "finish_child", lambda _, source, out, **__: build(source, out))
     monkeypatch.setattr(cache_module, "_find_damage", lambda *_: "")
     monkeypatch.setattr(verify, "_SETTLED_NS", -1)
     return sources
