@@ -85,11 +85,11 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
         assert found["token_ids"] == wanted
     for prompt, text in (
         ("1 x", 'expected token ids, as 1,2,3 or 1 2 3 or [1, 2, 3], got "x"'),
-        ("1,2,,[3", 'found ",[3"'),
-        ("1 [2]", 'found "[2]"'),
-        ("1,", 'found ""'),
-        (",1", 'found ",1"'),
-        ("1 -1", 'found "-1"'),
+        ("1,2,,[3", 'got ",[3"'),
+        ("1 [2]", 'got "[2]"'),
+        ("1,", 'got ""'),
+        (",1", 'got ",1"'),
+        ("1 -1", 'got "-1"'),
         ("[1, 2", "expected a ] at the end of the list, got none"),
         ("1]", 'expected nothing behind the ids, got "]"'),
         ("[1] 2", 'expected nothing behind the ids, got "2"'),

@@ -109,10 +109,11 @@ def test_close_does_not_wait_for_a_rank_that_hangs(
         os.kill(pid, signal.SIGSTOP)
     thread = threading.Thread(target=request)
     thread.start()
-    time.sleep(0.1)  # it waits in its first step
+    until(lambda: llm.engine.num_steps)  # it waits in its first step, or is about to
     llm.close()
     thread.join()
-    assert [(type(error), error.code) for error in errors] == [(UnavailableError, "group_closed")]
+    assert [type(error) for error in errors] == [UnavailableError]
+    assert errors[0].code in ("group_closed", "unavailable")  # the latter if the close came before the step
     assert rank_pids() == []
 
 
