@@ -127,7 +127,7 @@ static void use_all(const Handles* h, const char* text) {
 static void check_handles(const char* path) {
   static const char words[64] = "no handle at all";
   Handles h, none = {NULL, NULL, NULL, NULL}, wrong;
-  use_all(&none, "found null");
+  use_all(&none, "got null");
   open_all(path, &h);
   wrong.context = (ps_context*)h.model;
   wrong.model = (ps_model*)h.context;
@@ -135,7 +135,7 @@ static void check_handles(const char* path) {
   wrong.program = (ps_program*)words;
   use_all(&wrong, "another pointer");
   close_all(&h);
-  use_all(&h, "found a closed one");
+  use_all(&h, "got a closed one");
   close_all(&h); /* nothing happens */
   close_all(&none);
 }
