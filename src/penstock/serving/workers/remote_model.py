@@ -192,14 +192,14 @@ class RemoteBackend:
         await connection.empty(self._launcher.supervision.drain_s)
         connection.stop()
 
-    async def profile(self, settings: ProfileSettings, worker: str = "") -> bytes:
+    async def profile(self, settings: ProfileSettings, worker: str = "") -> tuple[str, bytes]:
         """Record steps of a worker; see ``Models.profile``."""
         if not self._connections:
             raise self._loaded.unavailable(self.name)
         busiest = max(self._connections, key=lambda one: one.num_open)
         connection = self._ready_worker(worker) if worker else busiest
         message = pb.Profile(steps=settings.steps, seconds=settings.seconds, limits=settings.limits)
-        return await connection.profile(message)
+        return connection.name, await connection.profile(message)
 
     def _ready_worker(self, name: str) -> WorkerConnection:
         connection = next((one for one in self._connections if one.name == name), None)
