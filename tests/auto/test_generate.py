@@ -220,6 +220,9 @@ def test_suppressed_tokens_are_those_of_transformers(ours, theirs):
         with torch.no_grad():
             expected = theirs.generate(rows, **options)
         assert ours.generate(rows, **options).tolist() == expected.tolist(), case
+    for given in ({"forced_bos_token_id": 7}, {"generation_config": {"forced_bos_token_id": 7}}):
+        options = {"max_new_tokens": 3, "do_sample": False, "begin_suppress_tokens": [7, 9], **given}
+        assert ours.generate([[5]], **options)[0][1] == 7, given
     seen = []
     ours.generate(
         rows, 2, do_sample=True, num_return_sequences=2, prefix_allowed_tokens_fn=lambda row, _: seen.append(row) or [3]

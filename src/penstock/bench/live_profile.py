@@ -27,7 +27,7 @@ from penstock import env
 from penstock.bench.node_costs import StepSize
 from penstock.bench.phase_report import PhaseReport, ProfiledProgram, ProfileReport, compare_with_limits, rows_by_kind
 from penstock.bench.span_totals import add_up_spans
-from penstock.core import spans
+from penstock.core import native, spans
 from penstock.errors import InternalError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.runtime.program import PAGE_TOKENS
@@ -40,13 +40,16 @@ __all__ = ["MAX_SECONDS", "MAX_STEPS", "StepRecorder", "describe_program", "meas
 
 _Result = TypeVar("_Result")
 MAX_STEPS: Final = 1000
-"""The spans of all recorded steps stay in the worker's memory until the last one, up to 200 kB for each."""
+"""The spans of all recorded steps stay in the worker's memory until the last one; see ``_MAX_SPAN_BYTES``."""
 MAX_SECONDS: Final = 600.0
 KINDS: Final = ("prefill", "mixed", "decode")
 _SHARE: Final = 0.01
 """Share of the time that recording may take: a step is not recorded while the steps before it have cost more."""
 _RECORDING_SHARE: Final = 0.05
 """Share of a step that the core spends on its spans, at most: 2 to 4 % of the demo model's steps."""
+_MAX_SPAN_BYTES: Final = 64 << 20
+"""Recording ends once the spans take so much, 40 bytes for each phase of an op and thread."""
+_PROBE_BYTES, _PROBE_PASSES = 96 << 20, 3  # the worker's memory is planned without a larger buffer
 _REPORT_S: Final = 120.0
 _NICE: Final = 19
 
@@ -64,13 +67,18 @@ class RecordedStep:
 class StepRecorder:
     """Records spans of some steps of a program; ``NativeProgram.recorder`` calls it in the thread of the steps.
 
-    ``on_done`` is called once in that thread when ``num_steps`` are recorded.
+    ``on_done`` is called once in that thread when ``num_steps`` are recorded, or so many that their spans fill the
+    memory for them, or when recording fails, which ``error`` then says.  No step fails because it is recorded.
     """
 
     def __init__(self, program: NativeProgram, num_steps: int, on_done: Callable[[], object]) -> None:
         self.recorded: list[RecordedStep] = []
-        self.plain: list[tuple[str, int]] = []
+        self.plain: dict[str, tuple[int, int]] = {}
+        """For each kind, the number of the steps that were not recorded, and the sum of their nanoseconds."""
+        self.error: Exception | None = None
         self.program = program
+        self._num_bytes = 0
+        self._is_over = False
         self._num_steps = num_steps
         self._on_done = on_done
         self._begin_ns = time.perf_counter_ns()
@@ -78,28 +86,46 @@ class StepRecorder:
 
     def record(self, batch: StepBatch, call: Callable[[], _Result]) -> _Result:
         """Run a step, and record it if that costs no more than its share of the time."""
-        entered = time.perf_counter_ns()
-        if len(self.recorded) >= self._num_steps:
+        if self._is_over:
             return call()
-        is_due = self._spent_ns <= _SHARE * (entered - self._begin_ns)
-        core = self.program.core_program
-        if is_due:
-            spans.set_profiling(core, True)
+        entered = time.perf_counter_ns()
+        is_due = self._spent_ns <= _SHARE * (entered - self._begin_ns) and self._guard(self._switch, True)
         begin = time.perf_counter_ns()
         try:
             result = call()
             wall_ns = time.perf_counter_ns() - begin
-            if is_due:
-                self.recorded.append(RecordedStep(_kind_of(batch), _size_of(batch), wall_ns, spans.last_spans(core)))
-            else:
-                self.plain.append((_kind_of(batch), wall_ns))
+            self._guard(self._note, batch, wall_ns, is_due)
         finally:
             if is_due:
-                spans.set_profiling(core, False)
+                self._guard(self._switch, False)
         self._spent_ns += time.perf_counter_ns() - entered - wall_ns + _RECORDING_SHARE * wall_ns * is_due
-        if len(self.recorded) == self._num_steps:
+        if self._is_over:
             self._on_done()
         return result
+
+    def _guard(self, function: Callable[..., object], *arguments: object) -> bool:
+        """Call a part of the recording; if it fails, recording is over.  Returns True if it did not fail."""
+        try:
+            function(*arguments)
+        except Exception as error:
+            self.error, self._is_over = self.error or error, True
+            return False
+        return True
+
+    def _switch(self, is_on: bool) -> None:
+        spans.set_profiling(self.program.core_program, is_on)
+
+    def _note(self, batch: StepBatch, wall_ns: int, is_due: bool) -> None:
+        kind = _kind_of(batch)
+        if not is_due:
+            number, total_ns = self.plain.get(kind, (0, 0))
+            self.plain[kind] = (number + 1, total_ns + wall_ns)
+            return
+        found = spans.last_spans(self.program.core_program)
+        self.recorded.append(RecordedStep(kind, _size_of(batch), wall_ns, found))
+        self._num_bytes += found.nbytes
+        if len(self.recorded) >= self._num_steps or self._num_bytes >= _MAX_SPAN_BYTES:
+            self._is_over = True
 
 
 def _size_of(batch: StepBatch) -> StepSize:
@@ -140,14 +166,18 @@ def measure_limits(program: NativeProgram) -> dict[str, float]:
 
     limits = MachineLimits(program.context)
     limits.probe_compute(0.05)
-    return {"memory": max(limits.probe_bandwidth(), limits.probe_bandwidth()), **limits.ops_per_s}
+    bandwidth = max(native.probe_bandwidth(program.context, _PROBE_BYTES, _PROBE_PASSES) for _ in range(2))
+    return {"memory": bandwidth, **limits.ops_per_s}
 
 
 def report_of(recorder: StepRecorder, about: Mapping[str, Any]) -> bytes:
     """Return the report of what was recorded, as JSON.  Waits for the process that makes it.
 
-    Raises UnsupportedError if the bundle's file is not there any more, InternalError if the process fails.
+    Raises UnsupportedError if the bundle's file is not there any more, InternalError if the process fails, and the
+    error that ended the recording.
     """
+    if recorder.error is not None:
+        raise recorder.error
     if not Path(about["bundle"]).is_file():
         raise UnsupportedError("The bundle's file is not there any more, so its ops cannot be named. Load it again.")
     buffer = io.BytesIO()
@@ -190,15 +220,14 @@ def _report(about: dict[str, Any], recorded: Sequence[RecordedStep]) -> ProfileR
     phases = []
     for kind in KINDS:
         own = [step for step in recorded if step.kind == kind]
-        plain = [wall_ns for name, wall_ns in about["plain"] if name == kind]
         if own:
-            phases.append(_phase(kind, program, own, plain, about["limits"]))
+            phases.append(_phase(kind, program, own, about["plain"].get(kind, (0, 0)), about["limits"]))
     names = ("network", "scheme", "cpu_level", "num_threads", "kv_cache", "weights", "populate_s")
     return ProfileReport(**{name: about[name] for name in names}, phases=phases)
 
 
 def _phase(
-    kind: str, program: ProfiledProgram, own: Sequence[RecordedStep], plain: Sequence[int], limits: dict[str, float]
+    kind: str, program: ProfiledProgram, own: Sequence[RecordedStep], plain: tuple[int, int], limits: dict[str, float]
 ) -> PhaseReport:
     passes = [add_up_spans([(float(step.wall_ns), step.spans)], len(program.graph.nodes)) for step in own]
     counts = Counter(run.threads for run in passes)
@@ -221,7 +250,7 @@ def _phase(
         passes=len(own),
         alike=len(alike),
         wall_s=statistics.fmean(run.wall for _, run in alike) * 1e-9,
-        plain_s=statistics.fmean(plain) * 1e-9 if plain else 0.0,
+        plain_s=plain[1] / plain[0] * 1e-9 if plain[0] else 0.0,
         read_bytes_per_s=limits.get("memory", 0.0),
         ops_per_s={name: value for name, value in limits.items() if name != "memory"},
         kinds=rows_by_kind(program.graph, nodes),
@@ -229,7 +258,7 @@ def _phase(
         between=between,
         fused=dict(Counter(row.op for row in nodes if not row.calls)),
         spans=by_time[len(by_time) // 2][1].spans,
-        seen=len(own) + len(plain),
+        seen=len(own) + plain[0],
     )
     if limits:
         for row in [*report.kinds, *report.nodes]:

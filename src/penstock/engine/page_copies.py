@@ -20,9 +20,14 @@ if TYPE_CHECKING:
     from penstock.engine.engine import Engine
     from penstock.engine.pages import PageTables
 
-__all__ = ["HeldPages", "grant_pages", "hold_pages"]
+__all__ = ["HeldPages", "can_copy_pages", "grant_pages", "hold_pages"]
 
 _CHECKSUM_BYTES = 16
+
+
+def can_copy_pages(engine: Engine) -> bool:
+    """Return True if pages have names and can be reached, so that they can go from and to the engine."""
+    return engine.options.prefix_cache and not engine.scheduler.whole_prompts and any(engine.program.page_memory())
 
 
 class HeldPages:

@@ -291,8 +291,10 @@ class Models(Protocol):
         machine with it, and the errors of ``load``.
         """
 
-    async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> bytes:
-        """Record steps of a model while it answers; return the report of ``penstock.bench.live_profile`` as JSON.
+    async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> tuple[str, bytes]:
+        """Record steps of a model while it answers.
+
+        Returns the worker's name and the report of ``penstock.bench.live_profile`` as JSON.
 
         ``worker``: the one to record; "": the one with most open requests.  Raises NotFoundError for an unknown model
         or worker, UnsupportedError if its steps cannot be recorded, UnavailableError if it is being profiled already.

@@ -68,6 +68,7 @@ def test_a_profile_is_refused_or_ended_by_name(tmp_path: Path) -> None:
             assert await refused(worker="none") == (404, "worker_not_found", "worker")
             status, found = await asked("POST", PROFILE, {"seconds": 0.01})
             assert (status, found["phases"], found["requests"]) == (200, [], [])
+            assert found["worker"] == backend.workers()[0].name
             waiting = asyncio.ensure_future(running.models.profile("demo", _settings(), ""))
             await asyncio.sleep(0)
             assert (await refused())[0] == 503

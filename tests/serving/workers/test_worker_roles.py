@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,16 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.llm.llm import LLM
 from penstock.serving.metrics import Metrics
-from penstock.serving.workers.worker_roles import DECODE, PREFILL, WorkerRoles, role_for
+from penstock.serving.workers.worker_roles import (
+    DECODE,
+    NO_ROLES,
+    PREFILL,
+    WorkerRoles,
+    of_role,
+    role_for,
+    takes_over,
+    warn_of_roles,
+)
 from tests.support.errors import raises
 from tests.support.worker_processes import DEMO, HASTY, pids, service, until
 
@@ -60,6 +70,8 @@ def test_answers_go_on_in_a_worker_for_decode(expected: list) -> None:
         async with service(roles=ROLES) as running:
             backend = await running.models.load(str(DEMO))
             prefill, decode = by_role(backend, PREFILL), by_role(backend, DECODE)
+            assert prefill.copies_pages
+            assert not backend.hands_over(prefill, prefill)
             await ask_all(backend, expected)
             long = [i for i, prompt in enumerate(PROMPTS) if len(prompt) >= 64 and PARAMS[i % 4].max_tokens > 1]
             assert prefill.num_moved == len(long)
@@ -162,6 +174,51 @@ def test_one_role_needs_the_other() -> None:
     assert [WorkerRoles(1, 2).role_of(number) for number in range(3)] == [PREFILL, DECODE, DECODE]
     assert [role_for(63, has_begun=False), role_for(64, has_begun=False)] == [DECODE, PREFILL]
     assert role_for(640, has_begun=True) == DECODE
+
+
+def worker(role: str, **facts: bool) -> SimpleNamespace:
+    return SimpleNamespace(
+        **({"role": role, "copies_pages": True, "is_fresh": True, "has_place": True, "has_room": True} | facts)
+    )
+
+
+def test_only_copied_pages_are_handed_over() -> None:
+    source = worker(PREFILL)
+    assert all(takes_over(source, worker(role)) for role in (DECODE, ""))
+    assert not any(
+        takes_over(source, other)
+        for other in (
+            source, worker(PREFILL), worker(DECODE, copies_pages=False), worker(DECODE, has_place=False),
+            worker(DECODE, is_fresh=False),
+        )
+    )  # fmt: skip
+    assert not takes_over(worker(PREFILL, copies_pages=False), worker(DECODE))
+    assert not takes_over(worker(""), worker(DECODE))
+
+
+def test_workers_without_copies_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_roles("demo", ROLES, [worker(PREFILL), worker(DECODE)])
+    warn_of_roles("demo", NO_ROLES, [worker("", copies_pages=False)])
+    assert not caplog.records
+    warn_of_roles("demo", ROLES, [worker(PREFILL, copies_pages=False), worker(DECODE)])
+    assert [record.facts["event"] for record in caplog.records] == ["roles_without_copies"]
+
+
+def test_a_full_role_leaves_its_work_to_the_other() -> None:
+    free, full, decode = worker(PREFILL), worker(PREFILL, has_room=False), worker(DECODE)
+    assert of_role([free, full, decode], PREFILL) == [free, full]
+    assert of_role([full, decode], PREFILL) == [decode]
+    assert of_role([decode], PREFILL) == [decode]
+    full_decode = worker(DECODE, has_room=False)
+    assert of_role([full, full_decode], PREFILL) == [full]
+    assert of_role([full_decode], PREFILL) == [full_decode]
+
+
+def test_drained_workers_leave_one_of_each_role() -> None:
+    assert WorkerRoles(2, 3).without(PREFILL) == WorkerRoles(1, 3)
+    assert WorkerRoles(2, 3).without(DECODE) == WorkerRoles(2, 2)
+    assert WorkerRoles(1, 1).without(DECODE) == WorkerRoles(1, 1)
+    assert NO_ROLES.without("") == NO_ROLES
 
 
 @pytest.mark.parametrize("option", ["--workers=2", "--replicas=1..2"])

@@ -72,6 +72,9 @@ def test_a_prompt_may_end_within_thoughts(specials):
     ):
         found = written(tokenizer, "think", limit, prompt, *parts)
         assert found == expected or (not parts[1:] and expected.startswith(found)), (limit, prompt)
+    turns = tokenizer_of(*specials, "<｜User｜>", "<｜Assistant｜>")
+    found = written(turns, "think", 2, "<think> what is that<｜User｜>hi<｜Assistant｜>", "abcdefgh")
+    assert found == "abcdefgh"
     channels = tokenizer_of("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
     head = "<|channel|>analysis<|message|>"
     for prompt, closes in (

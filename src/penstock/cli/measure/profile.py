@@ -180,7 +180,9 @@ def _profile_service(args: argparse.Namespace) -> tuple[ProfileReport, list[dict
     report = report_from(answer)
     if not report.phases:
         raise ServiceError(
-            f"{args.model}: no step was recorded in {args.seconds:g} s: no request ran. Send requests meanwhile.", 0
+            f"{args.model}: no step was recorded in worker {answer['worker']} in {args.seconds:g} s: no request ran "
+            "there. Send requests meanwhile, or name another worker with --worker.",
+            0,
         )
     return report, answer["requests"]
 

@@ -83,7 +83,7 @@ def _allowing(function: object, uses_tensors: bool, row: int) -> _Process:
 def _suppressing(read: GenerateOptions, prompt_len: int) -> _Process:
     """Return a processor that forbids tokens always, and others at the beginning of the answer."""
     always, first = (np.array(ids, np.int64) for ids in (read.suppress_tokens, read.begin_suppress_tokens))
-    begin = prompt_len + (prompt_len == 1 and read.params.forced_bos_token_id is not None)
+    begin = prompt_len + (prompt_len == 1 and read.forces_first)
 
     def process(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
         changed = row.copy()

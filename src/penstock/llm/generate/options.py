@@ -121,6 +121,8 @@ class GenerateOptions:
     prefix_allowed_tokens_fn: Any = None
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
+    forces_first: bool = False
+    """True if the call or the model has a token that must follow a prompt of one token."""
 
     @property
     def num_rows(self) -> int:
@@ -187,6 +189,7 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
             values[name] = values[name][0]
     suppressed: dict[str, Any] = {name: token_ids(name, values.pop(name, None) or ()) for name in _SUPPRESSED}
     params = sampling_of_keywords(values, defaults.temperature)
+    forced = defaults.forced_bos_token_id if params.forced_bos_token_id is None else params.forced_bos_token_id
     return GenerateOptions(
         params,
         lengths["max_length"],
@@ -198,6 +201,7 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
         **_beam_values(beams),
         **callables,
         **suppressed,
+        forces_first=forced >= 0,
     )
 
 

@@ -85,6 +85,7 @@ class Profiled(Body):
     """The response of a profile."""
 
     model: str
+    worker: str
     network: str
     scheme: str
     cpu_level: str
@@ -148,10 +149,10 @@ class _Routes:
         followers, requests = self._metrics.of_model(self._models.get(name).name).followers, list[dict[str, float]]()
         followers.append(requests)
         try:
-            report = await self._models.profile(name, settings, body.worker)
+            worker, report = await self._models.profile(name, settings, body.worker)
         finally:
             followers[:] = [one for one in followers if one is not requests]
-        return json_reply({"model": name, **json.loads(report), "requests": requests})
+        return json_reply({"model": name, "worker": worker, **json.loads(report), "requests": requests})
 
 
 def admin_operations(changes: Changes, models: Models, metrics: Metrics) -> list[Operation]:

@@ -105,7 +105,7 @@ class Leave(_message.Message):
     def __init__(self) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("card", "files", "plan", "max_open", "weights_id", "state_id")
+    __slots__ = ("card", "files", "plan", "max_open", "weights_id", "state_id", "copies_pages")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -119,13 +119,15 @@ class Ready(_message.Message):
     MAX_OPEN_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    COPIES_PAGES_FIELD_NUMBER: _ClassVar[int]
     card: Card
     files: _containers.ScalarMap[str, bytes]
     plan: Plan
     max_open: int
     weights_id: str
     state_id: str
-    def __init__(self, card: _Optional[_Union[Card, _Mapping]] = ..., files: _Optional[_Mapping[str, bytes]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_open: _Optional[int] = ..., weights_id: _Optional[str] = ..., state_id: _Optional[str] = ...) -> None: ...
+    copies_pages: bool
+    def __init__(self, card: _Optional[_Union[Card, _Mapping]] = ..., files: _Optional[_Mapping[str, bytes]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_open: _Optional[int] = ..., weights_id: _Optional[str] = ..., state_id: _Optional[str] = ..., copies_pages: bool = ...) -> None: ...
 
 class Card(_message.Message):
     __slots__ = ("name", "created", "max_len", "vocab_size", "scheme", "network", "source", "version", "has_embeddings", "has_tokenizer", "has_chat_template", "tail")

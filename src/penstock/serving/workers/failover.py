@@ -82,8 +82,8 @@ class WorkerRoutes(Protocol):
         that id; ``only`` is the only choice.
         """
 
-    def hands_over(self, connection: WorkerConnection) -> bool:
-        """Return True if another worker goes on with the answers that this one, for prefill, has begun."""
+    def hands_over(self, source: WorkerConnection, target: WorkerConnection | None = None) -> bool:
+        """Return True if another worker, or ``target``, goes on with the answers that this one, for prefill, began."""
 
     def can_take(self, state_id: str, client: str) -> bool:
         """Return True if a worker can go on with a request of a worker with this id; "": one that has not begun."""
@@ -209,7 +209,7 @@ class Failover:
         routed.note_first()
         self._look()
         if not self.answer.is_over and self._alone_on is None and self._routes.hands_over(connection):
-            self._move()
+            self._move(for_role=True)
 
     def _choose(self) -> RoutedRequest:
         """Return the worker for the request; the one that has its pages if that has a place."""
@@ -233,8 +233,11 @@ class Failover:
     def _seed(self) -> int:
         return secrets.randbits(63)
 
-    def _move(self) -> asyncio.Future[None] | None:
-        """Leave the worker, which is being drained, if another one can go on with the answers; see OpenRequest."""
+    def _move(self, *, for_role: bool = False) -> asyncio.Future[None] | None:
+        """Leave the worker, which is being drained, if another one can go on with the answers; see OpenRequest.
+
+        ``for_role``: it is not drained, and the request goes to a worker for decode only.
+        """
         connection, request = self._connection, self._request
         if connection is None or request is None or self._is_moving:
             return None
@@ -257,19 +260,24 @@ class Failover:
             self._retry = asyncio.ensure_future(self._go_on())
             return asyncio.ensure_future(asyncio.sleep(0))
         self._is_moving = True
-        self._retry = asyncio.ensure_future(self._hand_over(connection, request))
+        self._retry = asyncio.ensure_future(self._hand_over(connection, request, for_role=for_role))
         return self._retry
 
-    async def _hand_over(self, source: WorkerConnection, request: OpenRequest) -> None:
+    async def _hand_over(self, source: WorkerConnection, request: OpenRequest, *, for_role: bool) -> None:
         """Copy the pages of a begun request to another worker while it goes on; then let that worker go on.
 
-        If none has a free place by then, the request stays, and is offered again.
+        If none has a free place by then, the request stays, and is offered again if its worker is drained.
         """
         try:
+            with suppress(UnavailableError):
+                self._target = self._choose().connection
+            if for_role and not self._takes_over(source):
+                return
             await self._copy_pages(source, request)
             if not self._is_moving or self._request is not request:  # its worker was lost, or it ended
                 return
-            if not self._routes.can_take(self._state_id, self._options.client):
+            can_go = self._routes.can_take(self._state_id, self._options.client)
+            if not (self._takes_over(source) if for_role else can_go):
                 return
         finally:
             self._is_moving = False
@@ -278,9 +286,14 @@ class Failover:
             self._routed.end(self.answer)
         await self._go_on()
 
+    def _takes_over(self, source: WorkerConnection) -> bool:
+        """Return True if the target, for decode, goes on with the answers; without one it is forgotten."""
+        target, self._target = self._target, None
+        if target is not None and self._routes.hands_over(source, target):
+            self._target = target
+        return self._target is not None
+
     async def _copy_pages(self, source: WorkerConnection, request: OpenRequest) -> None:
-        with suppress(UnavailableError):
-            self._target = self._choose().connection
         if self._target is None:
             return
         salt = request.message.submit.options.cache_salt

@@ -30,7 +30,7 @@ from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.messages import sampling_to, stats_from, stats_to
 from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
 from penstock.serving.workers.worker_group import Launcher, WorkerGroup
-from penstock.serving.workers.worker_roles import DECODE, NO_ROLES, PREFILL, WorkerRoles, of_role, role_for
+from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles, of_role, role_for, takes_over, warn_of_roles
 from penstock.serving.workers.worker_routing import RoutedRequest, WorkerRouting
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ class RemoteBackend:
             finally:
                 self._is_updating = False
             self._version, self._error = version, ""
+            warn_of_roles(self.name, self._roles, group.connections)
             old, self._group = self._group, group
             if old is not None:
                 self._old.append(old)
@@ -191,14 +192,14 @@ class RemoteBackend:
         await connection.empty(self._launcher.supervision.drain_s)
         connection.stop()
 
-    async def profile(self, settings: ProfileSettings, worker: str = "") -> bytes:
+    async def profile(self, settings: ProfileSettings, worker: str = "") -> tuple[str, bytes]:
         """Record steps of a worker; see ``Models.profile``."""
         if not self._connections:
             raise self._loaded.unavailable(self.name)
         busiest = max(self._connections, key=lambda one: one.num_open)
         connection = self._ready_worker(worker) if worker else busiest
         message = pb.Profile(steps=settings.steps, seconds=settings.seconds, limits=settings.limits)
-        return await connection.profile(message)
+        return connection.name, await connection.profile(message)
 
     def _ready_worker(self, name: str) -> WorkerConnection:
         connection = next((one for one in self._connections if one.name == name), None)
@@ -222,7 +223,9 @@ class RemoteBackend:
             tell("worker_drained", f"{self.name}: draining worker {name}.", model=self.name, worker=name)
             if is_own:
                 await self._loaded.drain_worker(connection, replaces=replaces)
-                self._num_workers = max(1, self._num_workers - (not replaces))
+                if not replaces:
+                    self._roles = self._roles.without(connection.role)
+                    self._num_workers = self._roles.num_workers or max(1, self._num_workers - 1)
             else:
                 await self._dismiss(connection)
 
@@ -421,10 +424,10 @@ class RemoteBackend:
             connections = [only]
         return self._routing.choose(connections, num_tokens, keys, session)
 
-    def hands_over(self, connection: WorkerConnection) -> bool:
-        """Return True if a worker for decode can go on with what this one, for prefill, has begun."""
-        others = self._with_state(connection.state_id) if connection.role == PREFILL and connection.state_id else []
-        return any(one.role == DECODE and one.is_fresh and one.has_place for one in others)
+    def hands_over(self, source: WorkerConnection, target: WorkerConnection | None = None) -> bool:
+        """Return True if another worker, or ``target``, goes on with what this one, for prefill, has begun."""
+        others = self._with_state(source.state_id) if source.state_id and not self._is_draining else []
+        return any(target in (None, one) and takes_over(source, one) for one in others)
 
     def can_take(self, state_id: str, client: str) -> bool:
         """Return True if a worker can go on with a request of a worker with this id; "": one that has not begun."""

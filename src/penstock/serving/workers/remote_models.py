@@ -131,7 +131,7 @@ class RemoteModels:
         await backend.drain_worker(worker, replaces=replaces)
         return backend
 
-    async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> bytes:
+    async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> tuple[str, bytes]:
         """Record steps of a model; see ``Models.profile``."""
         return await self.get(name).profile(settings, worker)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.generation import ADDITIONAL_TEMPLATES
 from penstock.checkpoint.pooling.head import POOLING_FILE
+from penstock.engine.page_copies import can_copy_pages
 from penstock.env import writes_json_log
 from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
 from penstock.file_kinds import is_gguf
@@ -460,7 +461,7 @@ def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
     own_weights = bundle_id(config.path)
     return pb.Ready(
         card=card, files=files, plan=plan, max_open=max_open, weights_id=own_weights,
-        state_id=_state_id(llm, own_weights),
+        state_id=_state_id(llm, own_weights), copies_pages=can_copy_pages(llm.engine),
     )  # fmt: skip
 
 

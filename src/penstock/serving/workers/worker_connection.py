@@ -144,6 +144,7 @@ class WorkerConnection:
         self.node = ""
         """The address of its machine, "" for this one."""
         self.role = ""
+        self.copies_pages = False
         """What it does: "prefill", "decode", or "" for both."""
         self.status = "starting"
         self.card: ModelCard | None = None
@@ -475,6 +476,7 @@ class WorkerConnection:
         self.card, self.tokenizer = card_from(ready.card), tokenizer
         self.plan, self.max_open = ready.plan, ready.max_open
         self.weights_id, self.state_id = ready.weights_id, ready.state_id
+        self.copies_pages = ready.copies_pages
         self._note_iteration(0.0)
         self.status = "ready"
         self.on_planned()

@@ -71,13 +71,17 @@ class WorkerProfile:
         loop = asyncio.get_running_loop()
         program: NativeProgram = recorder.program
 
-        def end() -> None:
+        def end() -> None:  # it must not raise: the engine's thread would end
             program.recorder = None
-            if self._wants_limits:
-                from penstock.bench.live_profile import measure_limits
+            try:
+                if self._wants_limits:
+                    from penstock.bench.live_profile import measure_limits
 
-                self._limits = measure_limits(program)
-            loop.call_soon_threadsafe(done.set)
+                    self._limits = measure_limits(program)
+            except Exception as error:
+                recorder.error = recorder.error or error
+            finally:
+                loop.call_soon_threadsafe(done.set)
 
         done = asyncio.Event()
         self._thread.call(end)

@@ -29,8 +29,9 @@ REASON: Final = (
 MAX_BEYOND: Final = 32
 """A marker has at most so many tokens."""
 _MAX_MARKER_BYTES: Final = 64
-_TURN: Final = r"<[|｜][^|｜<>]*[|｜]>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>"
-"""The special tokens of chat templates that begin or end a message; no thoughts go on behind one."""
+_TURN: Final = r"<(?:\||｜)(?:(?!｜)[^|<>])*(?:\||｜)>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>"
+"""The special tokens of chat templates that begin or end a message; no thoughts go on behind one.  It is a pattern of
+bytes, so it has no set with a character of several bytes."""
 
 
 @dataclass(frozen=True)

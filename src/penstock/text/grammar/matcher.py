@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["GrammarMatcher", "MaskThread", "fill_mask"]
 
 _FULL_LEXER: Final = "too many states"
+_REPLAY_S: Final = 0.25
+"""Limit on the time for masks behind the tokens of a replay, for which the step of all requests waits."""
 
 
 def fill_mask(matcher: LLMatcher, field: str, num_words: int) -> NDArray[np.uint32]:
@@ -96,7 +99,7 @@ class GrammarMatcher:
         """
         if not tokens:
             return False
-        self._taken.append(tokens)
+        self._taken.append(tuple(tokens))  # the caller may append to its list
         self._mask = None
         try:
             is_complete = self._take(tokens)
@@ -109,15 +112,18 @@ class GrammarMatcher:
     def _begin_again(self, error: InvalidArgumentError) -> bool:
         """Take the tokens with a lexer of this answer's own, if others may have filled the shared one.
 
-        Masks are made behind them as before, so that it is filled as far as if there had been no other answer.
+        Masks are made behind them as before, so that it is filled as far as if there had been no other answer.  Behind
+        the tokens of a long answer they would take too long: the rest is taken without, which fills the lexer less.
         """
         renew, self._renew = self._renew, None
         renewed = renew() if renew is not None and _FULL_LEXER in str(error) else None
         if renewed is None:
             raise error
         self._matcher, is_complete = renewed, False
+        end = time.monotonic() + _REPLAY_S
         for tokens in self._taken:
-            fill_mask(self._matcher, self._field, self._num_words)
+            if time.monotonic() < end:
+                fill_mask(self._matcher, self._field, self._num_words)
             is_complete = self._take(tokens)
         return is_complete
 
