@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 
 import pytest
 
@@ -44,6 +45,25 @@ def test_a_string_that_is_no_utf_8_names_its_array() -> None:
     data = gguf_bytes({"texts": ["abcd"] * 8}, {}).replace(b"abcd", b"ab\xff\xfe", 1)
     with pytest.raises(InvalidFileError, match="texts"):
         read_header(memoryview(data), "m.gguf")
+
+
+def test_an_array_without_a_zero_byte_names_its_array() -> None:
+    data = gguf_bytes({"texts": ["abcd"]}, {})
+    place = data.rindex(struct.pack("<Q", 4) + b"abcd")
+    with pytest.raises(InvalidFileError, match="texts"):
+        read_header(memoryview(data[:place] + b"\xff" * 64), "m.gguf")
+
+
+@pytest.mark.parametrize("texts", [[""] * 100, ["a", *[""] * 99]])
+def test_little_of_a_file_is_searched_for_strings(texts: list[str]) -> None:
+    """Zeros behind strings are as many as a file of tensors has; the memory is that of the strings."""
+    data = gguf_bytes({"texts": texts}, {}) + bytes(1 << 24)
+    tracemalloc.start()
+    try:
+        assert read_header(memoryview(data), "m.gguf").metadata["texts"] == texts
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
-from penstock.runtime.build import Progress, build_in_child
+from penstock.graph import export_child
+from penstock.runtime.build import Progress, build_in_child, finish_child, prepare_child
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.slow_network import write_script
 from tests.support.waiting import until
@@ -46,6 +47,22 @@ def test_errors_of_the_child_come_back_as_they_were(tmp_path: Path) -> None:
     with pytest.raises(InvalidFileError, match=r"net\.py:1: RuntimeError: a mistake in the script$"):
         build_in_child(write_checkpoint(tmp_path / "other"), tmp_path / "out.psm", network=f"{tmp_path}/net.py:Net")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_child_that_died_before_gives_its_own_error(tmp_path: Path) -> None:
+    """The line that it never read is not written again when its stream is closed."""
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"12345678")
+    with prepare_child(folder) as child:
+        child.wait()
+        with pytest.raises(InvalidFileError, match=r"^model\.safetensors: "):
+            finish_child(child, folder, tmp_path / "out.psm")
+
+
+def test_a_process_without_a_place_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["export_child", "model"])
+    with pytest.raises(SystemExit, match="2"):
+        export_child.main()
 
 
 def test_without_torch_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from examples.my_network import Config, Net
 from penstock import nn
 from penstock.config import ConfigReader
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.offline.joined_folder import joined_folder
 from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, FOLDER, ROOT
 
@@ -132,3 +133,16 @@ def test_the_command_takes_a_config(tmp_path: Path, capsys: pytest.CaptureFixtur
     for words in (["--config_path", str(tmp_path / "a.yaml")], [str(FOLDER), str(tmp_path / "out"), "--tp", "2"]):
         assert main(["export", *words, "--config", str(FOLDER)]) == 2
         assert "--config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_weights_in_a_folder_without_a_name_are_joined(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    (place / name / "model.safetensors").write_bytes(b"")
+    monkeypatch.chdir(place)
+    with joined_folder(Path(name), {"model_type": "mine"}) as folder:
+        assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+        assert folder.parent.name.startswith("penstock-")

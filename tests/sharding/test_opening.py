@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from penstock.checkpoint.quantize import quantize_checkpoint
+from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import read_graph
@@ -20,6 +25,7 @@ from penstock.runtime.open import open_program
 from penstock.runtime.program import ProgramLimits
 from penstock.sharding.folder import MANIFEST, STRATEGY, WEIGHTS
 from penstock.sharding.strategy import Strategy
+from penstock.sharding.whole import MergedWeights
 from penstock.sharding.write import shard_folder
 from tests.support.encoders import LIMITS as ENCODER_LIMITS
 from tests.support.encoders import sentence_transformer
@@ -122,6 +128,27 @@ def test_one_process_opens_a_sharded_folder_whole(sharded: Path, tmp_path: Path)
     (damaged / "rank_1" / WEIGHTS).unlink()
     with pytest.raises(InvalidFileError, match="rank_1"):
         export_bundle(damaged, tmp_path / "damaged.psm")
+
+
+def test_a_stacked_tensor_is_put_together_once_for_all_experts() -> None:
+    shapes = {"blocks": (8, 4, 2), "scales": (8, 4, 1), "head": (4, 2), "next": (8, 4, 2)}
+    tensors = {
+        name: TensorInfo("f32", shape, "model.safetensors", 0, 4 * math.prod(shape)) for name, shape in shapes.items()
+    }
+    read: list[str] = []
+
+    def stream(name: str) -> Iterator[NDArray[np.uint8]]:
+        read.append(name)
+        yield np.full(tensors[name].num_bytes, len(name), np.uint8)
+
+    weights = MergedWeights(SimpleNamespace(folder=Path(), tensors=tensors, stream=stream))  # type: ignore[arg-type]
+    for _ in range(3):
+        for name in ("blocks", "scales", "head"):
+            assert weights.read(name).shape == shapes[name]
+            weights.release(name)
+    assert read.count("blocks") == read.count("scales") == 1
+    assert read.count("head") == 3
+    assert not np.array_equal(weights.read("next"), weights.read("blocks"))
 
 
 @pytest.mark.long

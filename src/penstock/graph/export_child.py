@@ -56,7 +56,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Export as the command line requests; return the exit status."""
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    if args.out is None and not args.child:
+        parser.error("OUT is required without --child")
     env.enter_export_child()
     if args.network is None:
         use_own_modules()

@@ -100,11 +100,12 @@ def run_prompts(
     is_one: bool,
     options: RequestOptions,
     opened: OpenRequests | None = None,
+    first: int = 0,
 ) -> list[Request]:
     """Run prompts whose rows are collected and that have no answer.
 
     ``opened`` holds the requests, so that another thread can abort them.  Raises the error of the first request that
-    failed, with the index of its prompt.
+    failed, with the index of its prompt, counted from ``first``.
     """
     opened = opened or OpenRequests(engine)
     requests: list[Request] = []
@@ -117,7 +118,7 @@ def run_prompts(
         for request in requests:
             engine.abort(request)
         raise
-    for index, request in enumerate(requests):
+    for index, request in enumerate(requests, first):
         if request.error is not None:
             raise of_prompt(index, is_one, request.error)
         if request.finish_reason != "length":

@@ -63,7 +63,7 @@ def joined_folder(weights: Path, config: object) -> Iterator[Path]:
             param="model",
         )
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
-        folder = Path(temporary) / weights.stem
+        folder = Path(temporary) / "model"
         folder.mkdir()
         write_side_files(folder, sides)
         for name, path in files.items():

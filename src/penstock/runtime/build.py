@@ -199,7 +199,8 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
             child.wait()
         for stream in (child.stdin, child.stdout, child.stderr):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(OSError):  # a line that a dead child did not read
+                    stream.close()
 
 
 def _keep_tail(stream: IO[str] | None, tail: deque[str]) -> None:

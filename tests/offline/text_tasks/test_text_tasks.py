@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from penstock import LLM, InferTask, pipeline
 from penstock.errors import PenstockError
+from penstock.offline.text_tasks import fill_mask
 from tests.support.documents import blocks
 from tests.support.encoders import LIMITS
 from tests.support.errors import raises
@@ -37,6 +38,9 @@ TASKS: dict[str, tuple[str, dict[str, Any], list[Call]]] = {
             ({"text": "a cat", "text_pair": "the mat"}, {}),
             ("a cat", {"function_to_apply": "sigmoid"}),
             ("the cat " * 30, {"truncation": True}),
+            ("the cat " * 30, {"max_length": 8}),
+            ("the cat", {"max_length": 3, "truncation": "do_not_truncate"}),
+            ("a cat", {"top_k": 1}),
         ],
     ),
     "fill-mask": (
@@ -47,6 +51,8 @@ TASKS: dict[str, tuple[str, dict[str, Any], list[Call]]] = {
             (["a [MASK] b", "[MASK] cat [MASK]"], {"top_k": 3}),
             ("a [MASK]", {"targets": ["cat", "mat", "sat"]}),
             ("[MASK] cat " * 30, {"tokenizer_kwargs": {"truncation": True}}),
+            ("[MASK] cat " * 30, {"tokenizer_kwargs": {"max_length": 9}}),
+            ("[MASK] cat", {"tokenizer_kwargs": {"max_length": 3, "truncation": "do_not_truncate"}}),
         ],
     ),
     "ner": (
@@ -61,6 +67,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], list[Call]]] = {
             ("The cats " * 40, {}),
             (["a cat", "cats in york"], {"aggregation_strategy": "average", "ignore_labels": []}),
             ([["a", "cats", "microsoft"]], {"is_split_into_words": True}),
+            ("The cats sat in new york.", {"ignore_labels": None}),
         ],
     ),
     "feature-extraction": ("", {}, [("a cat", {}), (["a", "cats sat"], {})]),
@@ -84,6 +91,43 @@ def test_results_are_those_of_transformers(task: str, tmp_path: Path) -> None:
     with pipeline(task, tmp_path, backend="eager") as own:
         for inputs, options in calls:
             assert_close(own(inputs, **options), theirs(inputs, **options))
+
+
+@pytest.mark.parametrize(
+    ("problem", "num_labels"), [("regression", 2), ("multi_label_classification", 2), (None, 2), (None, 1)]
+)
+def test_scores_follow_the_problem_type(problem: str | None, num_labels: int, tmp_path: Path) -> None:
+    """Not the keys of sentence-transformers; ``top_k`` of the pipeline leaves a list around a single text."""
+    model, tokenizer = write_folder(tmp_path, "ForSequenceClassification", num_labels=num_labels)
+    model.config.problem_type = problem
+    path = tmp_path / "config.json"
+    keys = {"problem_type": problem, "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}
+    keys = {name: value for name, value in keys.items() if value is not None}
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    theirs = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None)
+    with pipeline("text-classification", tmp_path, backend="eager", top_k=None) as own:
+        for inputs, options in (("a cat", {}), ("a cat", {"top_k": 1}), (["a cat"], {})):
+            assert_close(own(inputs, **options), theirs(inputs, **options))
+
+
+def test_a_mask_is_that_of_the_given_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without a tokenizer opens with one.  Errors of later texts count all texts of the call."""
+    write_folder(tmp_path / "model", "ForMaskedLM")
+    (tmp_path / "words").mkdir()
+    for path in (tmp_path / "model").glob("*token*"):
+        path.rename(tmp_path / "words" / path.name)
+    starts = []
+    run = fill_mask.run_prompts
+
+    def record(*values: Any, first: int) -> Any:
+        starts.append(first)
+        return run(*values, first=first)
+
+    monkeypatch.setattr(fill_mask, "run_prompts", record)
+    monkeypatch.setattr(fill_mask, "_AT_ONCE", 2)
+    with pipeline("fill-mask", tmp_path / "model", tokenizer=tmp_path / "words", backend="eager", top_k=1) as own:
+        assert len(own(["a [MASK]", "[MASK] cat", "[MASK]"])) == 3
+    assert starts == [0, 2]
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +211,18 @@ def test_texts_of_t5_are_those_of_transformers(t5: tuple[Path, Any, Any]) -> Non
         text = expected("w1 w2", num_beams=4, max_new_tokens=5, min_new_tokens=3)
         found = pipeline("text2text-generation", llm)("w1 w2", max_new_tokens=5, min_new_tokens=3)
         assert found == [{"generated_text": text}]
+
+
+def test_generation_of_a_yaml_file_holds_for_t5(t5: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    path = tmp_path / "t5.yaml"
+    config = "do_sample: false, max_new_tokens: 2, repetition_penalty: 1.5"
+    path.write_text(f"load_checkpoint: {t5[0]}\nmodel:\n  model_config: {{{config}}}\n")
+    options = {"do_sample": False, "max_new_tokens": 2, "repetition_penalty": 1.5}
+    with pipeline("translation_en_to_de", path, backend="eager", return_tensors=True) as of_file:
+        own = pipeline("translation_en_to_de", of_file.llm, return_tensors=True)
+        assert of_file("the cat") == own("the cat", **options)
+        assert of_file("the cat", max_new_tokens=4) == own("the cat", **(options | {"max_new_tokens": 4}))
+        assert len(own("the cat")[0]["translation_token_ids"]) > len(of_file("the cat")[0]["translation_token_ids"])
 
 
 PAGE = ROOT / "docs" / "guides" / "tasks.md"

@@ -37,6 +37,9 @@ _LENGTH: Final = struct.Struct("<Q")
 _ZEROS: Final = 5
 _EXPECTED_BYTES: Final = 24
 """The bytes that most strings of a vocabulary have on average, with their lengths."""
+_MAX_GROWTH: Final = 16
+_MAX_SCANNED: Final = 1 << 26
+"""Limits on the bytes in which the strings of an array are searched for: times those expected, and in all."""
 _STRING: Final = 8
 _ARRAY: Final = 9
 _BOOL: Final = 7
@@ -169,24 +172,32 @@ def _find_begins(data: memoryview, count: int) -> NDArray[np.int64] | None:
     A length, of 8 bytes and below 1 << 24, ends in five zeros, and no text begins with one.  So the ends of runs of
     zeros tell where lengths may be, and those are right if each leads to the next.
     """
-    num_bytes = min(len(data), _EXPECTED_BYTES * count + _LENGTH.size)
+    limit = min(len(data), _MAX_GROWTH * _EXPECTED_BYTES * count, _MAX_SCANNED)
+    num_bytes = min(limit, _EXPECTED_BYTES * count + _LENGTH.size)
     while True:
         values = np.frombuffer(data, np.uint8, num_bytes)
-        zeros = np.flatnonzero(values == 0)
-        is_last = np.append(np.diff(zeros) != 1, True)
-        ends = zeros[is_last]
-        run_lens = np.diff(np.flatnonzero(is_last), prepend=-1)
-        begins = ends[run_lens >= _ZEROS][:count] - (_LENGTH.size - 1)
-        if len(begins) == count or num_bytes == len(data):
+        begins = _run_ends(values == 0)[:count] - (_LENGTH.size - 1)
+        if not len(begins) or begins[0] != 0:
+            return None
+        if len(begins) == count or num_bytes == limit:
             break
-        num_bytes = min(len(data), 4 * num_bytes)
-    if len(begins) < count or begins[0] != 0:
+        num_bytes = min(limit, 4 * num_bytes)
+    if len(begins) < count:
         return None
     lengths = sum(values[begins + i].astype(np.int64) << (8 * i) for i in range(_LENGTH.size - _ZEROS))
     stops = begins + _LENGTH.size + lengths
     if stops[-1] > len(data) or not np.array_equal(stops[:-1], begins[1:]):
         return None
     return np.append(begins, stops[-1])
+
+
+def _run_ends(zeros: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return where the runs of at least ``_ZEROS`` zeros end; most of the memory is two bytes for each of ``zeros``."""
+    ends = zeros[_ZEROS - 1 :].copy()
+    for i in range(1, _ZEROS):
+        ends &= zeros[_ZEROS - 1 - i : len(zeros) - i]
+    ends[:-1] &= ~zeros[_ZEROS:]
+    return np.flatnonzero(ends) + (_ZEROS - 1)
 
 
 def _decode(data: memoryview, begins: NDArray[np.int64]) -> list[str] | None:

@@ -37,7 +37,7 @@ from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = [
     "MODULE_FILE", "POOLING_INPUTS", "classifier_names", "classifier_tensors", "has_language_head", "has_segments",
-    "make_pooling_head", "pooling_files",
+    "make_pooling_head", "network_score_function", "pooling_files",
 ]  # fmt: skip
 
 TRANSFORMER_FILES: Final = tuple(
@@ -244,6 +244,11 @@ def _read_score_function(config: ConfigReader, num_labels: int) -> str:
     name = section.optional_str("activation_fn") or config.optional_str("sbert_ce_default_activation_function")
     if name is not None:
         return _torch_name(name, "activation_fn", SCORE_FUNCTIONS, config.file)
+    return network_score_function(config, num_labels)
+
+
+def network_score_function(config: ConfigReader, num_labels: int) -> str:
+    """Return what the pipeline of transformers applies to the logits of a classifier."""
     kinds = ("", "regression", "single_label_classification", "multi_label_classification")
     kind = kinds[0] if not config.has("problem_type") else config.one_of("problem_type", kinds)
     if kind == "regression":

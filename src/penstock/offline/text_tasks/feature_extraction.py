@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import check_flag
-from penstock.offline.text_tasks.text_task import Options, TextTask
+from penstock.offline.text_tasks.text_task import Options, TextTask, read_cut
 
 __all__ = ["FeatureExtraction"]
 
@@ -15,12 +15,12 @@ __all__ = ["FeatureExtraction"]
 class FeatureOptions(Options):
     """``truncation`` cuts a text to what the model reads; ``return_tensors`` returns an array instead of lists."""
 
-    truncation: bool = False
+    truncation: bool | str | None = None
     return_tensors: bool | str = False
 
     def __post_init__(self) -> None:
         """Check the options."""
-        check_flag("truncation", self.truncation)
+        read_cut(self.truncation)
         if self.return_tensors != "np":
             check_flag("return_tensors", self.return_tensors)
 
@@ -41,6 +41,7 @@ class FeatureExtraction(TextTask[FeatureOptions]):
 
     def run(self, inputs: list[Any], options: FeatureOptions) -> list[Any]:
         """Return the rows of each text."""
-        limit = self.max_len if options.truncation else 0
-        found = self.rows([self.text_ids(text, None, limit) for text in inputs], "all")
+        cut = read_cut(options.truncation)
+        limit = self.max_len if cut else 0
+        found = self.rows([self.text_ids(text, None, limit, cut) for text in inputs], "all")
         return [rows[None] if options.return_tensors else [rows.tolist()] for rows in found]

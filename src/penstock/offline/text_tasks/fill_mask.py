@@ -17,7 +17,7 @@ from penstock.engine.options import RequestOptions
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.open_requests import run_prompts
 from penstock.llm.prompts import check_each
-from penstock.offline.text_tasks.text_task import Options, TextTask, texts_of
+from penstock.offline.text_tasks.text_task import Options, TextTask, read_cut, texts_of
 from penstock.runtime.program import Program
 from penstock.validation import refusal, strings, wrong_type
 
@@ -35,7 +35,7 @@ _AT_ONCE: Final = 64
 class FillMaskOptions(Options):
     """``top_k``: tokens for each mask; ``targets``: the only tokens that are considered.
 
-    ``tokenizer_kwargs``: "truncation" cuts a text to "max_length" tokens, or to what the model reads.
+    ``tokenizer_kwargs``: "truncation" or "max_length" cuts a text to so many tokens, or to what the model reads.
     """
 
     top_k: int = 5
@@ -54,13 +54,13 @@ class FillMaskOptions(Options):
                 raise refusal("tokenizer_kwargs", "truncation and max_length", name)
         if self.tokenizer_kwargs.get("max_length") is not None:
             check_integer("max_length", self.tokenizer_kwargs["max_length"], 1, _MAX)
+        self.limit(_MAX)
 
-    @property
-    def limit(self) -> int | None:
-        """The most tokens of a text; 0 refuses a longer one, and None is what the model reads."""
-        if not self.tokenizer_kwargs.get("truncation"):
-            return 0
-        return self.tokenizer_kwargs.get("max_length")
+    def limit(self, max_len: int) -> tuple[int, str]:
+        """Return the most tokens of a text and which text is cut; 0 refuses a longer one."""
+        length = self.tokenizer_kwargs.get("max_length")
+        cut = read_cut(self.tokenizer_kwargs.get("truncation"), length)
+        return (min(length or max_len, max_len), cut) if cut else (0, cut)
 
 
 class _PlaceLogits:
@@ -114,15 +114,14 @@ class FillMask(TextTask[FillMaskOptions]):
 
     def run(self, inputs: list[Any], options: FillMaskOptions) -> list[Any]:
         """Return the fillings of each text."""
-        limit = options.limit
-        limit = self.max_len if limit is None else min(limit, self.max_len)
+        limit = options.limit(self.max_len)
         targets = None if options.targets is None else self._target_ids(strings("targets", options.targets, _MAX))
-        prompts = check_each(inputs, False, lambda text: self._prompt(self.text_ids(text, None, limit)))
+        prompts = check_each(inputs, False, lambda text: self._prompt(self.text_ids(text, None, *limit)))
         results = []
         for start in range(0, len(prompts), _AT_ONCE):
             part = prompts[start : start + _AT_ONCE]
             found = [_PlaceLogits([i for i, token in enumerate(ids) if token == self.mask]) for ids in part]
-            run_prompts(self.llm.engine, zip(part, found, strict=True), False, RequestOptions())
+            run_prompts(self.llm.engine, zip(part, found, strict=True), False, RequestOptions(), first=start)
             results += [self._fillings(ids, each.rows, options, targets) for ids, each in zip(part, found, strict=True)]
         return results
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.pooling.files import network_score_function
 from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS
-from penstock.config import check_choice, check_flag, check_integer
-from penstock.errors import InvalidArgumentError
-from penstock.offline.text_tasks.text_task import Options, TextTask, entry, texts_of
+from penstock.config import ConfigReader, check_choice, check_flag, check_integer
+from penstock.offline.text_tasks.text_task import Options, TextTask, entry, read_cut, texts_of
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["TextClassification", "ZeroShotClassification"]
@@ -26,12 +26,12 @@ _MAX: Final = 2**31 - 1
 class ClassificationOptions(Options):
     """``top_k``: the number of classes, None for all; ``function_to_apply``: what makes scores of logits.
 
-    ``truncation`` cuts a text to ``max_length`` tokens, or to what the model reads.
+    ``truncation`` or ``max_length`` cuts a text to so many tokens, or to what the model reads.
     """
 
     top_k: int | str | None = _UNSET
     function_to_apply: str | None = None
-    truncation: bool | str = False
+    truncation: bool | str | None = None
     max_length: int | None = None
 
     def __post_init__(self) -> None:
@@ -41,17 +41,9 @@ class ClassificationOptions(Options):
         if self.function_to_apply is not None:
             name = self.function_to_apply
             check_choice("function_to_apply", name.lower() if isinstance(name, str) else name, _FUNCTIONS)
-        if self.truncation not in (True, False, "longest_first", "only_first", "only_second"):
-            raise refusal("truncation", "True, False, 'longest_first', 'only_first' or 'only_second'", self.truncation)
         if self.max_length is not None:
             check_integer("max_length", self.max_length, 1, _MAX)
-            if not self.truncation:
-                raise InvalidArgumentError("max_length: expected with truncation=True", param="max_length")
-
-    @property
-    def cut(self) -> str:
-        """Which text is cut."""
-        return self.truncation if isinstance(self.truncation, str) else "longest_first"
+        read_cut(self.truncation, self.max_length)
 
 
 class TextClassification(TextTask[ClassificationOptions]):
@@ -64,28 +56,37 @@ class TextClassification(TextTask[ClassificationOptions]):
         """Expect a classifier of texts."""
         if not self.head.labels or self.head.task:
             raise self.refuse_model("a classifier of texts")
+        self.function = self._find_function()
+
+    def _find_function(self) -> str:
+        """Return what makes scores of logits in transformers, which does not read the files of rerankers."""
+        text = self.llm.files.get("config.json")
+        if text is None or self.head.pair_format:  # a reranker of logits of tokens is no classifier of transformers
+            return self.head.score_function
+        return network_score_function(ConfigReader.parse(text), len(self.head.labels))
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
         """Return ``{"label", "score"}`` of each text; with ``top_k`` a list of them, the likeliest first.
 
-        A single text gives a list, as in transformers.
+        A single text gives a list, as in transformers, unless the call has ``top_k``.
         """
         chosen = self._begin(options)
         several, is_one = texts_of(inputs, (str, Mapping, tuple))
         results = self.run(several, chosen)
         if is_one:
-            return results if isinstance(inputs, str) and chosen.top_k == _UNSET else results[0]
+            return results if isinstance(inputs, str) and "top_k" not in options else results[0]
         return results
 
     def run(self, inputs: list[Any], options: ClassificationOptions) -> list[Any]:
         """Return the classes of each input."""
-        limit = min(options.max_length or self.max_len, self.max_len) if options.truncation else 0
-        prompts = [self.text_ids(*_pair(item), limit, options.cut) for item in inputs]
+        cut = read_cut(options.truncation, options.max_length)
+        limit = min(options.max_length or self.max_len, self.max_len) if cut else 0
+        prompts = [self.text_ids(*_pair(item), limit, cut) for item in inputs]
         return [self._classes(logits, options) for logits in self.rows(prompts)]
 
     def _classes(self, logits: NDArray[np.float32], options: ClassificationOptions) -> Any:
         own = options.function_to_apply
-        function = self.head.score_function if own is None else _FUNCTIONS[own.lower()]
+        function = self.function if own is None else _FUNCTIONS[own.lower()]
         scores, labels = SCORE_FUNCTIONS[function](logits.astype(np.float64)), self.head.labels
         if options.top_k == _UNSET:
             return entry(scores, labels, int(scores.argmax()))

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,11 @@ from penstock.offline.tokenizer import OtherTokenizer, open_tokenizer
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import nearest, refusal, wrong_type
 
-__all__ = ["Options", "TextTask", "entry", "texts_of"]
+__all__ = ["Options", "TextTask", "entry", "read_cut", "texts_of"]
 
 Rows = NDArray[np.float32]
+_CUTS: Final = ("longest_first", "only_first", "only_second")
+_NO_CUT: Final = "do_not_truncate"
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class TextTask(ABC, Generic[OptionsT]):
     ) -> None:
         self._pid = os.getpid()
         self._closed, self._is_owner = False, running is None
+        if running is None and not config.prefill_model_path:
+            config = find_source(config, {}, None)
+        self._file = config if isinstance(config, FileConfig) else FileConfig()
         own = self.options_type()
         self._defaults: OptionsT = self._options(own, defaults)  # type: ignore[arg-type]
         self.backend = default_backend(running) if backend is None else backend_named(backend)
@@ -83,15 +88,17 @@ class TextTask(ABC, Generic[OptionsT]):
                 raise refusal("backend", "the mode of an open LLM", self.backend)
             self.llm = running
         else:
-            self.llm = _open(config, self.backend, opening)
+            self.llm = _open(config, self.backend, dict(opening, scheme=scheme or self._file.scheme))
+        self._tokenizer: Tokenizer | None = None
         try:
-            self.check_model()
             if tokenizer is not None:
-                own_tokenizer = open_tokenizer(tokenizer)
-                if isinstance(own_tokenizer, OtherTokenizer):
+                self._tokenizer = open_tokenizer(tokenizer)
+                if isinstance(self._tokenizer, OtherTokenizer):
                     raise wrong_type("tokenizer", "a folder, a bundle or a tokenizer.json", tokenizer)
-                own_tokenizer.pooling_head = self.llm.engine.pooling_head
-                self.llm.tokenizer = own_tokenizer
+                self._tokenizer.pooling_head = self.llm.engine.pooling_head
+            self.check_model()
+            if self._tokenizer is not None:
+                self.llm.tokenizer = self._tokenizer
         except BaseException:
             self.close()
             raise
@@ -132,8 +139,8 @@ class TextTask(ABC, Generic[OptionsT]):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self.llm.tokenizer
+        """The tokenizer that was given, or the model's."""
+        return self.llm.tokenizer if self._tokenizer is None else self._tokenizer
 
     @property
     def head(self) -> PoolingHead:
@@ -161,7 +168,7 @@ class TextTask(ABC, Generic[OptionsT]):
         """Return the token ids of a text or a pair, cut to ``max_len`` tokens unless that is 0."""
         if not max_len and pair is None:
             return self.tokenizer.encode(text)
-        return self.windows(WindowRequest(text, pair, max_len, cut=cut))[0].ids
+        return self.windows(WindowRequest(text, pair, max_len, cut=cut or _CUTS[0]))[0].ids
 
     def rows(self, prompts: Iterable[Sequence[int]], pooling: str = "auto") -> list[Rows]:
         """Return the vectors, or the matrices of all rows, of prompts of token ids."""
@@ -185,13 +192,9 @@ class TextTask(ABC, Generic[OptionsT]):
 
 
 def _open(config: InferConfig, backend: str, options: Mapping[str, Any]) -> LLM:
-    if not config.prefill_model_path:
-        config = find_source(config, {}, None)
-    file = config if isinstance(config, FileConfig) else FileConfig()
     if config.increment_model_path:
         check_pair(config.bundle, Path(config.increment_model_path))
-    scheme = options["scheme"] or file.scheme
-    llm = open_generator(config.bundle, read_run_options(config, backend, **dict(options, scheme=scheme)))
+    llm = open_generator(config.bundle, read_run_options(config, backend, **options))
     if not isinstance(llm, LLM):
         raise UnsupportedError(f"backend: expected graph or eager, got {backend}", param="backend")
     return llm
@@ -208,6 +211,20 @@ def texts_of(inputs: Any, kind: type | tuple[type, ...] = str) -> tuple[list[Any
         if not isinstance(item, kind):
             raise wrong_type(f"inputs[{index}]", "a text", item)
     return several, False
+
+
+def read_cut(truncation: object, max_length: int | None = None) -> str:
+    """Return which text of an input is cut, or "" for none, of the options that tokenizers of transformers take.
+
+    With ``truncation`` None a ``max_length`` cuts the text.
+    """
+    if truncation is None:
+        truncation = max_length is not None
+    if isinstance(truncation, bool):
+        return _CUTS[0] if truncation else ""
+    if not isinstance(truncation, str) or truncation not in (*_CUTS, _NO_CUT):
+        raise refusal("truncation", f"True, False or one of {', '.join((*_CUTS, _NO_CUT))}", truncation)
+    return "" if truncation == _NO_CUT else truncation
 
 
 def entry(scores: NDArray[np.floating[Any]], labels: Sequence[str], index: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from penstock.llm.generate.callables import callables_of
 from penstock.llm.generate.hooked import check_hooked, run_hooked
 from penstock.llm.generate.options import OPTIONS, GenerateOptions, read_options
 from penstock.offline.infer_config import InferConfig
-from penstock.offline.text_tasks.text_task import Options, TextTask, texts_of
+from penstock.offline.text_tasks.text_task import Options, TextTask, read_cut, texts_of
 from penstock.validation import refusal
 
 __all__ = ["TEXT_TO_TEXT", "TextToText", "is_translation"]
@@ -38,7 +38,7 @@ class TextToTextOptions(Options):
     ``clean_up_tokenization_spaces`` must be False.  ``generate``: the options of ``AutoModel.generate``.
     """
 
-    truncation: bool = False
+    truncation: bool | str | None = None
     return_tensors: bool = False
     return_text: bool = True
     clean_up_tokenization_spaces: bool = False
@@ -46,7 +46,8 @@ class TextToTextOptions(Options):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        for name in ("truncation", "return_tensors", "return_text"):
+        read_cut(self.truncation)
+        for name in ("return_tensors", "return_text"):
             check_flag(name, getattr(self, name))
         if self.clean_up_tokenization_spaces is not False:
             expected = "False, because texts are those of the tokenizer's decoder"
@@ -96,14 +97,21 @@ class TextToText(TextTask[TextToTextOptions]):
 
     def run(self, inputs: list[Any], options: TextToTextOptions) -> list[Any]:
         """Return the texts of each input, one unless ``num_return_sequences`` is more."""
-        limit = self.max_len if options.truncation else 0
-        prompts = [self.text_ids(self.prefix + text, None, limit) for text in inputs]
+        cut = read_cut(options.truncation)
+        limit = self.max_len if cut else 0
+        prompts = [self.text_ids(self.prefix + text, None, limit, cut) for text in inputs]
         given = dict(self._defaults.generate) | dict(options.generate)
-        read = read_options((_DEFAULTS, self._of_task), given, self.llm.generation)
+        read = read_options((_DEFAULTS, self._of_task, self._of_file()), given, self.llm.generation)
         answers = self._answers(prompts, read)
         if options.return_tensors or not options.return_text:
             return [[{f"{self._key}_token_ids": ids} for ids in each] for each in answers]
         return [[{f"{self._key}_text": text} for text in self.tokenizer.decode_each(each)] for each in answers]
+
+    def _of_file(self) -> dict[str, Any]:
+        """Return the options of generation in a YAML file; one that samples means no beams."""
+        values = self._file.generation
+        samples = values.get("do_sample", bool(values.get("temperature")))
+        return {"num_beams": 1, **values} if samples else values
 
     def _answers(self, prompts: list[Any], read: GenerateOptions) -> list[list[list[int]]]:
         params = [read.params_of(_START_LEN) for _ in prompts]

@@ -45,7 +45,7 @@ class TokenOptions(Options):
         strategy = self.aggregation_strategy
         strategy = strategy.lower() if isinstance(strategy, str) else "none" if strategy is None else strategy
         object.__setattr__(self, "aggregation_strategy", check_choice("aggregation_strategy", strategy, STRATEGIES))
-        ignored = () if self.ignore_labels is None else self.ignore_labels
+        ignored = ("O",) if self.ignore_labels is None else self.ignore_labels
         object.__setattr__(self, "ignore_labels", strings("ignore_labels", list(ignored), _MAX))
         check_flag("is_split_into_words", self.is_split_into_words)
         if self.stride is not None:
