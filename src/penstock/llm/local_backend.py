@@ -275,7 +275,7 @@ class LocalModels:
         message = f"worker: expected a worker of {name}, which runs without workers, got {worker!r:.140}"
         raise NotFoundError(message, param="worker", code="worker_not_found")
 
-    async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> bytes:
+    async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> tuple[str, bytes]:
         """Raise UnsupportedError: a profile is taken in a worker."""
         self.get(name)
         raise UnsupportedError(f"profile: expected a model with workers, which {name} does not have")
