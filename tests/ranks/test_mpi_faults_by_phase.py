@@ -33,6 +33,8 @@ PHASES = {
     "before the reply": ("all_gather", 0),
 }
 ENDS = {"SIGKILL": "rank 1 ended", "SIGSTOP": "rank 1 is lost: no heartbeat for 1700 ms", "exception": "rank 1 ended"}
+OUTLIVES = '"$@"; while [ ! -e "$0" ]; do sleep 0.02; done'
+"""A shell that outlives its rank: the launcher would kill the other rank before that can say what it has noticed."""
 RANK = """
 import json, os, sys, time
 from pathlib import Path
@@ -85,6 +87,7 @@ class Ranks:
         return dict(json.loads(self.wait_for("ended").read_text()))
 
     def close(self) -> None:
+        (self.folder / "closed").touch()
         for path in self.folder.glob("pid *"):
             with suppress(ProcessLookupError):
                 os.kill(int(path.read_text()), signal.SIGKILL)
@@ -99,7 +102,7 @@ class Ranks:
 def test_the_other_rank_ends(phase: str, kind: str, demo_ranks: Path, tmp_path: Path) -> None:
     function, number = PHASES[phase]
     shared = set(os.listdir(SHARED_MEMORY))
-    launcher = [mpiexec(), "-disable-auto-cleanup", "-n", "2"]  # it is ours that ends the ranks
+    launcher = [mpiexec(), "-n", "2", "sh", "-c", OUTLIVES, str(tmp_path / "closed")]
     ranks = Ranks(tmp_path, demo_ranks, {"function": function, "number": number, "kind": kind}, launcher)
     try:
         found = ranks.fail()
