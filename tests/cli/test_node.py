@@ -12,6 +12,7 @@ from penstock.cli.main import main
 from penstock.cli.service import node
 from penstock.cluster.placement import ray_setup
 from tests.support.command import DEMO
+from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -60,12 +61,13 @@ def test_a_folder_that_others_can_access_is_refused(token, capsys, tmp_path) -> 
 @pytest.mark.parametrize("option", ["port", "first-port"])
 def test_a_node_names_a_port_that_is_in_use(token, capsys, option) -> None:
     """Before Ray starts, whose message is a page long."""
-    with socket.create_server(("127.0.0.1", 0)) as other, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port, free_port = other.getsockname()[1], free.getsockname()[1]
-        free.close()
-        ports = (port, 21_000) if option == "port" else (free_port, port - 3)
-        options = ["--port", str(ports[0]), "--first-port", str(ports[1])]
+    ports = [free_port() for _ in range(4)]
+    while ports[3] != ports[0] + 3:  # the three before the last are free, too
+        ports = [*ports[1:], free_port()]
+    port = ports[3]
+    with socket.create_server(("127.0.0.1", port)):
+        chosen = (port, 21_000) if option == "port" else (free_port(), port - 3)
+        options = ["--port", str(chosen[0]), "--first-port", str(chosen[1])]
         assert main(["node", "--token-file", str(token), "--address", "127.0.0.1", *options]) == 1
     assert f"penstock: --{option}: 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
 
@@ -82,9 +84,7 @@ def test_a_node_waits_for_its_head(token, capsys, monkeypatch, once) -> None:
 
     monkeypatch.setattr(node.time, "sleep", sleep)
     monkeypatch.setattr(ray_setup, "check_ray", lambda: None)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        head = f"127.0.0.1:{free.getsockname()[1]}"
+    head = f"127.0.0.1:{free_port()}"
     before = [signal.getsignal(number) for number in node._SIGNALS]
     try:
         assert main(["node", "--token-file", str(token), "--join", head, *once]) == len(once)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_agents_start_and_answer() -> None:
-    with socket.socket() as taken:  # free again when the example starts
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     command = [sys.executable, str(ROOT / "examples" / "start_agents.py"), str(ROOT / "demo" / "demo.psm")]
     command += ["--port", str(port), "--prompt", "def add(a, b):\n    return"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

@@ -22,6 +22,7 @@ from penstock.launch.rendezvous import Rendezvous, host, join
 from tests.support.errors import raises
 from tests.support.http_service import until
 from tests.support.marks import mostly_long
+from tests.support.ports import free_port
 
 BASE = [sys.executable, "-m", "penstock", "launch"]
 
@@ -155,11 +156,6 @@ def test_shared_memory_of_killed_ranks_is_removed(tmp_path):
     os.kill(pids_in(tmp_path, 2)[0], signal.SIGKILL)
     child.communicate(timeout=60)
     assert not Path(name).exists()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 def listens(address: str) -> bool:

@@ -28,6 +28,7 @@ from penstock.lite.open_model import OpenModel
 from tests.support.builds import run, tool
 from tests.support.command import DEMO
 from tests.support.marks import mostly_long
+from tests.support.ports import free_port
 from tests.support.rank_programs import (
     EXAMPLE,
     PREDICT,
@@ -181,10 +182,8 @@ def messages(results: list[object]) -> str:
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address of this test's own, for ranks that are threads."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
 
 
 @pytest.mark.usefixtures("meeting")

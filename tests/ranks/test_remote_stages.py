@@ -30,6 +30,7 @@ from penstock.runtime.ranks.stage_links import MAX_FRAME_BYTES, Frame, Kind
 from penstock.runtime.ranks.stage_server import StageServer
 from penstock.version import __version__
 from tests.support.marks import mostly_long
+from tests.support.ports import free_port
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
 from tests.support.services import certificate, versions
 from tests.support.stage_processes import TOKEN, Stages, stages
@@ -365,8 +366,7 @@ def test_rank_0_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_stage_that_joins_once_may_start_first(stages: Stages) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        stages.port = free.getsockname()[1]
+    stages.port = free_port()
     started = [stages.start("--once") for _ in range(2)]
     for stage in started:
         assert stage.stderr is not None

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.command import ROOT, environment
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 SECONDS = 600.0
@@ -114,7 +114,7 @@ class Runner:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {port: _free_port() for port in ("8000", "8001", "29400")}
+        self.ports = {port: str(free_port()) for port in ("8000", "8001", "29400")}
         for name in ("demo", "examples", "core", "src", "CMakeLists.txt", "pyproject.toml"):
             (folder / name).symlink_to(ROOT / name)
         programs = folder / ".programs"
@@ -187,12 +187,6 @@ class Runner:
             self.service.terminate()
             self.service.wait(SECONDS)
             self.service = None
-
-
-def _free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def _answers(url: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import psutil
 from penstock.cluster.placement.ray_setup import check_ray
 from penstock.errors import UnavailableError
 from tests.support.command import environment
+from tests.support.ports import free_port
 
 ADDRESS = "127.0.0.1"
 """The one address for which Ray listens on no other."""
@@ -49,9 +49,7 @@ class RayCluster:
         self.token_file = self.folder / "token"
         self.token_file.write_text("0123456789abcdef" * 4 + "\n")
         self.token_file.chmod(0o600)
-        with socket.socket() as probe:
-            probe.bind((ADDRESS, 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self.address = f"{ADDRESS}:{self._port}"
         self.nodes: list[subprocess.Popen[str]] = []
         self.start_head(num_cpus)
