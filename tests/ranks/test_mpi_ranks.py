@@ -20,6 +20,7 @@ from penstock.lite.settings import read_config
 from tests.support.builds import run
 from tests.support.command import environment
 from tests.support.marks import mostly_long
+from tests.support.rank_processes import left_in_shared_memory
 from tests.support.rank_programs import (
     EXAMPLE,
     MPI_COMM,
@@ -50,7 +51,7 @@ def test_the_example_over_mpi(demo_ranks: Path, config_file: Path) -> None:
     done = run_ranks("mpiexec", 2, *command)
     assert (done.returncode, done.stderr) == (0, "")
     assert [done.stdout.count(line) for line in expected_lines()] == [2, 2]
-    assert set(os.listdir(SHARED_FILES)) == before
+    assert not left_in_shared_memory(before)
 
 
 @pytest.mark.parametrize("world", mostly_long([2, 3], 3))
@@ -154,7 +155,7 @@ def test_a_rank_that_fails_ends_the_group(fault: str, expected: str) -> None:
     before = set(os.listdir(SHARED_FILES))
     error = run_faulty(fault)
     assert f"the group was ended: {expected}" in error
-    assert set(os.listdir(SHARED_FILES)) == before
+    assert not left_in_shared_memory(before)
 
 
 LATE = """
@@ -184,7 +185,7 @@ def test_ranks_over_mpi_wait_no_longer_than_asked(late_s: int, demo_ranks: Path)
     assert f"0 unavailable {reason}\n" in done.stdout
     assert (f"1 unavailable ranks: the group was ended: {reason}\n" in done.stdout) == (late_s == 4)
     assert done.returncode == 3
-    assert set(os.listdir(SHARED_FILES)) == before
+    assert not left_in_shared_memory(before)
 
 
 def test_mpi_is_refused_where_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:

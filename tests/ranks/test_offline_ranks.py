@@ -29,6 +29,7 @@ from tests.support.builds import run, tool
 from tests.support.command import DEMO
 from tests.support.marks import mostly_long
 from tests.support.ports import free_port
+from tests.support.rank_processes import left_in_shared_memory
 from tests.support.rank_programs import (
     EXAMPLE,
     PREDICT,
@@ -56,7 +57,7 @@ def test_the_example_in_python(launcher: str, demo_ranks: Path) -> None:
     done = run_ranks(launcher, 2, sys.executable, EXAMPLE / "main.py", "--model_path", pattern(demo_ranks))
     assert (done.returncode, without_waits(done.stderr)) == (0, "")
     assert sorted(done.stdout.splitlines()) == sorted(expected_lines() * 2)
-    assert set(os.listdir(SHARED_FILES)) == before
+    assert not left_in_shared_memory(before)
 
 
 @pytest.fixture(scope="module")
