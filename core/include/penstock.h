@@ -56,7 +56,7 @@ typedef enum ps_status {
   PS_ABORTED = 7 /* ranks: the group was ended, by a rank that failed or by its owner: nothing of it runs again */
 } ps_status;
 
-typedef enum ps_dtype { PS_F32 = 1, PS_F16 = 2, PS_BF16 = 3, PS_I8 = 4, PS_I32 = 5, PS_U8 = 6, PS_I64 = 7 } ps_dtype;
+typedef enum ps_dtype { PS_F32 = 1, PS_F16 = 2, PS_BF16 = 3, PS_I8 = 4, PS_I32 = 5, PS_U8 = 6, PS_I64 = 7, PS_BOOL = 8 } ps_dtype;
 
 /* How keys and values lie in their pages: exact, or smaller and faster (docs/explanation/numerics.md). */
 typedef enum ps_kv_layout { PS_KV_F32 = 1, PS_KV_BF16 = 2, PS_KV_INT8 = 3 } ps_kv_layout;

@@ -23,6 +23,10 @@ typedef enum ps_layout {
   PS_ROWS_F16 = 2,
   PS_ROWS_BF16 = 3,
   PS_ROWS_I32 = 4,
+  PS_ROWS_I64 = 5, /* these: constants of general networks */
+  PS_ROWS_I8 = 6,
+  PS_ROWS_U8 = 7,
+  PS_ROWS_BOOL = 8,
   /* clang-format off */
   PS_T16_F32 = 16,   /* [rows/16][cols][16] f32 */
   PS_T16_F16 = 17,   /* [rows/16][cols][16] f16 */
@@ -125,7 +129,7 @@ typedef struct ps_node_info {
   int32_t output_rank;            /* of its first output; 0: it has none */
   const char *op, *name, *output; /* valid until the model closes; "" for no output */
   const char* scheme;             /* of a linear, else "" */
-  ps_dim output_dims[4];
+  ps_dim output_dims[6];
   int64_t weight_bytes;                   /* that one step reads; of a table one row */
   int64_t rows, cols;                     /* of its first weight */
   int32_t layout;                         /* ps_layout of its first weight; 0: it has none */
@@ -140,7 +144,7 @@ typedef struct ps_tensor {
   void* data;    /* null: an absent optional argument */
   int32_t dtype; /* ps_dtype; for a weight the dtype of its layout's elements is ignored */
   int32_t ndim;
-  int64_t dims[4];
+  int64_t dims[6];
   int64_t row_stride; /* elements between rows of the first dimension; the rest is contiguous */
   int32_t layout;     /* weights [rows, cols]: ps_layout; KV states [pages, kv heads, head_dim]: ps_kv_layout, or
                          PS_STATE_F32; else 0 */

@@ -250,6 +250,7 @@ CORE_LAYERS = {  # each folder of core/src to those that it may include beside i
     "comm": ("base", "threads"),
     "ops": ("base", "threads"),
     "experts": ("base", "threads", "ops"),
+    "general": ("base", "threads", "ops"),
     "pack": ("base", "threads", "ops"),
     "exchange": ("base", "threads", "ops"),
     "bundle": ("base", "threads", "ops"),

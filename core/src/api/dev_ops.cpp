@@ -5,6 +5,7 @@
 #include "exchange/exchange.h"
 #include "ops/layout.h"
 #include "ops/loaded.h"
+#include "ops/size_list.h"
 #include "program/pages.h"
 #include "sampling/sample.h"
 
@@ -20,11 +21,12 @@ struct OpRun {
   Vec<PageOwner> owners;
   OpFailure failure;
   Exchange exchange;
+  int64_t lists[kMaxAttrs * kMaxListLen];
 };
 
-ps_status read_dims(const ps_tensor& t, const char* name, Spec* spec) {
-  if (t.ndim < 1 || t.ndim > kMaxRank)
-    return fail(PS_INVALID_ARGUMENT, "%s: expected 1 to 4 dims, got %d", name, t.ndim);
+ps_status read_dims(const ps_tensor& t, const char* name, bool general, Spec* spec) {
+  if (t.ndim < (general ? 0 : 1) || t.ndim > (general ? kMaxRank : 4))
+    return fail(PS_INVALID_ARGUMENT, "%s: expected %s dims, got %d", name, general ? "0 to 6" : "1 to 4", t.ndim);
   int64_t elements = 1;
   for (int32_t i = 0; i < t.ndim; ++i) {
     if (t.dims[i] < 0 || t.dims[i] > kMaxDim || !checked_mul(elements, t.dims[i], &elements)) {
@@ -75,14 +77,15 @@ int64_t bound_of(const ps_tensor& t) {
   return static_cast<int64_t>(largest) + 1;
 }
 
-ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, Tensor* tensor) {
+ps_status read_tensor(const ps_tensor& t, const Argument& argument, bool general, Spec* spec, Tensor* tensor) {
   char name[32];
   snprintf(name, sizeof(name), "%.*s", PS_STR(argument.name));
   memset(spec, 0, sizeof(*spec));
   memset(tensor, 0, sizeof(*tensor));
   if (!t.data && argument.optional) return PS_OK;
-  if (!t.data && (t.ndim < 1 || t.dims[0] != 0)) return fail(PS_INVALID_ARGUMENT, "%s: expected data, got null", name);
-  PS_TRY(read_dims(t, name, spec));
+  if (!t.data && (t.ndim < 1 || (!general && t.dims[0] != 0)))
+    return fail(PS_INVALID_ARGUMENT, "%s: expected data, got null", name);
+  PS_TRY(read_dims(t, name, general, spec));
   spec->kind = argument.kind;
   spec->layout = t.layout;
   tensor->row_stride = t.row_stride;
@@ -93,7 +96,10 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
     const ps_status status = checked_bytes(t.layout, t.dims[0], t.dims[1], &bytes);
     if (status != PS_OK) return prefix(status, "%s: ", name);
   }
-  if (argument.kind == OPERAND_VALUE) {
+  if (argument.kind == OPERAND_VALUE && general) {
+    tensor->row_stride = 1;
+    for (int32_t i = 1; i < t.ndim; ++i) tensor->row_stride *= t.dims[i];
+  } else if (argument.kind == OPERAND_VALUE) {
     int64_t row = 1;
     for (int32_t i = 1; i < t.ndim; ++i) row *= t.dims[i];
     if (t.dims[0] > 1 && t.row_stride < row) {
@@ -170,25 +176,28 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
                 op_row(run->op).schema, num_tensors);
   }
   Spec in[kMaxOperands], out[kMaxOutputs] = {};
-  for (int32_t i = 0; i < sig.num_arguments; ++i) PS_TRY(read_tensor(tensors[i], sig.arguments[i], &in[i], &c.in[i]));
+  const bool general = is_general(run->op);
+  for (int32_t i = 0; i < sig.num_arguments; ++i)
+    PS_TRY(read_tensor(tensors[i], sig.arguments[i], general, &in[i], &c.in[i]));
   if (run->op == OP_GATHER_ROWS && in[kGatherRowsRows].bound.offset >= 1 &&
       in[kGatherRowsRows].bound.offset <= in[0].dims[0].offset) {
     in[kGatherRowsRows].bound = in[0].dims[0];  // the indices were looked at: all are below the number of rows
   }
   PS_TRY(check_operands(run->op, in, sig.num_arguments));
+  PS_TRY(evaluate_lists(run->op, SizeNames{}, c.attrs, run->lists));
   PS_TRY(infer_op(run->op, in, c.attrs, out));
   for (int32_t i = 0; i < sig.num_outputs; ++i) {
     const Argument argument{Str{"output", 6}, OPERAND_VALUE, false};
     Spec given;
     const ps_tensor& t = tensors[sig.num_arguments + i];
-    PS_TRY(read_dims(t, "output", &given));
+    PS_TRY(read_dims(t, "output", general, &given));
     if (!same_type(given, out[i])) {
       return fail(PS_INVALID_ARGUMENT, "output %d: expected %s, got %s", i, describe(out[i]).text,
                   describe(given).text);
     }
     ps_tensor unread = t;
     unread.dtype = PS_F32;  // its contents are not looked at
-    PS_TRY(read_tensor(unread, argument, &given, &c.out[i]));
+    PS_TRY(read_tensor(unread, argument, general, &given, &c.out[i]));
     c.out[i].dtype = t.dtype;
   }
   const Membership member = membership_of(run->op, c.attrs);

@@ -101,6 +101,7 @@ ps_status define_outputs(Graph* graph, Vec<uint8_t>* defined, const Node& node, 
 ps_status validate_node(Graph* graph, Vec<uint8_t>* defined, int64_t index) {
   Node& node = graph->nodes[index];
   const Signature& sig = signature(node.op);
+  if (is_general(node.op)) return fail(PS_UNSUPPORTED, "an op of general networks, which a language model cannot have");
   Spec in[kMaxOperands] = {}, out[kMaxOutputs] = {};
   AttrValue attrs[kMaxAttrs] = {};
   for (int32_t i = 0; i < node.num_inputs; ++i) {

@@ -22,6 +22,10 @@ constexpr LayoutRow kLayouts[] = {
     {PS_ROWS_F16, "rows_f16", 1, 1, 0, 2, 0},
     {PS_ROWS_BF16, "rows_bf16", 1, 1, 0, 2, 0},
     {PS_ROWS_I32, "rows_i32", 1, 1, 0, 4, 0},
+    {PS_ROWS_I64, "rows_i64", 1, 1, 0, 8, 0},
+    {PS_ROWS_I8, "rows_i8", 1, 1, 0, 1, 0},
+    {PS_ROWS_U8, "rows_u8", 1, 1, 0, 1, 0},
+    {PS_ROWS_BOOL, "rows_bool", 1, 1, 0, 1, 0},
     {PS_T16_F32, "t16_f32", kTileRows, 1, 0, 64, 0},
     {PS_T16_F16, "t16_f16", kTileRows, 1, 0, 32, 0},
     {PS_T16_BF16, "t16_bf16", kTileRows, 2, 0, 64, 0},
@@ -49,13 +53,13 @@ const char* layout_name(int32_t layout) {
 }
 
 const char* dtype_name(int32_t dtype) {
-  static const char* const names[] = {nullptr, "f32", "f16", "bf16", "i8", "i32", "u8", "i64"};
-  return dtype >= PS_F32 && dtype <= PS_I64 ? names[dtype] : nullptr;
+  static const char* const names[] = {nullptr, "f32", "f16", "bf16", "i8", "i32", "u8", "i64", "bool"};
+  return dtype >= PS_F32 && dtype <= PS_BOOL ? names[dtype] : nullptr;
 }
 
 int64_t dtype_bytes(int32_t dtype) {
-  static const int64_t bytes[] = {0, 4, 2, 2, 1, 4, 1, 8};
-  return dtype >= PS_F32 && dtype <= PS_I64 ? bytes[dtype] : 0;
+  static const int64_t bytes[] = {0, 4, 2, 2, 1, 4, 1, 8, 1};
+  return dtype >= PS_F32 && dtype <= PS_BOOL ? bytes[dtype] : 0;
 }
 
 const char* kv_layout_name(int32_t layout) {

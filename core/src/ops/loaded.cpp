@@ -94,8 +94,8 @@ void run_loaded(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 ps_status check_output(const ps_op_type& type, int32_t index, Spec* out) {
   if (type.dtype != PS_F32 && type.dtype != PS_I32)
     return fail(PS_INVALID_ARGUMENT, "output %d: expected the dtype 1 (f32) or 5 (i32), got %d", index, type.dtype);
-  if (type.rank < 1 || type.rank > kMaxRank)
-    return fail(PS_INVALID_ARGUMENT, "output %d: expected 1 to %d dims, got %d", index, kMaxRank, type.rank);
+  if (type.rank < 1 || type.rank > PS_OP_MAX_RANK)
+    return fail(PS_INVALID_ARGUMENT, "output %d: expected 1 to %d dims, got %d", index, PS_OP_MAX_RANK, type.rank);
   *out = Spec{OPERAND_VALUE, type.dtype, type.rank, {}, 0, -1, constant(0)};
   for (int32_t d = 0; d < type.rank; ++d) {
     const ps_op_dim& dim = type.dims[d];

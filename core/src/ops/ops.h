@@ -14,7 +14,8 @@
 namespace ps {
 
 // A parsed schema.
-enum AttrType { ATTR_INT = 1, ATTR_FLOAT = 2, ATTR_STRING = 3, ATTR_BOOL = 4 };
+// ATTR_INTS: a list of sizes, stored as a string (ops/size_list.h).
+enum AttrType { ATTR_INT = 1, ATTR_FLOAT = 2, ATTR_STRING = 3, ATTR_BOOL = 4, ATTR_INTS = 5 };
 struct Argument {
   Str name;
   int32_t kind;  // OperandKind
@@ -43,9 +44,10 @@ struct Spec {
 constexpr int32_t kResidual = 3;  // the input of a fused linear that is added to its result (passes/fuse.h)
 
 struct AttrValue {  // in the order of the schema
-  int64_t i;        // ints and bools; for strings the number of the choice, set by the shape rule
+  int64_t i;  // ints and bools; for strings the number of the choice, set by the shape rule; for lists their length
   double f;
   Str s;
+  const int64_t* list;  // of ATTR_INTS, evaluated for the sizes of this call
 };
 
 // An operand as kernels see it.
@@ -133,6 +135,8 @@ bool is_built(int32_t op);  // not left out of this build
 const LoadedOp* as_loaded(int32_t op);
 ps_status infer_op(int32_t op, const Spec* in, AttrValue* attrs, Spec* out);
 Phases phases_of(int32_t op, const Call& call);
+// An op of general networks (ops/general_ops.inc): its tensors are dense, and its shape rule takes constant sizes only.
+inline bool is_general(int32_t op) { return op >= OP_CONV && op < NUM_OPS; }
 bool takes_scratch(int32_t op);
 ps_status scratch_of(int32_t op, const Call& call, Scratch* out);
 // Parses a schema; a malformed one is an error.  A `foreign` schema, of a custom op, must meet more rules.
@@ -153,6 +157,9 @@ extern const char* const kRoleNames[NUM_ROLES];
   ps_status infer(const Spec*, AttrValue*, Spec*);                         \
   Phases phases(const Call&);
 #include "ops/op_list.inc"
+#define PS_OP(id, name, ...) ps_status name##_scratch(const Call&, Scratch*);
+#include "ops/general_ops.inc"
+#undef PS_OP
 ps_status linear_scratch(const Call&, Scratch*);
 ps_status attention_scratch(const Call&, Scratch*);
 ps_status context_attention_scratch(const Call&, Scratch*);

@@ -61,11 +61,12 @@ ps_status read_argument(Reader* r, Signature* out) {
 
 ps_status read_attr(Reader* r, Signature* out) {
   AttrRow attr{};
-  attr.type = r->take("int")     ? ATTR_INT
-              : r->take("float") ? ATTR_FLOAT
-              : r->take("bool")  ? ATTR_BOOL
-              : r->take("str")   ? ATTR_STRING
-                                 : 0;
+  attr.type = !r->foreign && r->take("int[]") ? ATTR_INTS
+              : r->take("int")                ? ATTR_INT
+              : r->take("float")              ? ATTR_FLOAT
+              : r->take("bool")               ? ATTR_BOOL
+              : r->take("str")                ? ATTR_STRING
+                                              : 0;
   if (!attr.type) return r->expected("an attribute of type int, float, bool or str");
   if (out->num_attrs == kMaxAttrs) return fail(PS_INVALID_ARGUMENT, "schema: expected up to %d attributes", kMaxAttrs);
   PS_TRY(read_name(r, *out, &attr.name));

@@ -259,13 +259,13 @@ ps_status infer_rope(const Spec* in, AttrValue*, Spec* out) {
   return PS_OK;
 }
 
-ps_status infer_unary(const Spec* in, AttrValue*, Spec* out) {
+ps_status infer_unary_rows(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
   copy_type(in[0], out);
   return PS_OK;
 }
 
-ps_status infer_binary(const Spec* in, AttrValue*, Spec* out) {
+ps_status infer_binary_rows(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "first argument", 2, 3));
   PS_TRY(expect_same(in[1], in[0], "second argument", "the first"));
   copy_type(in[0], out);
@@ -279,17 +279,17 @@ ps_status infer_gelu(const Spec* in, AttrValue* attrs, Spec* out) {
                 PS_STR(attrs[kGeluApproximate].s));
   }
   attrs[kGeluApproximate].i = tanh_form;
-  return infer_unary(in, attrs, out);
+  return infer_unary_rows(in, attrs, out);
 }
 
-ps_status infer_scale(const Spec* in, AttrValue* attrs, Spec* out) { return infer_unary(in, attrs, out); }
+ps_status infer_scale(const Spec* in, AttrValue* attrs, Spec* out) { return infer_unary_rows(in, attrs, out); }
 
 static ps_status infer_capped(const Spec* in, AttrValue* attrs, Spec* out, const char* name) {
   const double cap = attrs[kScaledBy].f;
   if (!(cap >= FLT_MIN)) {
     return fail(PS_INVALID_ARGUMENT, "%s: expected a normal float32 above 0, got %g", name, cap);
   }
-  return infer_unary(in, attrs, out);
+  return infer_unary_rows(in, attrs, out);
 }
 
 ps_status infer_softcap(const Spec* in, AttrValue* attrs, Spec* out) { return infer_capped(in, attrs, out, "cap"); }

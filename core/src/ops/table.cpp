@@ -42,15 +42,15 @@ void parse_all() {
 }
 
 const char* type_name(int32_t type) {
-  static const char* const names[] = {"nothing", "int", "float", "string", "bool"};
-  return type >= 0 && type <= ATTR_BOOL ? names[type] : "unknown";
+  static const char* const names[] = {"nothing", "int", "float", "string", "bool", "int[]"};
+  return type >= 0 && type <= ATTR_INTS ? names[type] : "unknown";
 }
 
 ps_status bind_one(const AttrRow& row, const Attr& attr, AttrValue* out) {
-  const int32_t stored = row.type == ATTR_BOOL ? ATTR_INT : row.type;
+  const int32_t stored = row.type == ATTR_BOOL ? ATTR_INT : row.type == ATTR_INTS ? ATTR_STRING : row.type;
   if (attr.type != stored) {
     return fail(PS_INVALID_ARGUMENT, "%.*s: expected an attribute of type %s, got type %s", PS_STR(row.name),
-                type_name(row.type), type_name(attr.type == ATTR_BOOL ? -1 : attr.type));
+                type_name(row.type), type_name(attr.type >= ATTR_BOOL ? -1 : attr.type));
   }
   if (row.type == ATTR_BOOL && attr.i != 0 && attr.i != 1) {
     return fail(PS_INVALID_ARGUMENT, "%.*s: expected 0 or 1, got %lld", PS_STR(row.name),
@@ -59,7 +59,7 @@ ps_status bind_one(const AttrRow& row, const Attr& attr, AttrValue* out) {
   if (row.type == ATTR_FLOAT && !isfinite(static_cast<float>(attr.f))) {
     return fail(PS_INVALID_ARGUMENT, "%.*s: expected a finite number, got %g", PS_STR(row.name), attr.f);
   }
-  *out = AttrValue{attr.i, attr.f, attr.s};
+  *out = AttrValue{attr.i, attr.f, attr.s, nullptr};
   return PS_OK;
 }
 

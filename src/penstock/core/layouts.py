@@ -8,12 +8,55 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "BF16", "BLOCKS", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS",
-    "KV_NUMBERS", "PAGE_TOKENS", "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32",
-    "STATE_F32", "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "T16_IQ4_NL", "T16_IQ4_XS",
-    "T16_MXFP4", "T16_Q2_K", "T16_Q3_K", "T16_Q4_0", "T16_Q4_1", "T16_Q4_K", "T16_Q5_0", "T16_Q5_1",
-    "T16_Q5_K", "T16_Q6_K", "T16_Q8_0", "T16_UINT4", "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of",
-    "pages_by_group", "pages_for", "whole_partitions",
+    "BF16",
+    "BLOCKS",
+    "BOOL",
+    "F16",
+    "F32",
+    "FLOAT_DTYPES",
+    "GROUP_LEN",
+    "I8",
+    "I32",
+    "I64",
+    "KV_LAYOUTS",
+    "KV_NUMBERS",
+    "PAGE_TOKENS",
+    "PARTITION_PAGES",
+    "ROWS_BF16",
+    "ROWS_BOOL",
+    "ROWS_F16",
+    "ROWS_F32",
+    "ROWS_I8",
+    "ROWS_I32",
+    "ROWS_I64",
+    "ROWS_U8",
+    "STATE_F32",
+    "T16_BF16",
+    "T16_F16",
+    "T16_F32",
+    "T16_I4G32",
+    "T16_I8",
+    "T16_IQ4_NL",
+    "T16_IQ4_XS",
+    "T16_MXFP4",
+    "T16_Q2_K",
+    "T16_Q3_K",
+    "T16_Q4_0",
+    "T16_Q4_1",
+    "T16_Q4_K",
+    "T16_Q5_0",
+    "T16_Q5_1",
+    "T16_Q5_K",
+    "T16_Q6_K",
+    "T16_Q8_0",
+    "T16_UINT4",
+    "TILE_ROWS",
+    "U8",
+    "BlockLayout",
+    "kv_layout_of",
+    "pages_by_group",
+    "pages_for",
+    "whole_partitions",
 ]  # fmt: skip
 
 F32: Final = 1
@@ -23,6 +66,7 @@ I8: Final = 4
 I32: Final = 5
 U8: Final = 6
 I64: Final = 7
+BOOL: Final = 8
 FLOAT_DTYPES: Final = {"f32": F32, "f16": F16, "bf16": BF16}
 """The element types that a weight can be packed from, by name."""
 
@@ -30,6 +74,10 @@ ROWS_F32: Final = 1
 ROWS_F16: Final = 2
 ROWS_BF16: Final = 3
 ROWS_I32: Final = 4
+ROWS_I64: Final = 5
+ROWS_I8: Final = 6
+ROWS_U8: Final = 7
+ROWS_BOOL: Final = 8
 T16_F32: Final = 16
 T16_F16: Final = 17
 T16_BF16: Final = 18

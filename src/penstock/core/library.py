@@ -208,7 +208,7 @@ class NodeInfoStruct(ctypes.Structure):
         ("name", c_char_p),
         ("output", c_char_p),
         ("scheme", c_char_p),
-        ("output_dims", DimStruct * 4),
+        ("output_dims", DimStruct * 6),
         ("weight_bytes", c_int64),
         ("rows", c_int64),
         ("cols", c_int64),
@@ -282,7 +282,7 @@ class TensorStruct(ctypes.Structure):
         ("data", c_void_p),
         ("dtype", c_int32),
         ("ndim", c_int32),
-        ("dims", c_int64 * 4),
+        ("dims", c_int64 * 6),
         ("row_stride", c_int64),
         ("layout", c_int32),
     ]

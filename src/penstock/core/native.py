@@ -451,9 +451,9 @@ class CoreTensor:
 def _tensor_struct(tensor: CoreTensor | None) -> TensorStruct:
     if tensor is None:
         return TensorStruct()
-    if len(tensor.dims) > 4:
-        raise InvalidArgumentError(f"dims: expected up to 4, got {list(tensor.dims)}", param="dims")
-    dims = (ctypes.c_int64 * 4)(*tensor.dims)
+    if len(tensor.dims) > 6:
+        raise InvalidArgumentError(f"dims: expected up to 6, got {list(tensor.dims)}", param="dims")
+    dims = (ctypes.c_int64 * 6)(*tensor.dims)
     return TensorStruct(tensor.address, tensor.dtype, len(tensor.dims), dims, tensor.row_stride, tensor.layout)
 
 

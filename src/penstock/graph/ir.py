@@ -31,6 +31,7 @@ class DType(IntEnum):
     I32 = layouts.I32
     U8 = layouts.U8
     I64 = layouts.I64
+    BOOL = layouts.BOOL
 
 
 class Layout(IntEnum):
@@ -40,6 +41,10 @@ class Layout(IntEnum):
     ROWS_F16 = layouts.ROWS_F16
     ROWS_BF16 = layouts.ROWS_BF16
     ROWS_I32 = layouts.ROWS_I32
+    ROWS_I64 = layouts.ROWS_I64
+    ROWS_I8 = layouts.ROWS_I8
+    ROWS_U8 = layouts.ROWS_U8
+    ROWS_BOOL = layouts.ROWS_BOOL
     T16_F32 = layouts.T16_F32
     T16_F16 = layouts.T16_F16
     T16_BF16 = layouts.T16_BF16

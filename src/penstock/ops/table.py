@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.ops.general_table import GENERAL_SCHEMAS
+
 __all__ = [
     "BLOCK_SCHEMES",
     "EXCHANGES",
+    "GENERAL_OPS",
     "LINEAR_SCHEMES",
     "OPS",
     "Op",
@@ -168,7 +171,10 @@ EXCHANGES = (
 )
 """The ops of several ranks.  None may be left out of the graph of one rank, because others would wait for it."""
 
-_BY_NAME = {op.name: op for op in OPS}
+GENERAL_OPS: tuple[Op, ...] = tuple(Op(name, 1, schema, 1e-5) for name, schema in GENERAL_SCHEMAS.items())
+"""The ops of general networks, which follow those of ``OPS`` in the core."""
+
+_BY_NAME = {op.name: op for op in (*OPS, *GENERAL_OPS)}
 _CUSTOM: dict[str, Op] = {}
 
 

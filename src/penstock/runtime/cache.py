@@ -35,7 +35,7 @@ from penstock.errors import (
 )
 from penstock.file_kinds import is_gguf
 from penstock.models.network_script import refuse_nested_export
-from penstock.ops.table import OPS
+from penstock.ops.table import GENERAL_OPS, OPS
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import (
     PARTIAL_SUFFIX,
@@ -106,7 +106,7 @@ def _script_digest(network: str | None) -> str:
 
 
 def _versions() -> list[Any]:
-    return [CACHE_VERSION, __version__, [[op.name, op.version] for op in OPS]]
+    return [CACHE_VERSION, __version__, [[op.name, op.version] for op in (*OPS, *GENERAL_OPS)]]
 
 
 def bundle_key(

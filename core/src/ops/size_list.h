@@ -1,0 +1,32 @@
+// Lists of sizes as files write them, "B,12*S,(H+1)//2": integers and named sizes, + - * // %, max(a,b) and min(a,b).
+#ifndef PENSTOCK_OPS_SIZE_LIST_H
+#define PENSTOCK_OPS_SIZE_LIST_H
+
+#include "ops/ops.h"
+
+namespace ps {
+
+constexpr int32_t kMaxListLen = 2 * kMaxRank + 4;  // pads have two numbers for each axis
+
+struct NamedSize {
+  Str name;
+  int64_t value;
+};
+
+// The sizes that names stand for.  // and % round down, as Python's do.
+struct SizeNames {
+  const NamedSize* items = nullptr;
+  int32_t count = 0;
+};
+
+// Evaluates `text` into at most kMaxListLen numbers.  An empty text is an empty list.  Fails with the text: for what is
+// no list, for an unknown name, a division by a size below 1, and numbers beyond 2^62.
+ps_status evaluate_sizes(Str text, const SizeNames& names, int64_t* out, int32_t* count);
+
+// Evaluates the lists among an op's attributes.  `storage` has room for kMaxAttrs * kMaxListLen numbers and lives as
+// long as `attrs`.
+ps_status evaluate_lists(int32_t op, const SizeNames& names, AttrValue* attrs, int64_t* storage);
+
+}  // namespace ps
+
+#endif
