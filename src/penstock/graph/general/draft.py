@@ -1,0 +1,195 @@
+"""A general network while it is read, captured and rewritten.
+
+Importers add calls with ``Draft.add``, which infers types and shapes and folds what is constant.  A tensor of integers
+whose elements depend on named sizes only, such as the shape of an input, is constant too: its value is an array of
+``Size``.  So the arithmetic on shapes that exporters write disappears.  Passes rewrite the list of calls, and
+``lower`` turns it into the graph of a bundle.  The ops are those of ``penstock.ops.general_table``, with ``linear``,
+``layer_norm`` and others of language models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import UnsupportedError
+from penstock.graph.general.folding import fold
+from penstock.graph.general.shape_rules import infer
+from penstock.graph.general.sizes import SizeLike, SizeSymbol, as_text, symbols_of
+from penstock.graph.ir import DType
+
+__all__ = ["NUMPY_TYPES", "Attr", "Call", "Draft", "Shape", "Tensor", "dtype_of"]
+
+Shape: TypeAlias = tuple[SizeLike, ...]
+Attr: TypeAlias = int | float | str | bool | tuple[SizeLike, ...]
+
+NUMPY_TYPES: Final = {
+    DType.F32: np.dtype(np.float32), DType.F16: np.dtype(np.float16), DType.I8: np.dtype(np.int8),
+    DType.I32: np.dtype(np.int32), DType.U8: np.dtype(np.uint8), DType.I64: np.dtype(np.int64),
+    DType.BOOL: np.dtype(np.bool_),
+}  # fmt: skip
+_TYPES: Final = {numpy_type: dtype for dtype, numpy_type in NUMPY_TYPES.items()}
+
+
+def dtype_of(array: NDArray[Any]) -> DType:
+    """Return the type of an array; one of ``Size`` is int64.  Raises UnsupportedError for a type that has no ops."""
+    if array.dtype == object:
+        return DType.I64
+    if array.dtype not in _TYPES:
+        names = ", ".join(str(numpy_type) for numpy_type in _TYPES)
+        raise UnsupportedError(f"dtype: expected one of {names}, got {array.dtype}", param="dtype")
+    return _TYPES[array.dtype]
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A tensor of a draft.  ``value``: of a constant; an array of ``Size`` where it depends on named sizes."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+    value: NDArray[Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(as_text(size) for size in self.shape)
+        return f"{self.name}: {self.dtype.name.lower()} [{sizes}]" + (" constant" if self.value is not None else "")
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of an op: its arguments in the order of its schema, None for an absent one, and all its attributes.
+
+    ``name`` is the place in the source that a message names: a module or a node.
+    """
+
+    op: str
+    name: str
+    inputs: list[Tensor | None]
+    outputs: list[Tensor]
+    attrs: dict[str, Attr]
+
+
+@dataclass
+class Draft:
+    """A general network.  ``inputs`` and ``outputs`` keep the names that users know."""
+
+    name: str
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    output_names: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    _names: set[str] = field(default_factory=set)
+
+    def input(self, name: str, dtype: DType, shape: Iterable[SizeLike]) -> Tensor:
+        """Add an input."""
+        tensor = Tensor(self.free_name(name), dtype, tuple(shape))
+        self.inputs.append(tensor)
+        return tensor
+
+    def output(self, name: str, tensor: Tensor) -> None:
+        """Declare an output, which may be an input or a constant, and the same tensor twice."""
+        self.outputs.append(tensor)
+        self.output_names.append(name)
+
+    def constant(self, value: Any, name: str = "constant") -> Tensor:
+        """Return a constant of an array, of a Python number (f32 or i64), or of a sequence of sizes (i64)."""
+        if isinstance(value, float):
+            array: NDArray[Any] = np.array(value, np.float32)
+        elif isinstance(value, np.ndarray):
+            array = value
+        else:
+            array = np.array(value, dtype=object)
+        if array.dtype == object and all(isinstance(item, (int, np.integer)) for item in array.flat):
+            array = array.astype(np.int64)
+        return Tensor(self.free_name(name), dtype_of(array), array.shape, array)
+
+    def add(self, op: str, *inputs: Tensor | None, name: str = "", **attrs: Attr) -> Any:
+        """Add a call and return its output, or a tuple of its outputs.
+
+        Attributes that are left out have the defaults of ``shape_rules``.  A call whose arguments are all constant is
+        computed now.  Raises InvalidArgumentError or UnsupportedError with ``name`` for arguments that do not fit.
+        """
+        full, types = infer(op, inputs, attrs, name)
+        values = fold(op, inputs, full, types)
+        if values is not None:
+            tensors = tuple(
+                Tensor(self.free_name(name or op), t, v.shape, v) for (t, _), v in zip(types, values, strict=True)
+            )
+            return tensors[0] if len(tensors) == 1 else tensors
+        outputs = [Tensor(self.free_name(name or op), dtype, shape) for dtype, shape in types]
+        self.calls.append(Call(op, name, [self._materialised(tensor) for tensor in inputs], outputs, full))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def free_name(self, name: str) -> str:
+        """Return ``name``, or one made from it that no tensor has yet."""
+        free, count = name, 1
+        while free in self._names:
+            free, count = f"{name}.{count}", count + 1
+        self._names.add(free)
+        return free
+
+    def symbols(self) -> list[SizeSymbol]:
+        """Return the named sizes of the inputs, in their order.  Raises UnsupportedError for other names in use."""
+        found: dict[SizeSymbol, None] = {}
+        for tensor in self.inputs:
+            for size in tensor.shape:
+                found.update(dict.fromkeys(sorted(symbols_of(size), key=lambda s: s.name)))
+        return list(found)
+
+    def prune(self) -> None:
+        """Remove calls whose outputs nobody reads."""
+        used = {id(tensor) for tensor in self.outputs}
+        kept = []
+        for call in reversed(self.calls):
+            if any(id(tensor) in used for tensor in call.outputs):
+                kept.append(call)
+                used.update(id(tensor) for tensor in call.inputs if tensor is not None)
+        self.calls = kept[::-1]
+
+    def readers(self) -> dict[int, list[Call]]:
+        """Return the calls that read each tensor, by ``id``.  Outputs of the network are not counted."""
+        found: dict[int, list[Call]] = {}
+        for call in self.calls:
+            for tensor in call.inputs:
+                if tensor is not None:
+                    found.setdefault(id(tensor), []).append(call)
+        return found
+
+    def replace(self, old: Tensor, new: Tensor, calls: Sequence[Call] | None = None) -> None:
+        """Let the calls, and the outputs if ``calls`` is None, read ``new`` instead of ``old``."""
+        for call in self.calls if calls is None else calls:
+            call.inputs = [new if tensor is old else tensor for tensor in call.inputs]
+        if calls is None:
+            self.outputs = [new if tensor is old else tensor for tensor in self.outputs]
+
+    def materialised_outputs(self) -> None:
+        """Compute the outputs that are arrays of sizes."""
+        self.outputs = [self._materialised(tensor) or tensor for tensor in self.outputs]
+
+    def _materialised(self, tensor: Tensor | None) -> Tensor | None:
+        """Return a tensor that a run computes for a constant that depends on sizes."""
+        if tensor is None or tensor.value is None or tensor.value.dtype != object:
+            return tensor
+        flat = tuple(tensor.value.flat)
+        if len(flat) > 16:
+            raise UnsupportedError(f"{tensor.name}: expected at most 16 numbers that depend on sizes, got {len(flat)}")
+        made = Tensor(self.free_name("sizes"), DType.I64, (len(flat),))
+        self.calls.append(Call("sizes", tensor.name, [], [made], {"values": flat}))
+        if tensor.rank != 1:
+            shaped = Tensor(self.free_name("sizes"), DType.I64, tensor.shape)
+            self.calls.append(Call("reshape", tensor.name, [made], [shaped], {"sizes": tensor.shape}))
+            made = shaped
+        if tensor.dtype != DType.I64:
+            typed = Tensor(self.free_name("sizes"), tensor.dtype, tensor.shape)
+            self.calls.append(Call("cast", tensor.name, [made], [typed], {"dtype": tensor.dtype.name.lower()}))
+            made = typed
+        return made
