@@ -256,7 +256,7 @@ ps_status run_op(OpRun* run, ps_context* context) {
     }
   }
   if (run->exchange.status != PS_OK) return fail(run->exchange.status, "%s", run->exchange.message);
-  return c.loaded ? take_failure(&run->failure) : PS_OK;
+  return take_failure(&run->failure);
 }
 
 }  // namespace

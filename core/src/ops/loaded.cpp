@@ -287,7 +287,9 @@ ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out) {
 ps_status take_failure(OpFailure* failure) {
   if (!failure->claimed.load(std::memory_order_acquire)) return PS_OK;
   failure->claimed.store(0, std::memory_order_relaxed);
-  return fail(status_of(failure->status), "%s: %s", failure->call->loaded->name, failure->error.text);
+  const LoadedOp* const loaded = failure->call->loaded;
+  return fail(status_of(failure->status), "%s%s%s", loaded ? loaded->name : "", loaded ? ": " : "",
+              failure->error.text);
 }
 
 }  // namespace ps

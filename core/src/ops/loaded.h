@@ -17,9 +17,9 @@ struct LoadedOp {
   char name[64], schema[512], source[512], text[640];  // text: "name.version schema"
 };
 
-// The status and message of the first callback that failed in a step.
+// The status and message of the first op that failed in a step: a callback of a custom op, or report_failure.
 struct OpFailure {
-  std::atomic<int32_t> claimed{0};  // 1: a callback has failed and writes the rest
+  std::atomic<int32_t> claimed{0};  // 1: an op has failed and writes the rest
   int32_t status;
   const Call* call;
   ps_op_error error;
@@ -34,7 +34,7 @@ ps_status register_ops(const ps_op_library* library, const char* source);
 
 ps_status infer_loaded(const LoadedOp& op, const Spec* in, const AttrValue* attrs, Spec* out);
 ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out);
-// Takes the failure, if there is one: its status, and its message with the name of the op.
+// Takes the failure, if there is one: its status, and its message, of a custom op with its name.
 ps_status take_failure(OpFailure* failure);
 
 }  // namespace ps
