@@ -8,8 +8,11 @@
 #include "simd/elementary.h"
 #include "rows/norms.h"
 #include "rows/activation.h"
+#include "general/unary.h"
+#include "general/binary.h"
 #include "rows/rope.h"
 #include "rows/reduce.h"
+#include "general/softmax.h"
 #include "rows/quantize.h"
 #include "linear/store_lines.h"
 #include "linear/blocks.h"
@@ -45,6 +48,9 @@ constexpr bool kBf16 = builds_scheme("bf16");
 constexpr bool kInteger =
     builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
 constexpr bool kAttention = builds_attention();
+// Fused activations are kinds of unary.
+constexpr bool kActivations =
+    builds_op("unary") || builds_op("chain") || builds_op("conv") || builds_op("conv_transpose");
 #define PS_BLOCKS(id, name, ...) || builds_scheme(#name)
 constexpr bool kBlocks = false
 #include "base/block_schemes.inc"
@@ -110,6 +116,10 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
       .argmax = argmax,
       .max = row_max,
       .exp_sum = exp_sum,
+      .map_unary = kActivations ? map_unary : nullptr,
+      .map_binary = builds_op("binary") || builds_op("chain") ? map_binary : nullptr,
+      .softmax = builds_op("softmax") ? softmax_items : nullptr,
+      .reduce = builds_op("reduce") ? reduce_any : nullptr,
       .pack = kBuildsDev ? pack : nullptr,
       .unpack = kBuildsDev ? unpack : nullptr,
       .read_bytes = kBuildsDev ? read_bytes : nullptr,

@@ -46,6 +46,7 @@ PS_INLINE F16 operator/(F16 x, F16 y) { return PS_BOTH(_mm256_div_ps, x, y); }
 PS_INLINE F16 f_fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 PS_INLINE F16 f_max(F16 x, F16 y) { return PS_BOTH(_mm256_max_ps, x, y); }
 PS_INLINE F16 f_min(F16 x, F16 y) { return PS_BOTH(_mm256_min_ps, x, y); }
+PS_INLINE F16 f_sqrt(F16 x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 PS_INLINE F16 f_abs(F16 x) {
   const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};

@@ -35,6 +35,7 @@ PS_INLINE F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 PS_INLINE F16 f_fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 PS_INLINE F16 f_max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 PS_INLINE F16 f_min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+PS_INLINE F16 f_sqrt(F16 a) { return {_mm512_sqrt_ps(a.v)}; }
 PS_INLINE F16 f_abs(F16 a) { return {_mm512_abs_ps(a.v)}; }
 
 PS_INLINE M16 m_range(int lo, int hi) {

@@ -52,6 +52,7 @@ PS_INLINE F16 f_fma(F16 a, F16 b, F16 c) { F16 r; PS_QUADS(vfmaq_f32(c.v[i], a.v
 // The second operand where either is NaN, as on x86.
 PS_INLINE F16 f_max(F16 a, F16 b) { F16 r; PS_QUADS(vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
 PS_INLINE F16 f_min(F16 a, F16 b) { F16 r; PS_QUADS(vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
+PS_INLINE F16 f_sqrt(F16 a) { F16 r; PS_QUADS(vsqrtq_f32(a.v[i])); }
 PS_INLINE F16 f_abs(F16 a) { F16 r; PS_QUADS(vabsq_f32(a.v[i])); }
 
 PS_INLINE M16 m_range(int lo, int hi) {

@@ -237,6 +237,51 @@ struct UnaryArgs {
   int64_t cols;
 };
 
+enum UnaryKind : int32_t {
+#define PS_LANES(id, name) UNARY_##id,
+#define PS_SCALAR(id, name) UNARY_##id,
+#define PS_TEST(id, name) UNARY_##id,
+#include "base/unary_kinds.inc"
+  NUM_UNARY_KINDS
+};
+enum BinaryKind : int32_t {
+#define PS_LANES(id, name) BINARY_##id,
+#define PS_SCALAR(id, name) BINARY_##id,
+#define PS_COMPARE(id, name) BINARY_##id,
+#define PS_BITS(id, name) BINARY_##id,
+#include "base/binary_kinds.inc"
+  NUM_BINARY_KINDS
+};
+
+// The middle of [outer, n, inner].
+struct SoftmaxArgs {
+  const float* x;
+  float* y;
+  int64_t n, inner;
+  int32_t log;
+};
+// To [outer, inner].
+struct ReduceArgs {
+  const float* x;
+  float* y;
+  int64_t n, inner;
+  int32_t kind;  // ReduceKind
+};
+enum ReduceKind : int32_t {
+  REDUCE_SUM,
+  REDUCE_MEAN,
+  REDUCE_MAX,
+  REDUCE_MIN,
+  REDUCE_PROD,
+  REDUCE_L1,
+  REDUCE_L2,
+  REDUCE_SUM_SQUARE,
+  REDUCE_LOG_SUM,
+  REDUCE_LOG_SUM_EXP,
+  NUM_REDUCE_KINDS
+};
+constexpr int64_t kInnerBlock = 64;  // of `inner`, where it is above 1: an item
+
 struct PackArgs {
   int32_t layout;
   int64_t rows, cols, row_start, num_rows;  // of the whole weight; the range being packed
@@ -315,6 +360,14 @@ struct Kernels {
   float (*max)(const float* x, int64_t n);
   // y[i] = exp((x[i] - shift) * factor); returns the sum in 16 lanes.  y may be null.
   float (*exp_sum)(const float* x, int64_t n, float shift, float factor, float* y);
+
+  // General networks.  y[i] = kind(x[i]) for kinds over lanes; y may be x
+  void (*map_unary)(int32_t kind, float alpha, float beta, const float* x, float* y, int64_t n);
+  // y[i] = kind(a[i * a_step], b[i * b_step]), steps 0 or 1; y may be an operand with step 1
+  void (*map_binary)(int32_t kind, const float* a, int64_t a_step, const float* b, int64_t b_step, float* y, int64_t n);
+  // begin, end: items outer * blocks of kInnerBlock in inner
+  void (*softmax)(const SoftmaxArgs&, int64_t begin, int64_t end);
+  void (*reduce)(const ReduceArgs&, int64_t begin, int64_t end);
 
   void (*pack)(const PackArgs&);
   // The exact values a kernel computes with: dst [num_rows, cols] f32
