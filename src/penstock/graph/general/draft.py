@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import UnsupportedError
+from penstock.errors import InternalError, UnsupportedError
 from penstock.graph.general.folding import fold
 from penstock.graph.general.shape_rules import infer
 from penstock.graph.general.sizes import SizeLike, SizeSymbol, as_text, symbols_of
@@ -25,7 +25,7 @@ from penstock.graph.ir import DType
 __all__ = ["NUMPY_TYPES", "Attr", "Call", "Draft", "Shape", "Tensor", "dtype_of"]
 
 Shape: TypeAlias = tuple[SizeLike, ...]
-Attr: TypeAlias = int | float | str | bool | tuple[SizeLike, ...]
+Attr: TypeAlias = Any  # int, float, str, bool, or a tuple of sizes
 
 NUMPY_TYPES: Final = {
     DType.F32: np.dtype(np.float32), DType.F16: np.dtype(np.float16), DType.I8: np.dtype(np.int8),
@@ -76,6 +76,19 @@ class Call:
     inputs: list[Tensor | None]
     outputs: list[Tensor]
     attrs: dict[str, Attr]
+
+    def argument(self, index: int) -> Tensor:
+        """Return an argument that is there."""
+        tensor = self.inputs[index]
+        if tensor is None:
+            raise InternalError(f"{self.name} ({self.op}): argument {index} is absent")
+        return tensor
+
+    @property
+    def output(self) -> Tensor:
+        """The only output."""
+        (tensor,) = self.outputs
+        return tensor
 
 
 @dataclass

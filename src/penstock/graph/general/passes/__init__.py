@@ -1,0 +1,18 @@
+"""Passes over drafts of general networks."""
+
+from __future__ import annotations
+
+from penstock.graph.general.draft import Draft
+from penstock.graph.general.passes.fuse_conv import fuse_convolutions
+from penstock.graph.general.passes.layout import move_permutes
+from penstock.graph.general.passes.patterns import recognise
+
+__all__ = ["optimise"]
+
+
+def optimise(draft: Draft) -> None:
+    """Rewrite a draft in place: ops in pieces become one, images become NHWC, and convolutions take what follows."""
+    draft.prune()
+    recognise(draft)
+    move_permutes(draft)
+    fuse_convolutions(draft)
