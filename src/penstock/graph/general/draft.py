@@ -125,22 +125,27 @@ class Draft:
             array = array.astype(np.int64)
         return Tensor(self.free_name(name), dtype_of(array), array.shape, array)
 
-    def add(self, op: str, *inputs: Tensor | None, name: str = "", **attrs: Attr) -> Any:
-        """Add a call and return its output, or a tuple of its outputs.
+    def add(self, op: str, *inputs: Tensor | None, name: str = "", **attrs: Attr) -> Tensor:
+        """Add a call of an op with one output, and return that.
 
         Attributes that are left out have the defaults of ``shape_rules``.  A call whose arguments are all constant is
         computed now.  Raises InvalidArgumentError or UnsupportedError with ``name`` for arguments that do not fit.
         """
+        outputs = self.add_many(op, *inputs, name=name, **attrs)
+        if len(outputs) != 1:
+            raise InternalError(f"{name or op}: expected an op with one output, got {len(outputs)}")
+        return outputs[0]
+
+    def add_many(self, op: str, *inputs: Tensor | None, name: str = "", **attrs: Attr) -> tuple[Tensor, ...]:
+        """Add a call as ``add`` does, and return all its outputs."""
         full, types = infer(op, inputs, attrs, name)
         values = fold(op, inputs, full, types)
         if values is not None:
-            tensors = tuple(
-                Tensor(self.free_name(name or op), t, v.shape, v) for (t, _), v in zip(types, values, strict=True)
-            )
-            return tensors[0] if len(tensors) == 1 else tensors
+            pairs = zip(types, values, strict=True)
+            return tuple(Tensor(self.free_name(name or op), dtype, v.shape, v) for (dtype, _), v in pairs)
         outputs = [Tensor(self.free_name(name or op), dtype, shape) for dtype, shape in types]
         self.calls.append(Call(op, name, [self._materialised(tensor) for tensor in inputs], outputs, full))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return tuple(outputs)
 
     def free_name(self, name: str) -> str:
         """Return ``name``, or one made from it that no tensor has yet."""

@@ -1,0 +1,306 @@
+"""Capture of any ``torch.nn.Module`` as a draft.
+
+``torch.export`` runs the module once; ``run_decompositions({})`` leaves about 70 ops, each of which has a reader.  The
+sizes of its inputs may be free.  Guards of PyTorch never reach the user.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.graph.general.draft import Draft, Tensor
+from penstock.graph.general.sizes import Size, SizeLike, largest, smallest, symbol
+from penstock.graph.general.torch import elementwise, layers, shapes
+from penstock.graph.general.torch.writer import OPS, Writer, dtype_named
+
+__all__ = ["capture_module"]
+
+_READERS: Final = (elementwise, layers, shapes)  # importing them declares the readers
+_MAX_SIZE: Final = 1 << 20
+_CHECKS: Final = (
+    *("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"),
+    *("aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"),
+)
+
+Sizes = Mapping[str, "int | tuple[int, ...]"]
+
+
+def capture_module(
+    module: nn.Module, example: Any, *, shapes: Mapping[str, Sequence[Any]] | None = None, sizes: Sizes | None = None,
+    name: str = "",
+) -> Draft:  # fmt: skip
+    """Capture ``module``, in eval mode, with the arguments of ``example``: a tensor, a tuple, or keyword arguments.
+
+    ``shapes`` gives free sizes names, by argument: ``{"image": ("B", 3, "H", "W")}``; a number or None keeps the
+    example's.  ``sizes`` limits them: (least, most), or (least, most, multiple).  Raises UnsupportedError for an
+    operation without a reader, with the module that calls it, and for a module that fixes a size or branches on values.
+    """
+    args, kwargs = _arguments(example)
+    names = _argument_names(module, args, kwargs)
+    free = _FreeSizes(sizes or {})
+    dynamic = {key: free.of_argument(value, key, shapes or {}) for key, value in names.items()}
+    training = module.training
+    module.eval()
+    try:
+        exported = _export(module, args, kwargs, dynamic)
+    finally:
+        module.train(training)
+    return _Capture(exported, free, name or type(module).__name__).run()
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+
+
+def _argument_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    try:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidArgumentError(f"example: {type(module).__name__}.forward: {error}", param="example") from error
+    return dict(bound.arguments)
+
+
+class _FreeSizes:
+    """Names of free sizes, their ranges, and PyTorch's dimensions for them."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.ranges = {key: _checked_range(key, value) for key, value in sizes.items()}
+        self.dims: dict[str, Any] = {}
+        self.axes: list[dict[int, str]] = []  # of each tensor of the arguments, in order: the names of its free sizes
+
+    def of_argument(self, value: Any, key: str, shapes: Mapping[str, Sequence[Any]]) -> Any:
+        """Return PyTorch's dimensions for an argument, and remember its free axes."""
+        names = shapes.get(key)
+        if names is None:
+            self.axes += [{} for _ in pytree.tree_leaves(value)]
+            return pytree.tree_map(lambda _: None, value)
+        if not isinstance(value, torch.Tensor) or len(names) != value.dim():
+            raise InvalidArgumentError(f"shapes: {key}: expected one name for each axis of a tensor", param="shapes")
+        free = {
+            axis: n for axis, n in enumerate(names) if isinstance(n, str) and not isinstance(self.ranges.get(n), int)
+        }
+        self.axes.append(free)
+        return {axis: self._dim(n) for axis, n in free.items()}
+
+    def _dim(self, name: str) -> Any:
+        if not name.isidentifier() or not name.isascii():
+            raise InvalidArgumentError(f"shapes: expected a name for a free size, got {name!r}", param="shapes")
+        if name not in self.dims:
+            own, low, high, multiple = self.limits(name)
+            dim = torch.export.Dim(own, min=low, max=high)
+            self.dims[name] = dim if multiple == 1 else multiple * dim
+        return self.dims[name]
+
+    def limits(self, name: str) -> tuple[str, int, int, int]:
+        """Return the symbol of a size, its least and most, and what it is multiplied by."""
+        low, high, multiple = self.ranges.get(name, (1, _MAX_SIZE, 1))
+        return name if multiple == 1 else f"{name}_{multiple}", -(-low // multiple), high // multiple, multiple
+
+
+def _checked_range(name: str, value: Any) -> Any:
+    if isinstance(value, int):
+        return value
+    numbers = tuple(value)
+    if len(numbers) == 2:
+        numbers = (*numbers, 1)
+    if len(numbers) != 3 or not all(isinstance(n, int) and n > 0 for n in numbers) or numbers[0] > numbers[1]:
+        raise InvalidArgumentError(
+            f"sizes: {name}: expected (least, most) or (least, most, multiple), got {value!r}", param="sizes"
+        )
+    return numbers
+
+
+def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[str, Any]) -> Any:
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(
+                module, args, kwargs, dynamic_shapes=dynamic, strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )  # fmt: skip
+            return exported.run_decompositions({})
+    except PenstockError:
+        raise
+    except Exception as error:  # torch.export raises many kinds
+        raise UnsupportedError(f"capture: {_own_words(error)}") from error
+
+
+def _own_words(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if "specialized" in text or "Constraints violated" in text or "not all values of" in text:
+        return "the module needs a size that was declared free to be that of the example; leave it out of shapes"
+    if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
+        return "the module branches on the value of a tensor, or makes a shape of one"
+    return f"PyTorch cannot export the module: {text[:400]}"
+
+
+class _Capture:
+    """Reads the exported nodes in order."""
+
+    def __init__(self, exported: Any, free: _FreeSizes, name: str) -> None:
+        self.exported, self.free = exported, free
+        self.draft = Draft(name)
+        self.writer = Writer(self.draft)
+        self.values: dict[fx.Node, Any] = {}
+        self.symbols: dict[Any, Size] = {}
+        self.missing: dict[str, str] = {}
+        self.num_inputs = 0
+
+    def run(self) -> Draft:
+        signature = self.exported.graph_signature
+        constants = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
+        for node in self.exported.graph.nodes:
+            if node.op == "placeholder":
+                self._add_placeholder(node, constants)
+        for node in self.exported.graph.nodes:
+            if node.op == "call_function":
+                self._add_call(node)
+            elif node.op == "output":
+                self._refuse_missing()
+                self._add_outputs(node)
+        return self.draft
+
+    def _add_placeholder(self, node: fx.Node, constants: Mapping[str, str]) -> None:
+        if node.name in constants:
+            target = constants[node.name]
+            tensor = self.exported.state_dict.get(target)
+            tensor = self.exported.constants[target] if tensor is None else tensor
+            self.values[node] = self.draft.constant(_array(tensor), target)
+            return
+        value = node.meta.get("val")
+        axes = self.free.axes[self.num_inputs] if self.num_inputs < len(self.free.axes) else {}
+        self.num_inputs += 1
+        if not isinstance(value, torch.Tensor):
+            self.values[node] = value
+            return
+        self._declare_sizes(value, axes)
+        shape = tuple(self._size(size) for size in value.shape)
+        self.values[node] = self.draft.input(node.name, dtype_named(value.dtype), shape)
+
+    def _size(self, size: Any) -> SizeLike:
+        return int(size) if isinstance(size, int) else self._expression(size.node.expr)
+
+    def _expression(self, expr: Any) -> SizeLike:
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Symbol:
+            return self._symbol(expr)
+        args = [self._expression(arg) for arg in expr.args]
+        kind = type(expr).__name__
+        if expr.is_Add or expr.is_Mul:
+            result = args[0]
+            for arg in args[1:]:
+                result = result + arg if expr.is_Add else result * arg
+            return result
+        if expr.is_Pow and isinstance(args[1], int) and args[1] > 0:
+            result = args[0]
+            for _ in range(args[1] - 1):
+                result = result * args[0]
+            return result
+        if kind in ("FloorDiv", "CleanDiv"):
+            return args[0] // args[1]
+        if kind in ("Mod", "PythonMod"):
+            return args[0] % args[1]
+        if kind in ("Max", "Min"):
+            result = args[0]
+            for arg in args[1:]:
+                result = largest(result, arg) if kind == "Max" else smallest(result, arg)
+            return result
+        raise UnsupportedError(f"capture: a size is {expr}, which no expression of sizes is")
+
+    def _symbol(self, expr: Any) -> Size:
+        if expr not in self.symbols:
+            raise UnsupportedError(f"capture: the module makes a shape of values ({expr})")
+        return self.symbols[expr]
+
+    def _declare_sizes(self, value: torch.Tensor, axes: Mapping[int, str]) -> None:
+        for axis, name in axes.items():
+            size = value.shape[axis]
+            if isinstance(size, int):
+                raise UnsupportedError(
+                    f"capture: the module needs {name} to be {size}, as in the example; leave it out of shapes",
+                    param="shapes",
+                )
+            own, low, high, _ = self.free.limits(name)
+            for expr in size.node.expr.free_symbols:
+                self.symbols.setdefault(expr, symbol(own, low, high))
+
+    def _add_call(self, node: fx.Node) -> None:
+        target = node.target
+        if target is operator.getitem:
+            source, index = node.args
+            self.values[node] = self.values[source][index]  # type: ignore[index]
+            return
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+            self.values[node] = self._size(value)
+            return
+        if str(target) in _CHECKS or isinstance(value, (torch.SymBool, bool)):
+            return
+        read = OPS.get(str(target))
+        place = _place(node)
+        if read is None:
+            self.missing.setdefault(str(target), place)
+            self.values[node] = self._stand_in(value)
+            return
+        self.writer.name = place
+        args, kwargs = self._argument(node.args), self._argument(node.kwargs)
+        self.values[node] = read(self.writer, *args, **kwargs)
+
+    def _stand_in(self, value: Any) -> Any:
+        """Return a tensor for the result of an op without a reader, so that all of them are found."""
+        if isinstance(value, torch.Tensor):
+            return Tensor("missing", dtype_named(value.dtype), tuple(self._size(size) for size in value.shape))
+        if isinstance(value, (tuple, list)):
+            return [self._stand_in(item) for item in value]
+        return None
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return self.values.get(value)
+        if isinstance(value, (list, tuple)):
+            return (
+                [self._argument(item) for item in value]
+                if isinstance(value, list)
+                else tuple(map(self._argument, value))
+            )
+        if isinstance(value, dict):
+            return {key: self._argument(item) for key, item in value.items()}
+        return self._size(value) if isinstance(value, torch.SymInt) else value
+
+    def _refuse_missing(self) -> None:
+        if self.missing:
+            items = "; ".join(f"{name} in {place}" for name, place in self.missing.items())
+            raise UnsupportedError(f"capture: there is no op for {items}")
+
+    def _add_outputs(self, node: fx.Node) -> None:
+        outputs = [item for item in self._argument(node.args[0]) if isinstance(item, Tensor)]
+        for index, tensor in enumerate(outputs):
+            self.draft.output("output" if len(outputs) == 1 else f"output_{index}", tensor)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).contiguous().numpy()
+
+
+def _place(node: fx.Node) -> str:
+    """Return the path of the module that called, with the name of the node."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values() if path]
+    return f"{paths[-1]}.{node.name}" if paths else node.name

@@ -1,0 +1,524 @@
+"""Readers of layers: matrices, attention, norms, reductions, images and recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from penstock.errors import UnsupportedError
+from penstock.graph.general.draft import Tensor
+from penstock.graph.general.images import image_op, same_pads, weight_channels_last
+from penstock.graph.general.shape_rules import normalise_axis
+from penstock.graph.general.sizes import Size, SizeLike, product
+from penstock.graph.general.torch.writer import Writer, dtype_named, reader
+from penstock.graph.ir import DType
+
+# ---- matrices and attention
+
+
+@reader("linear.default")
+def _linear(w: Writer, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return w.linear(x, weight, bias)
+
+
+@reader("addmm.default")
+def _addmm(w: Writer, bias: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    out = w.matmul(a, b)
+    out = out if alpha == 1 else w.binary("mul", out, float(alpha))
+    return w.binary("add", out, bias if beta == 1 else w.binary("mul", bias, float(beta)))
+
+
+@reader("baddbmm.default")
+def _baddbmm(w: Writer, bias: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _addmm(w, bias, a, b, beta, alpha)
+
+
+@reader("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
+def _matmul(w: Writer, a: Tensor, b: Tensor) -> Tensor:
+    return w.matmul(w.as_float(a), w.as_float(b))
+
+
+@reader("scaled_dot_product_attention.default")
+def _attention(
+    w: Writer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    rank = q.rank
+    if rank == 3:
+        q, k, v = (w.unsqueeze(tensor, 0) for tensor in (q, k, v))
+    if rank > 4:
+        raise UnsupportedError(f"attention: expected up to four dimensions, got {rank}")
+    width = q.shape[-1]
+    if scale is None and isinstance(width, Size):
+        raise UnsupportedError("attention: expected heads of a constant size")
+    attrs = {"scale": float(width) ** -0.5 if scale is None else float(scale), "causal": causal}  # type: ignore[arg-type]
+    out = w.add("sdpa", q, k, v, mask, **attrs)
+    return w.reshape(out, out.shape[1:]) if rank == 3 else out
+
+
+# ---- norms
+
+
+@reader("layer_norm.default", "native_layer_norm.default")
+def _layer_norm(
+    w: Writer, x: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    width = int(np.prod(list(shape)))
+    rows = w.reshape(x, (product(x.shape[: x.rank - len(shape)]), width))
+    weight = _vector(w, weight, width, 1.0)
+    bias = None if bias is None else _vector(w, bias, width, 0.0)
+    return w.reshape(w.add("layer_norm", rows, weight, bias, eps=float(eps)), x.shape)
+
+
+@reader("rms_norm.default")
+def _rms_norm(w: Writer, x: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Tensor:
+    width = int(np.prod(list(shape)))
+    rows = w.reshape(x, (product(x.shape[: x.rank - len(shape)]), width))
+    weight = _vector(w, weight, width, 1.0)
+    return w.reshape(w.add("rms_norm", rows, weight, eps=1.1920929e-07 if eps is None else float(eps)), x.shape)
+
+
+def _vector(w: Writer, tensor: Tensor | None, width: int, default: float) -> Tensor:
+    if tensor is None:
+        return w.constant(np.full(width, default, np.float32))
+    if tensor.value is None:
+        raise UnsupportedError(f"{w.name}: expected a constant weight, got one that is computed")
+    return w.constant(np.ascontiguousarray(tensor.value, np.float32).reshape(-1))
+
+
+@reader("group_norm.default", "native_group_norm.default")
+def _group_norm(
+    w: Writer, x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    channels = x.shape[1]
+    if not isinstance(channels, int):
+        raise UnsupportedError("group_norm: expected a constant number of channels")
+    vectors = (_vector(w, weight, channels, 1.0), _vector(w, bias, channels, 0.0))
+    flat = w.reshape(x, (*x.shape[:2], product(x.shape[2:]))) if x.rank not in (3, 4) else x
+    out = image_op(w.draft, "group_norm", flat, *vectors, name=w.name, groups=groups, eps=float(eps))
+    return w.reshape(out, x.shape)
+
+
+@reader("instance_norm.default")
+def _instance_norm(
+    w: Writer, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, use_input_stats: bool, momentum: float,
+    eps: float, *_: Any,
+) -> Tensor:  # fmt: skip
+    if not use_input_stats:
+        return cast(Tensor, _batch_norm(w, x, weight, bias, mean, var, momentum, eps)[0])
+    return _group_norm(w, x, x.shape[1], weight, bias, eps)  # type: ignore[arg-type]
+
+
+@reader("_native_batch_norm_legit_no_training.default")
+def _batch_norm(
+    w: Writer, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    """Write x * scale + shift, which a convolution before it takes."""
+    if mean.value is None or var.value is None:
+        raise UnsupportedError("batch_norm: expected constant statistics, got computed ones")
+    scale = 1.0 / np.sqrt(np.asarray(var.value, np.float64) + eps)
+    scale = scale if weight is None else scale * np.asarray(weight.value, np.float64)
+    shift = -np.asarray(mean.value, np.float64) * scale + (0.0 if bias is None else np.asarray(bias.value, np.float64))
+    shape = (-1, *[1] * (x.rank - 2))
+    factors, summands = (w.constant(v.astype(np.float32).reshape(shape)) for v in (scale, shift))
+    return w.binary("add", w.binary("mul", x, factors), summands), None, None
+
+
+@reader("batch_norm.default", "cudnn_batch_norm.default")
+def _batch_norm_eval(
+    w: Writer, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
+    *_: Any,
+) -> Any:  # fmt: skip
+    if training:
+        raise UnsupportedError("batch_norm: expected a module in eval mode, got one that is training")
+    return _batch_norm(w, x, weight, bias, mean, var, momentum, eps)[0]
+
+
+# ---- reductions
+
+
+def _axes(x: Tensor, axes: Any) -> tuple[int, ...]:
+    if axes is None or axes == []:
+        return tuple(range(x.rank))
+    return tuple(normalise_axis(axis, x.rank) for axis in ([axes] if isinstance(axes, int) else axes))
+
+
+def _reduced(w: Writer, kind: str, x: Tensor, axes: Any, keep: bool) -> Tensor:
+    if x.rank == 0:
+        return x
+    return w.add("reduce", x, kind=kind, axes=_axes(x, axes), keep=keep)
+
+
+@reader("mean.dim", "mean.default")
+def _mean(w: Writer, x: Tensor, axes: Any = None, keep: bool = False, *, dtype: Any = None) -> Tensor:
+    return _reduced(w, "mean", w.as_float(x), axes, keep)
+
+
+@reader("sum.dim_IntList", "sum.default")
+def _sum(w: Writer, x: Tensor, axes: Any = None, keep: bool = False, *, dtype: Any = None) -> Tensor:
+    x = w.cast(x, dtype_named(dtype)) if dtype is not None else w.cast(x, DType.I64) if x.dtype != DType.F32 else x
+    return _reduced(w, "sum", x, axes, keep)
+
+
+@reader("prod.dim_int", "prod.default")
+def _prod(w: Writer, x: Tensor, axis: Any = None, keep: bool = False, *, dtype: Any = None) -> Tensor:
+    return _reduced(w, "prod", w.cast(x, DType.I64) if x.dtype != DType.F32 else x, axis, keep)
+
+
+@reader("amax.default")
+def _amax(w: Writer, x: Tensor, axes: Any = None, keep: bool = False) -> Tensor:
+    return _reduced(w, "max", x, axes, keep)
+
+
+@reader("amin.default")
+def _amin(w: Writer, x: Tensor, axes: Any = None, keep: bool = False) -> Tensor:
+    return _reduced(w, "min", x, axes, keep)
+
+
+@reader("max.dim")
+def _max(w: Writer, x: Tensor, axis: int, keep: bool = False) -> tuple[Tensor, Tensor]:
+    return _reduced(w, "max", x, axis, keep), _arg(w, "max", x, axis, keep)
+
+
+@reader("min.dim")
+def _min(w: Writer, x: Tensor, axis: int, keep: bool = False) -> tuple[Tensor, Tensor]:
+    return _reduced(w, "min", x, axis, keep), _arg(w, "min", x, axis, keep)
+
+
+@reader("max.default")
+def _max_all(w: Writer, x: Tensor) -> Tensor:
+    return _reduced(w, "max", x, None, False)
+
+
+@reader("min.default")
+def _min_all(w: Writer, x: Tensor) -> Tensor:
+    return _reduced(w, "min", x, None, False)
+
+
+@reader("any.dim", "any.default", "any.dims")
+def _any(w: Writer, x: Tensor, axes: Any = None, keep: bool = False) -> Tensor:
+    return _reduced(w, "max", w.cast(x, DType.BOOL), axes, keep)
+
+
+@reader("all.dim", "all.default", "all.dims")
+def _all(w: Writer, x: Tensor, axes: Any = None, keep: bool = False) -> Tensor:
+    return _reduced(w, "min", w.cast(x, DType.BOOL), axes, keep)
+
+
+@reader("logsumexp.default")
+def _logsumexp(w: Writer, x: Tensor, axes: Any, keep: bool = False) -> Tensor:
+    return _reduced(w, "log_sum_exp", x, axes, keep)
+
+
+@reader("var.correction", "var.dim")
+def _var(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+    every = _axes(x, axes)
+    centred = w.binary("sub", x, _reduced(w, "mean", x, every, True))
+    total = _reduced(w, "sum_square", centred, every, keepdim)
+    count = product(x.shape[axis] for axis in every) - (1 if correction is None else int(correction))
+    return w.binary("div", total, w.cast(w.constant(count), DType.F32))
+
+
+@reader("std.correction", "std.dim")
+def _std(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+    return w.unary("sqrt", _var(w, x, axes, correction=correction, keepdim=keepdim))
+
+
+@reader("var_mean.correction")
+def _var_mean(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+    return _var(w, x, axes, correction=correction, keepdim=keepdim), _reduced(w, "mean", x, axes, keepdim)
+
+
+@reader("linalg_vector_norm.default", "norm.ScalarOpt_dim")
+def _norm(w: Writer, x: Tensor, order: Any = 2, axes: Any = None, keep: bool = False, *, dtype: Any = None) -> Tensor:
+    kinds = {1: "l1", 2: "l2", None: "l2"}
+    if order == float("inf"):
+        return _reduced(w, "max", w.unary("abs", x), axes, keep)
+    if order not in kinds:
+        raise UnsupportedError(f"norm: expected order 1, 2 or inf, got {order}")
+    return _reduced(w, kinds[order], x, axes, keep)
+
+
+def _arg(w: Writer, kind: str, x: Tensor, axis: Any, keep: bool) -> Tensor:
+    if axis is None:
+        x, axis = w.reshape(x, (-1,)), 0
+    return w.add("arg_reduce", x, kind=kind, axis=axis, keep=keep)
+
+
+@reader("argmax.default")
+def _argmax(w: Writer, x: Tensor, axis: Any = None, keep: bool = False) -> Tensor:
+    return _arg(w, "max", x, axis, keep)
+
+
+@reader("argmin.default")
+def _argmin(w: Writer, x: Tensor, axis: Any = None, keep: bool = False) -> Tensor:
+    return _arg(w, "min", x, axis, keep)
+
+
+@reader("softmax.int", "_softmax.default")
+def _softmax(w: Writer, x: Tensor, axis: int, *options: Any) -> Tensor:
+    return w.add("softmax", w.as_float(x), axis=axis)
+
+
+@reader("log_softmax.int", "_log_softmax.default")
+def _log_softmax(w: Writer, x: Tensor, axis: int, *options: Any) -> Tensor:
+    return w.add("softmax", w.as_float(x), axis=axis, log=True)
+
+
+@reader("cumsum.default")
+def _cumsum(w: Writer, x: Tensor, axis: int, *, dtype: Any = None) -> Tensor:
+    x = w.cast(x, DType.I64) if x.dtype != DType.F32 else x
+    return w.add("cumsum", x, axis=axis)
+
+
+@reader("topk.default")
+def _topk(w: Writer, x: Tensor, k: Any, axis: int = -1, largest: bool = True, ordered: bool = True) -> Any:
+    return w.add_many("top_k", x, k=(k,), axis=axis, largest=largest, sorted=ordered)
+
+
+@reader("sort.default", "sort.stable")
+def _sort(w: Writer, x: Tensor, *args: Any, dim: int = -1, descending: bool = False, stable: Any = None) -> Any:
+    numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
+    flags = [a for a in args if isinstance(a, bool)]
+    axis, largest = (numbers or [dim])[0], (flags or [descending])[-1]
+    return w.add_many("top_k", x, k=(x.shape[normalise_axis(axis, x.rank)],), axis=axis, largest=largest, sorted=True)
+
+
+# ---- images
+
+
+def _two(value: Any, axes: int) -> tuple[int, ...]:
+    values = [value] if isinstance(value, int) else list(value)
+    return tuple(values * axes if len(values) == 1 else values)
+
+
+def _convolved(
+    w: Writer, x: Tensor, weight: Tensor, bias: Tensor | None, strides: Any, pads: tuple[int, ...], dilations: Any,
+    groups: int,
+) -> Tensor:  # fmt: skip
+    axes = weight.rank - 2
+    if bias is not None and bias.value is None:
+        raise UnsupportedError(f"{w.name}: expected a constant bias, got one that is computed")
+    single = x.rank == axes + 1  # without a batch
+    x = w.unsqueeze(x, 0) if single else x
+    out = image_op(
+        w.draft, "conv", x, weight_channels_last(w.draft, weight, w.name), bias, None, name=w.name,
+        kernel=tuple(weight.shape[2:]), strides=_two(strides, axes), pads=pads, dilations=_two(dilations, axes),
+        groups=groups,
+    )  # fmt: skip
+    return w.reshape(out, out.shape[1:]) if single else out
+
+
+@reader("conv2d.default", "conv1d.default")
+def _conv(
+    w: Writer, x: Tensor, weight: Tensor, bias: Any = None, strides: Any = 1, pads: Any = 0, dilations: Any = 1,
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    return _convolved(w, x, weight, bias, strides, _two(pads, weight.rank - 2) * 2, dilations, groups)
+
+
+@reader("conv2d.padding", "conv1d.padding")
+def _conv_padding(
+    w: Writer, x: Tensor, weight: Tensor, bias: Any = None, strides: Any = 1, padding: str = "valid",
+    dilations: Any = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    axes = weight.rank - 2
+    pads = (0,) * (2 * axes)
+    if padding == "same":
+        extents = [d * (k - 1) + 1 for d, k in zip(_two(dilations, axes), weight.shape[2:], strict=True)]
+        pads = same_pads(x.shape[-axes:], extents, [1] * axes)  # type: ignore[arg-type]
+    return _convolved(w, x, weight, bias, strides, pads, dilations, groups)
+
+
+@reader("convolution.default")
+def _convolution(
+    w: Writer, x: Tensor, weight: Tensor, bias: Any, strides: Any, pads: Any, dilations: Any, transposed: bool,
+    output_pads: Any, groups: int,
+) -> Tensor:  # fmt: skip
+    if transposed:
+        return _conv_transpose(w, x, weight, bias, strides, pads, output_pads, groups, dilations)
+    return _conv(w, x, weight, bias, strides, pads, dilations, groups)
+
+
+@reader("conv_transpose2d.input", "conv_transpose1d.default")
+def _conv_transpose(
+    w: Writer, x: Tensor, weight: Tensor, bias: Any = None, strides: Any = 1, pads: Any = 0, output_pads: Any = 0,
+    groups: int = 1, dilations: Any = 1,
+) -> Tensor:  # fmt: skip
+    axes = weight.rank - 2
+    kernel = weight_channels_last(w.draft, weight, w.name, transposed=True, groups=groups)
+    return image_op(
+        w.draft, "conv_transpose", x, kernel, bias, name=w.name, kernel=tuple(weight.shape[2:]),
+        strides=_two(strides, axes), pads=_two(pads, axes) * 2, dilations=_two(dilations, axes),
+        output_pads=_two(output_pads, axes), groups=groups,
+    )  # fmt: skip
+
+
+@reader("max_pool2d.default", "max_pool1d.default")
+def _max_pool(
+    w: Writer, x: Tensor, kernel: Any, strides: Any = (), pads: Any = 0, dilations: Any = 1, ceil: bool = False
+) -> Tensor:
+    axes = x.rank - 2
+    return image_op(
+        w.draft, "max_pool", x, name=w.name, kernel=_two(kernel, axes), strides=_two(strides or kernel, axes),
+        pads=_two(pads, axes) * 2, dilations=_two(dilations, axes), ceil=ceil,
+    )  # fmt: skip
+
+
+@reader("max_pool2d_with_indices.default", "max_pool1d_with_indices.default")
+def _max_pool_indices(w: Writer, *args: Any, **options: Any) -> tuple[Any, ...]:
+    return _max_pool(w, *args, **options), None
+
+
+@reader("avg_pool2d.default", "avg_pool1d.default")
+def _avg_pool(
+    w: Writer, x: Tensor, kernel: Any, strides: Any = (), pads: Any = 0, ceil: bool = False, count_pads: bool = True,
+    divisor: Any = None,
+) -> Tensor:  # fmt: skip
+    axes = x.rank - 2
+    out = image_op(
+        w.draft, "avg_pool", x, name=w.name, kernel=_two(kernel, axes), strides=_two(strides or kernel, axes),
+        pads=_two(pads, axes) * 2, dilations=(1,) * axes, ceil=ceil, count_pads=count_pads,
+    )  # fmt: skip
+    if divisor is None:
+        return out
+    if any(_two(pads, axes)) or ceil:
+        raise UnsupportedError("avg_pool2d: expected no divisor_override beside padding or ceil_mode")
+    return w.binary("mul", out, float(np.prod(_two(kernel, axes))) / divisor)
+
+
+@reader("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default", "adaptive_avg_pool1d.default")
+def _adaptive_avg_pool(w: Writer, x: Tensor, sizes: Any) -> Tensor:
+    return _adaptive(w, "avg_pool", "mean", x, sizes)
+
+
+@reader("adaptive_max_pool2d.default", "adaptive_max_pool1d.default")
+def _adaptive_max_pool(w: Writer, x: Tensor, sizes: Any) -> tuple[Any, ...]:
+    return _adaptive(w, "max_pool", "max", x, sizes), None
+
+
+def _adaptive(w: Writer, op: str, kind: str, x: Tensor, sizes: Any) -> Tensor:
+    axes = x.rank - 2
+    wanted = [own if size is None else size for size, own in zip(_two(sizes, axes), x.shape[2:], strict=True)]
+    if all(size == 1 for size in wanted):
+        return _reduced(w, kind, x, tuple(range(2, x.rank)), True)
+    steps = []
+    for size, own in zip(wanted, x.shape[2:], strict=True):
+        if not isinstance(own, int) or not isinstance(size, int) or own % size:
+            raise UnsupportedError(f"adaptive pool: expected a size that {own} is a multiple of, got {size}")
+        steps.append(own // size)
+    attrs = {"count_pads": False} if op == "avg_pool" else {}
+    ones, pads = (1,) * axes, (0,) * (2 * axes)
+    return image_op(w.draft, op, x, name=w.name, kernel=tuple(steps), strides=tuple(steps), pads=pads,
+                    dilations=ones, ceil=False, **attrs)  # fmt: skip
+
+
+@reader("upsample_nearest2d.vec", "upsample_nearest2d.default", "_upsample_nearest_exact2d.vec")
+def _upsample_nearest(w: Writer, x: Tensor, sizes: Any, *scales: Any) -> Tensor:
+    return _resized(w, x, sizes, _scales(scales), mode="nearest", coordinates="asymmetric", rounding="floor")
+
+
+@reader("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
+def _upsample_bilinear(w: Writer, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
+    rule = "align_corners" if align_corners else "half_pixel"
+    return _resized(w, x, sizes, _scales(scales), mode="linear", coordinates=rule)
+
+
+@reader("upsample_bicubic2d.vec", "upsample_bicubic2d.default")
+def _upsample_bicubic(w: Writer, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
+    rule = "align_corners" if align_corners else "half_pixel"
+    return _resized(w, x, sizes, _scales(scales), mode="cubic", coordinates=rule)
+
+
+def _scales(scales: Sequence[Any]) -> list[float] | None:
+    """Return the factors of both axes, from one list or from two numbers; None if the sizes give them."""
+    flat = [s for item in scales if item is not None for s in (item if isinstance(item, (list, tuple)) else [item])]
+    return [float(s) for s in flat] if len(flat) == 2 else None
+
+
+def _resized(w: Writer, x: Tensor, sizes: Any, scales: list[float] | None, **attrs: Any) -> Tensor:
+    if sizes is None:
+        if scales is None:
+            raise UnsupportedError("upsample: expected sizes or scale factors")
+        sizes = [_scaled(size, scale) for size, scale in zip(x.shape[2:], scales, strict=True)]
+    if scales is not None and attrs.get("coordinates") != "align_corners":
+        attrs |= {"scale_h": scales[0], "scale_w": scales[1]}
+    return image_op(w.draft, "resize", x, name=w.name, sizes=tuple(sizes), **attrs)
+
+
+def _scaled(size: SizeLike, scale: float) -> SizeLike:
+    if isinstance(size, int):
+        return int(size * scale)
+    if scale != int(scale):
+        raise UnsupportedError(f"upsample: expected a whole factor of a free size, got {scale}")
+    return size * int(scale)
+
+
+# ---- recurrent layers
+
+
+@reader("lstm.input")
+def _lstm(
+    w: Writer, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Write a call for each layer; PyTorch's gates i, f, g, o become i, o, f, g."""
+    h0, c0 = states
+    out, (h, c) = _layers(w, "lstm", x, [h0, c0], params, has_biases, num_layers, bidirectional, batch_first)
+    return out, h, c
+
+
+@reader("gru.input")
+def _gru(
+    w: Writer, x: Tensor, h0: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
+    train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Write a call for each layer; PyTorch's gates r, z, n become z, r, n."""
+    out, (h,) = _layers(w, "gru", x, [h0], params, has_biases, num_layers, bidirectional, batch_first)
+    return out, h
+
+
+_GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
+
+
+def _layers(
+    w: Writer, op: str, x: Tensor, states: list[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
+    bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    directions = 2 if bidirectional else 1
+    per_cell = len(params) // (num_layers * directions)
+    if per_cell != (4 if has_biases else 2):
+        raise UnsupportedError(f"{op}: expected no projections (proj_size)")
+    x = w.permute(x, (1, 0, 2)) if batch_first else x
+    last: list[list[Tensor]] = [[] for _ in states]
+    for layer in range(num_layers):
+        cells = [params[(layer * directions + d) * per_cell :][:per_cell] for d in range(directions)]
+        own = [w.sliced(s, 0, layer * directions, (layer + 1) * directions) for s in states]
+        outputs = _layer(w, op, x, own, cells)
+        x = w.reshape(w.permute(outputs[0], (0, 2, 1, 3)), (*x.shape[:2], -1))
+        for kept, state in zip(last, outputs[1:], strict=True):
+            kept.append(state)
+    x = w.permute(x, (1, 0, 2)) if batch_first else x
+    return x, [w.concat(kept, 0) for kept in last]
+
+
+def _layer(w: Writer, op: str, x: Tensor, states: list[Tensor], cells: list[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    order = _GATES[op]
+    hidden = int(cells[0][1].shape[1])  # type: ignore[arg-type]
+
+    def gates(tensor: Tensor) -> Any:
+        if tensor.value is None:
+            raise UnsupportedError(f"{op}: expected constant weights, got computed ones")
+        array = np.asarray(tensor.value, np.float32)
+        return np.concatenate([array[g * hidden : (g + 1) * hidden] for g in order])
+
+    weights = [w.constant(np.stack([gates(cell[i]) for cell in cells])) for i in (0, 1)]
+    bias = None
+    if len(cells[0]) == 4:
+        bias = w.constant(np.stack([np.concatenate([gates(cell[2]), gates(cell[3])]) for cell in cells]))
+    attrs: dict[str, Any] = {"hidden": hidden, "direction": "bidirectional" if len(cells) == 2 else "forward"}
+    if op == "gru":
+        return w.add_many("gru", x, *weights, bias, *states, None, linear_before_reset=True, **attrs)
+    return w.add_many("lstm", x, *weights, bias, *states, None, **attrs)
