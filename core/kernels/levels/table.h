@@ -17,6 +17,7 @@
 #include "linear/store_lines.h"
 #include "linear/blocks.h"
 #include "linear/float32.h"
+#include "general/windows.h"
 #include "linear/integer.h"
 #include "simd/bf16_pairs.h"
 #include "attention/kv_pages.h"
@@ -45,6 +46,8 @@ struct Bf16Kernels {
   void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
 };
 constexpr bool kBf16 = builds_scheme("bf16");
+// Ops that multiply panels of values.
+constexpr bool kPanels = builds_op("matmul") || builds_op("sdpa") || builds_op("lstm") || builds_op("gru");
 constexpr bool kInteger =
     builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
 constexpr bool kAttention = builds_attention();
@@ -120,12 +123,13 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
       .map_binary = builds_op("binary") || builds_op("chain") ? map_binary : nullptr,
       .softmax = builds_op("softmax") ? softmax_items : nullptr,
       .reduce = builds_op("reduce") ? reduce_any : nullptr,
+      .windows = kWindows,
       .pack = kBuildsDev ? pack : nullptr,
       .unpack = kBuildsDev ? unpack : nullptr,
       .read_bytes = kBuildsDev ? read_bytes : nullptr,
       .peak = bf16.peak,
   };
-  kernels.linear[LINEAR_F32] = builds_scheme("f32") ? linear<LinearFloat<WeightF32>> : nullptr;
+  kernels.linear[LINEAR_F32] = builds_scheme("f32") || kPanels ? linear<LinearFloat<WeightF32>> : nullptr;
   kernels.linear[LINEAR_F16] = builds_scheme("f16") ? linear<LinearFloat<WeightF16>> : nullptr;
   kernels.linear[LINEAR_BF16] = bf16.linear;
   kernels.linear[LINEAR_W8A16] = kernels.linear[LINEAR_W8A8] = integers.linear;

@@ -10,6 +10,8 @@
 
 #include <stdint.h>
 
+#include "base/window_kernels.h"
+
 namespace ps {
 
 // A weight as kernels see it: packed bytes in a ps_layout, logical rows x cols.
@@ -368,6 +370,7 @@ struct Kernels {
   // begin, end: items outer * blocks of kInnerBlock in inner
   void (*softmax)(const SoftmaxArgs&, int64_t begin, int64_t end);
   void (*reduce)(const ReduceArgs&, int64_t begin, int64_t end);
+  WindowKernels windows;
 
   void (*pack)(const PackArgs&);
   // The exact values a kernel computes with: dst [num_rows, cols] f32

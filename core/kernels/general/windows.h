@@ -1,0 +1,218 @@
+// Convolutions over tables of pixels, pools, weighted sums of pixels, columns of norms, and the cells of recurrent
+// layers.
+#ifndef PENSTOCK_KERNELS_GENERAL_WINDOWS_H
+#define PENSTOCK_KERNELS_GENERAL_WINDOWS_H
+
+namespace ps {
+namespace {
+
+// Adds bias and residual to a block [rows][n] of tiles, applies the activation and stores it; `width`: of the last
+// tile.
+__attribute__((noinline)) void store_pixels(const ConvArgs& a, const TapBlock& b, int64_t column, int width, int n,
+                                            F16* v) {
+  for (int i = 0; i < b.rows; ++i)
+    for (int t = 0; t < n; ++t) {
+      const int64_t at = column + t * 16;
+      const int rows = t + 1 < n ? 16 : width;
+      F16 y = v[i * n + t];
+      if (a.bias) y = y + f_load_n(a.bias + at, rows);
+      if (a.residual) y = y + f_load_n(a.residual + b.pixels[i] * a.out_channels + at, rows);
+      v[i * n + t] = a.act.kind == UNARY_RELU ? f_max(f_set(0.f), y) : y;
+    }
+  if (a.act.kind != UNARY_RELU && a.act.kind != UNARY_NONE)
+    map_unary(a.act.kind, a.act.alpha, a.act.beta, (const float*)v, (float*)v, b.rows * n * 16);
+  for (int i = 0; i < b.rows; ++i)
+    for (int t = 0; t < n; ++t) {
+      float* const y = a.y + b.pixels[i] * a.out_channels + column + t * 16;
+      if (t + 1 < n || width == 16) f_store(y, v[i * n + t]);
+      else f_store_n(y, v[i * n + t], width);
+    }
+}
+
+// M pixels by N tiles: the chain of each output goes over taps and their channels, as that of a linear over columns.
+template <int M, int N>
+void conv_block(const ConvArgs& a, const TapBlock& b, int64_t tile, int64_t offset, F16* y) {
+  const int64_t tile_bytes = a.cols * 64;
+  const uint8_t* const weight = a.weight + tile * tile_bytes;
+  F16 acc[M][N];
+  PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = f_set(0.f);
+  for (int32_t tap = 0; tap < b.taps; ++tap) {
+    const float* x[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) x[i] = b.x[tap * M + i] + offset;
+    const int64_t column = b.columns ? b.columns[tap] : tap * b.channels;
+    LinearFloat<WeightF32>::columns<M, N>(acc, x, b.channels, weight + column * 64, tile_bytes);
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) y[i * N + t] = acc[i][t];
+}
+
+template <int N>
+void conv_block_of(const ConvArgs& a, const TapBlock& b, int64_t tile, int64_t offset, F16* y) {
+  switch (b.rows) {
+    case 1: return conv_block<1, N>(a, b, tile, offset, y);
+    case 2: return conv_block<2, N>(a, b, tile, offset, y);
+    case 3:
+      if constexpr (kFloatM >= 3) return conv_block<3, N>(a, b, tile, offset, y);
+      break;
+    case 4:
+      if constexpr (kFloatM >= 4) return conv_block<4, N>(a, b, tile, offset, y);
+      break;
+    case 5:
+      if constexpr (kFloatM >= 5) return conv_block<5, N>(a, b, tile, offset, y);
+      break;
+    case 6:
+      if constexpr (kFloatM >= 6) return conv_block<6, N>(a, b, tile, offset, y);
+      break;
+  }
+}
+
+void conv(const ConvArgs& a, const TapBlock* blocks, int64_t num_blocks, int64_t begin, int64_t end) {
+  for (int64_t tile = begin; tile < end;) {
+    const int64_t group = tile / a.group_tiles, first = tile % a.group_tiles;
+    const bool wide = kFloatN > 1 && tile + kFloatN <= end && first + kFloatN <= a.group_tiles;
+    const int n = wide ? kFloatN : 1;
+    const int width = tail(a.group_rows, (first + n - 1) * 16);
+    for (int64_t i = 0; i < num_blocks; ++i) {
+      F16 y[kFloatM * kFloatN];
+      const int64_t offset = group * a.group_channels;
+      if (wide) conv_block_of<kFloatN>(a, blocks[i], tile, offset, y);
+      else conv_block_of<1>(a, blocks[i], tile, offset, y);
+      store_pixels(a, blocks[i], group * a.group_rows + first * 16, width, n, y);
+    }
+    tile += n;
+  }
+}
+
+constexpr int kDepthwiseRows = 4;
+
+template <int M>
+void depthwise_block(const ConvArgs& a, const TapBlock& b, int first) {
+  const float* const weight = (const float*)a.weight;
+  TapBlock rows = b;
+  rows.rows = M;
+  rows.pixels = b.pixels + first;
+  for (int64_t c = 0; c < a.out_channels; c += 16) {
+    const int n = tail(a.out_channels, c);
+    F16 acc[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_set(0.f);
+    const float* const* x = b.x + first;
+    if (n == 16) {
+      for (int32_t tap = 0; tap < b.taps; ++tap, x += b.rows) {
+        const F16 w = f_load(weight + tap * a.out_channels + c);
+        PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_load(x[i] + c), w, acc[i]);
+      }
+    } else {
+      for (int32_t tap = 0; tap < b.taps; ++tap, x += b.rows) {
+        const F16 w = f_load_n(weight + tap * a.out_channels + c, n);
+        PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_load_n(x[i] + c, n), w, acc[i]);
+      }
+    }
+    store_pixels(a, rows, c, n, 1, acc);
+  }
+}
+
+void depthwise(const ConvArgs& a, const TapBlock& b) {
+  if (b.rows == kDepthwiseRows) return depthwise_block<kDepthwiseRows>(a, b, 0);
+  for (int i = 0; i < b.rows; ++i) depthwise_block<1>(a, b, i);
+}
+
+void pool_max(const float* const* x, int64_t n, int64_t channels, float* y) {
+  for (int64_t c = 0; c < channels; c += 16) {
+    const int width = tail(channels, c);
+    F16 m = f_set(-kInfinity);
+    for (int64_t i = 0; i < n; ++i) m = f_max_nan(m, f_load_n(x[i] + c, width));
+    f_store_n(y + c, m, width);
+  }
+}
+
+void weighted_sum(const float* const* x, const float* weights, int64_t n, int64_t channels, float divisor, float* y) {
+  const F16 d = f_set(divisor);
+  for (int64_t c = 0; c < channels; c += 16) {
+    const int width = tail(channels, c);
+    F16 sum = f_set(0.f);
+    for (int64_t i = 0; i < n; ++i) {
+      const F16 v = f_load_n(x[i] + c, width);
+      sum = weights ? f_fma(v, f_set(weights[i]), sum) : sum + v;
+    }
+    f_store_n(y + c, divisor == 1.f ? sum : sum / d, width);
+  }
+}
+
+void column_sums(const float* x, int64_t rows, int64_t cols, const float* mean, float* y) {
+  for (int64_t c = 0; c < cols; c += 16) {
+    const int n = tail(cols, c);
+    const F16 shift = mean ? f_load_n(mean + c, n) : f_set(0.f);
+    F16 sum = f_set(0.f);
+    for (int64_t i = 0; i < rows; ++i) {
+      const F16 v = f_load_n(x + i * cols + c, n);
+      sum = mean ? f_fma(v - shift, v - shift, sum) : sum + v;
+    }
+    f_store_n(y + c, sum, n);
+  }
+}
+
+void normalize_columns(const float* x, int64_t rows, int64_t cols, const float* mean, const float* scale,
+                       const float* shift, float* y) {
+  for (int64_t i = 0; i < rows; ++i, x += cols, y += cols)
+    for (int64_t c = 0; c < cols; c += 16) {
+      const int n = tail(cols, c);
+      f_store_n(y + c,
+                f_fma(f_load_n(x + c, n) - f_load_n(mean + c, n), f_load_n(scale + c, n), f_load_n(shift + c, n)), n);
+    }
+}
+
+// The sum of a gate's two parts.
+PS_INLINE F16 gate(const CellArgs& a, int index, int64_t j, int n) {
+  const int64_t at = index * a.stride + j;
+  return f_load_n(a.x + at, n) + f_load_n(a.h + at, n);
+}
+
+void lstm_cell(const CellArgs& a) {
+  for (int64_t j = 0; j < a.hidden; j += 16) {
+    const int n = tail(a.hidden, j);
+    const F16 in = f_sigmoid(gate(a, 0, j, n)), out = f_sigmoid(gate(a, 1, j, n));
+    const F16 cell = f_fma(f_sigmoid(gate(a, 2, j, n)), f_load_n(a.cell + j, n), in * f_tanh(gate(a, 3, j, n)));
+    f_store_n(a.cell + j, cell, n);
+    f_store_n(a.state + j, out * f_tanh(cell), n);
+  }
+}
+
+void gru_gates(const CellArgs& a) {
+  for (int64_t j = 0; j < a.hidden; j += 16) {
+    const int n = tail(a.hidden, j);
+    const F16 z = f_sigmoid(gate(a, 0, j, n)), r = f_sigmoid(gate(a, 1, j, n));
+    f_store_n(a.x + j, z, n);
+    f_store_n(a.x + a.stride + j, r, n);
+    f_store_n(a.cell + j, r * f_load_n(a.state + j, n), n);
+  }
+}
+
+void gru_cell(const CellArgs& a) {
+  for (int64_t j = 0; j < a.hidden; j += 16) {
+    const int n = tail(a.hidden, j);
+    F16 h = f_load_n(a.h + 2 * a.stride + j, n);
+    if (a.linear_before_reset) h = f_load_n(a.x + a.stride + j, n) * h;
+    const F16 candidate = f_tanh(f_load_n(a.x + 2 * a.stride + j, n) + h);
+    f_store_n(a.state + j, f_fma(f_load_n(a.x + j, n), f_load_n(a.state + j, n) - candidate, candidate), n);
+  }
+}
+
+constexpr bool kConv = builds_op("conv") || builds_op("conv_transpose");
+constexpr WindowKernels kWindows = {
+    .conv_rows = kFloatM,
+    .conv_tiles = kFloatN,
+    .depthwise_rows = kDepthwiseRows,
+    .conv = kConv ? conv : nullptr,
+    .depthwise = builds_op("conv") ? depthwise : nullptr,
+    .pool_max = builds_op("max_pool") ? pool_max : nullptr,
+    .weighted_sum = builds_op("avg_pool") || builds_op("resize") ? weighted_sum : nullptr,
+    .column_sums = builds_op("group_norm") ? column_sums : nullptr,
+    .normalize_columns = builds_op("group_norm") ? normalize_columns : nullptr,
+    .lstm_cell = builds_op("lstm") ? lstm_cell : nullptr,
+    .gru_gates = builds_op("gru") ? gru_gates : nullptr,
+    .gru_cell = builds_op("gru") ? gru_cell : nullptr,
+};
+
+}  // namespace
+}  // namespace ps
+
+#endif
