@@ -103,7 +103,7 @@ PS_INLINE F16 unary_value(int32_t kind, F16 x, F16 alpha, F16 beta) {
     case UNARY_CEIL: return f_whole(x, 1);
     case UNARY_ROUND: return f_whole(x, 0);
     case UNARY_TRUNC: return f_whole_to_zero(x);
-    case UNARY_SIGN: return f_select(m_lt(zero, x), one, f_select(m_lt(x, zero), f_set(-1.f), x));
+    case UNARY_SIGN: return f_select(m_lt(zero, x), one, f_select(m_lt(x, zero), f_set(-1.f), zero));
     case UNARY_SQUARE: return x * x;
     case UNARY_CLIP: return f_clip(x, alpha, beta);
     default: return x;

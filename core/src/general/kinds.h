@@ -12,7 +12,7 @@ int32_t find_binary_kind(Str name);
 // Computed by Kernels::map_unary and map_binary.
 bool is_lanes_unary(int32_t kind);
 bool is_lanes_binary(int32_t kind);
-bool is_test(int32_t unary_kind);       // gives bool
+bool is_test(int32_t unary_kind);         // gives bool
 bool is_comparison(int32_t binary_kind);  // gives bool
 bool is_bits(int32_t binary_kind);        // of integers and bool
 
