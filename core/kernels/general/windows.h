@@ -97,12 +97,12 @@ void depthwise_block(const ConvArgs& a, const TapBlock& b, int first) {
     const float* const* x = b.x + first;
     if (n == 16) {
       for (int32_t tap = 0; tap < b.taps; ++tap, x += b.rows) {
-        const F16 w = f_load(weight + tap * a.out_channels + c);
+        const F16 w = f_load(weight + (b.columns ? b.columns[tap] : tap) * a.out_channels + c);
         PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_load(x[i] + c), w, acc[i]);
       }
     } else {
       for (int32_t tap = 0; tap < b.taps; ++tap, x += b.rows) {
-        const F16 w = f_load_n(weight + tap * a.out_channels + c, n);
+        const F16 w = f_load_n(weight + (b.columns ? b.columns[tap] : tap) * a.out_channels + c, n);
         PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_load_n(x[i] + c, n), w, acc[i]);
       }
     }

@@ -15,9 +15,10 @@ struct Activation {  // a kind of `unary` that a kernel applies to what it store
 // A block of output pixels, and for each tap of each pixel the input pixel that it reads.  Taps outside the input read
 // zeros, so that all pixels add in the same order.
 struct TapBlock {
-  const float* const* x;   // [taps][rows]
-  const int64_t* columns;  // [taps] where the weights of a tap begin; null: one tap after another
-  const int64_t* pixels;   // [rows] where the output goes
+  const float* const* x;  // [taps][rows]
+  const int64_t*
+      columns;  // [taps] column (depthwise: row) where the weights of a tap begin; null: one tap after another
+  const int64_t* pixels;  // [rows] where the output goes
   int32_t rows, taps;
   int64_t channels;  // of a tap
 };

@@ -25,7 +25,11 @@ struct Class {
   int64_t chunks;
 };
 
-int64_t chunk_pixels(const Call& c) { return c.kernels->windows.conv_rows * kChunkBlocks / 2; }
+bool is_depthwise(const Call& c) { return c.in[kWeight].layout == PS_ROWS_F32; }
+int64_t block_rows(const Call& c) {
+  return is_depthwise(c) ? c.kernels->windows.depthwise_rows : c.kernels->windows.conv_rows;
+}
+int64_t chunk_pixels(const Call& c) { return block_rows(c) * kChunkBlocks / 2; }
 
 Class class_at(const Call& c, int64_t index) {
   const Window w = window_of(c.attrs + kKernel);
@@ -73,12 +77,12 @@ Taps taps_memory(const Call& c, const Window& w, int32_t thread) {
 }
 
 void find_taps(const Call& c, const Window& w, const Class& k, Taps* t) {
-  const int64_t channels = c.in[0].dims[3] / c.attrs[kGroups].i;
+  const int64_t columns = is_depthwise(c) ? 1 : c.in[0].dims[3] / c.attrs[kGroups].i;  // of a tap
   t->num_down = axis_taps(w, 0, k.first_y, t->down);
   t->num_across = axis_taps(w, 1, k.first_x, t->across);
   for (int64_t i = 0; i < t->num_down; ++i) {
     for (int64_t j = 0; j < t->num_across; ++j)
-      t->columns[i * t->num_across + j] = (t->down[i].place * w.kernel[1] + t->across[j].place) * channels;
+      t->columns[i * t->num_across + j] = (t->down[i].place * w.kernel[1] + t->across[j].place) * columns;
   }
 }
 
@@ -117,7 +121,7 @@ int64_t num_taps(const Call& c) { return c.attrs[kKernel].list[0] * c.attrs[kKer
 int64_t items(const Call& c) {
   int64_t chunks = 0;
   for (int64_t i = 0; i < num_classes(c); ++i) chunks += class_at(c, i).chunks;
-  return chunks * conv_work(c.attrs[kOutChannels].i, c.attrs[kGroups].i).tile_groups;
+  return chunks * (is_depthwise(c) ? 1 : conv_work(c.attrs[kOutChannels].i, c.attrs[kGroups].i).tile_groups);
 }
 
 ConvArgs conv_args(const Call& c, const ConvWork& work) {
@@ -149,11 +153,11 @@ void run(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const ConvMemory memory = conv_memory(c, thread, c.in[0].dims[3], num_taps(c), chunk_pixels(c));
   const ConvArgs args = conv_args(c, work);
   Taps taps = taps_memory(c, w, thread);
-  const int64_t rows = c.kernels->windows.conv_rows;
+  const int64_t rows = block_rows(c), tile_groups = is_depthwise(c) ? 1 : work.tile_groups;
   int64_t filled = -1, blocks = 0;
   for (int64_t item = begin; item < end; ++item) {
-    if (item / work.tile_groups != filled) {
-      filled = item / work.tile_groups;
+    if (item / tile_groups != filled) {
+      filled = item / tile_groups;
       int64_t chunk = filled;
       const Class k = find_class(c, &chunk);
       find_taps(c, w, k, &taps);
@@ -167,7 +171,11 @@ void run(const Call& c, int64_t begin, int64_t end, int32_t thread) {
         at += fill_block(c, k, taps, memory, from, to, at, memory.pixels + (from - first), memory.blocks + i);
       }
     }
-    const int64_t tile = item % work.tile_groups * work.tile_step;
+    if (is_depthwise(c)) {
+      for (int64_t i = 0; i < blocks; ++i) c.kernels->windows.depthwise(args, memory.blocks[i]);
+      continue;
+    }
+    const int64_t tile = item % tile_groups * work.tile_step;
     c.kernels->windows.conv(args, memory.blocks, blocks, tile, std::min(tile + work.tile_step, work.tiles));
   }
 }
@@ -183,8 +191,6 @@ ps_status infer_conv_transpose(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_list(attrs[kKernel + 1], "strides", 2, 1, kMaxStride));
   PS_TRY(expect_list(attrs[kOutputPads], "output_pads", 2, 0, kMaxDim));
   const Window w = window_of(attrs + kKernel);
-  if (in[kWeight].layout == PS_ROWS_F32)
-    return fail(PS_INVALID_ARGUMENT, "weight: expected layout t16_f32, got rows_f32");
   PS_TRY(check_groups(in[0], in[kWeight], in[kBias],
                       ConvGroups{attrs[kOutChannels].i, attrs[kGroups].i, w.kernel[0] * w.kernel[1]}));
   PS_TRY(parse_activation(&attrs[kAct]));

@@ -22,7 +22,7 @@ GENERAL_SCHEMAS: Final[dict[str, str]] = {
         "(Tensor x, Weight weight, Weight? bias, Tensor? residual, *, int out_channels, int[] kernel, int[] "
         "strides, int[] pads, int[] dilations, int groups, str act, float alpha, float beta) -> Tensor"
     ),
-    # x [N, H, W, C], as torch's ConvTranspose2d
+    # x [N, H, W, C], as torch's ConvTranspose2d; the weight is laid out as that of conv
     "conv_transpose": (
         "(Tensor x, Weight weight, Weight? bias, *, int out_channels, int[] kernel, int[] strides, int[] pads, "
         "int[] dilations, int[] output_pads, int groups, str act, float alpha, float beta) -> Tensor"
@@ -38,9 +38,11 @@ GENERAL_SCHEMAS: Final[dict[str, str]] = {
     ),
     # numpy's matmul with scale; batch axes broadcast; a and b have rank 2 or more
     "matmul": "(Tensor a, Tensor b, *, bool transpose_a, bool transpose_b, float scale) -> Tensor",
-    # q [B, heads, S, D], k and v [B, KV heads, L, D]; mask: f32 that is added, or bool, broadcast to [B, heads, S, L]
+    # q [B, heads, S, D], k and v [B, KV heads, L, D]; mask: f32 that is added, or bool, broadcast to [B, heads, S, L].
+    # causal: query i sees the keys up to i.  A query that sees no key gives zeros.
     "sdpa": "(Tensor q, Tensor k, Tensor v, Tensor? mask, *, float scale, bool causal, float softcap) -> Tensor",
-    # x [S, B, I], y [S, directions, B, hidden], h and c [directions, B, hidden]: ONNX's LSTM, gates i, o, f, c
+    # x [S, B, I], y [S, directions, B, hidden], h and c [directions, B, hidden]: ONNX's LSTM, gates i, o, f, c.  The
+    # rows of w and r are (direction, gate, unit), each gate padded to tiles of 16; bias has a row for each of the two
     "lstm": (
         "(Tensor x, Weight w, Weight r, Weight? bias, Tensor? h0, Tensor? c0, Tensor? lengths, *, int hidden, str "
         "direction) -> (Tensor, Tensor, Tensor)"

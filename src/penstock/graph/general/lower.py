@@ -194,8 +194,8 @@ def _laid_out(call: Call, use: str, array: NDArray[np.float32]) -> tuple[Layout,
         return Layout.T16_F32, array
     if use == "weight" and call.op in ("conv", "conv_transpose"):
         return _conv_rows(call, array)
-    if call.op in ("lstm", "gru") and use in ("w", "r"):
-        return Layout.T16_F32, array.reshape(-1, array.shape[-1])
+    if call.op in ("lstm", "gru"):
+        return _gate_rows(call, use, array)
     return Layout.ROWS_F32, array.reshape(1, -1)
 
 
@@ -212,6 +212,21 @@ def _conv_rows(call: Call, array: NDArray[np.float32]) -> tuple[Layout, NDArray[
     result = np.zeros((groups, padded, array[0].size), np.float32)
     result[:, :rows] = array.reshape(groups, rows, -1)
     return Layout.T16_F32, result.reshape(groups * padded, -1)
+
+
+def _gate_rows(call: Call, use: str, array: NDArray[np.float32]) -> tuple[Layout, NDArray[np.float32]]:
+    """Take ONNX's [directions, gates * hidden, columns], or its bias [directions, 2 * gates * hidden].
+
+    The rows of each gate are padded to whole tiles.  A bias has two rows: that of ``w`` and that of ``r``.
+    """
+    hidden = int(call.attrs["hidden"])
+    matrix = array.reshape(-1, hidden, array.shape[-1] if use != "bias" else 1)
+    result = np.zeros((len(matrix), -(-hidden // _TILE_ROWS) * _TILE_ROWS, matrix.shape[2]), np.float32)
+    result[:, :hidden] = matrix
+    if use != "bias":
+        return Layout.T16_F32, result.reshape(-1, result.shape[2])
+    halves = result.reshape(array.shape[0], 2, -1).swapaxes(0, 1)
+    return Layout.ROWS_F32, np.ascontiguousarray(halves.reshape(2, -1))
 
 
 def unbound_sizes(draft: Draft) -> list[str]:
