@@ -19,7 +19,7 @@ from penstock.serving.operations import Operation
 
 PROTO = Path(__file__).parents[2] / "src/penstock/serving/proto"
 GROUPS = (
-    ("OpenAI's API", ("/v1/", "/tokenize", "/detokenize", "/rerank", "/score", "/classify")),
+    ("OpenAI's API", ("/v1/", "/tokenize", "/detokenize", "/rerank", "/score", "/classify", "/pooling", "/predict")),
     ("Open Inference Protocol", ("/v2",)),
     ("Admin socket", ("/admin",)),
     ("Health, status and page", ("/",)),

@@ -75,7 +75,6 @@ def test_a_config_remembers_its_weights():
         ({"generation_config": 3}, "^generation_config: .*GenerationConfig"),
         ({"use_cache": False}, "^use_cache .*True"),
         ({"output_scores": True, "best_of": 3}, "^best_of: "),
-        ({"do_sample": False, "temperature": 1.0}, "temperature"),
         ({"do_sample": True, "temperature": 0}, "temperature"),
         ({"num_beams": 4, "do_sample": True}, "num_beams"),
         ({"max_new_tokens": 0}, "max_tokens"),
@@ -84,6 +83,14 @@ def test_a_config_remembers_its_weights():
 def test_options_are_honoured_or_refused(model, options, message):
     with pytest.raises((InvalidArgumentError, UnsupportedError), match=message):
         model.generate([5], **options)
+
+
+def test_a_temperature_of_greedy_answers_is_not_used(model):
+    """As in transformers, with a warning unless it is the default there."""
+    plain = model.generate([5], 4, do_sample=False, ignore_eos=True)
+    assert model.generate([5], 4, do_sample=False, temperature=1.0, top_p=0.5, ignore_eos=True) == plain
+    with pytest.warns(UserWarning, match="temperature"):
+        assert model.generate([5], 4, do_sample=False, temperature=0.6, ignore_eos=True) == plain
 
 
 def test_lengths_and_a_config_fill_what_a_call_leaves_open(model):

@@ -50,11 +50,11 @@ def test_options_count_the_tokens_of_the_decoder(ours, theirs):
             whole = theirs.generate(
                 torch.tensor([encoder]), output_scores=True, return_dict_in_generate=True, **options
             )
-        expected = whole.sequences[0].tolist()[1:]
+        expected = whole.sequences[0].tolist()
         for more in ({}, {"output_scores": True}):
             found = ours.generate([encoder], ignore_eos=True, **options | more)
-            assert (found.sequences if more else found)[0][len(encoder) :] == expected, (options, more)
-        return expected, whole, found
+            assert (found.sequences if more else found)[0] == expected, (options, more)
+        return expected[1:], whole, found
 
     plain, _, _ = answer({"max_new_tokens": NEW})
     cases = [
@@ -81,8 +81,37 @@ def test_padding_of_the_encoder_is_no_beginning_of_the_decoder(ours):
     """The padding token of T5 is the one that its decoder begins with."""
     rows = np.array([[5, 6, 1, 0, 0], [5, 6, 7, 8, 1]])
     found = ours.generate(rows, 3, do_sample=False, ignore_eos=True, return_tensors="np")
-    for ids, one in zip(([5, 6, 1], [5, 6, 7, 8, 1]), found.tolist(), strict=True):
-        assert one[5:] == ours.generate([ids], 3, do_sample=False, ignore_eos=True)[0][len(ids) :]
+    assert found.tolist() == ours.generate([[5, 6, 1], [5, 6, 7, 8, 1]], 3, do_sample=False, ignore_eos=True)
+
+
+class Recorder:
+    """A streamer that keeps what it gets."""
+
+    def __init__(self):
+        self.ids = []
+
+    def put(self, value):
+        self.ids += np.asarray(value).ravel().tolist()
+
+    def end(self):
+        self.ids.append("end")
+
+
+def test_sequences_and_streams_are_those_of_the_decoder(ours, theirs):
+    """Also with tokens of the decoder behind those of the encoder, which are ``decoder_input_ids`` there."""
+    rows = [[5, 6, 7, 8, 1], [9, 6, 7, 5, 1]]
+    with torch.no_grad():
+        whole = theirs.generate(torch.tensor(rows), max_new_tokens=4, do_sample=False).tolist()
+        begun = torch.tensor([[0, 7]])
+        longer = theirs.generate(torch.tensor(rows[:1]), decoder_input_ids=begun, max_new_tokens=4, do_sample=False)
+    options = {"do_sample": False, "ignore_eos": True}
+    assert ours.generate(rows, 4, **options) == whole
+    assert ours.generate(torch.tensor(rows), 4, **options).tolist() == whole
+    assert ours.generate([[*rows[0], 0, 7]], 4, **options) == longer.tolist()
+    for more in ({}, {"stopping_criteria": lambda ids, scores: False}):
+        recorder = Recorder()
+        assert ours.generate(rows[0], 4, streamer=recorder, **options, **more) == whole[:1]
+        assert recorder.ids == [*whole[0], "end"]
 
 
 def test_stopping_criteria_see_the_tokens_of_the_decoder(ours):

@@ -22,6 +22,7 @@ REQUESTS: dict[str, tuple[PoolingHead | None, str, str]] = {
     "chat model": (None, "/v1/chat/completions", "messages"),
     "embedding model": (head(0), "/v1/embeddings", "input"),
     "classifier": (head(3), "/classify", "input"),
+    "classifier of tokens": (PoolingHead("all", labels=("a", "b"), task="token_classification"), "/pooling", "input"),
     "cross-encoder": (head(1), "/rerank", "documents"),
     "causal reranker": (PoolingHead(labels=("no", "yes"), pair_format="qwen3"), "/rerank", "documents"),
 }

@@ -105,6 +105,8 @@ class AutoModel:
     ) -> Any:
         """Continue one prompt or several; each returned list begins with its prompt.
 
+        With an encoder-decoder the prompt is the encoder's, and a list begins with the first token of the decoder.
+
         ``input_ids``, or ``inputs``: a list of token ids, a list of lists, an array or a tensor.  ``attention_mask``: 0
         marks padding on either side, which is not computed; without one it is the padding token that does, unless it
         ends answers.  ``do_sample``: False is greedy; True samples with ``temperature``, by
@@ -140,9 +142,12 @@ class AutoModel:
             ]
             answers = self._hooked(prompts, params, read, callables, streamer)
         else:
+            if self._has_encoder and len(prompts) == 1 and callable(getattr(streamer, "put", None)):
+                streamer = _DecoderStreamer(streamer, self._beginning(prompts[0]))
             results = self.llm.generate(prompts, params, streamer=streamer)
             answers = [[HookedAnswer(one.token_ids) for one in result.choices or (result,)] for result in results]
-        return output_of(prompts if kind is None else given, answers, read, kind, pad_id)
+        shown = prompts if kind is None or self._has_encoder else given
+        return output_of([self._beginning(prompt) for prompt in shown], answers, read, kind, pad_id)
 
     def _without_padding(self, given: list[Any], mask: Any, read: GenerateOptions, pad_id: int) -> list[Any]:
         """Return the prompts without their padding; without a mask tokens are padding if they are no end tokens."""
@@ -154,11 +159,22 @@ class AutoModel:
             return given
         return without_pads(given, pad_id, self.llm.engine.program.info.prefix_token)
 
+    @property
+    def _has_encoder(self) -> bool:
+        """True if an encoder reads the prompt, and the sequences are those of a decoder."""
+        engine = self.llm.engine
+        return engine.program.info.prefix_token >= 0 and not engine.prompt_masks
+
+    def _beginning(self, prompt: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that a sequence begins with: the prompt, or those of the decoder."""
+        if not self._has_encoder:
+            return prompt
+        start = self.llm.engine.program.info.prefix_token
+        return list(prompt)[own_start(prompt, start) :] or [start]
+
     def _sequence_len(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt ``max_length`` counts: of an encoder-decoder those of the decoder."""
-        engine = self.llm.engine
-        encoded = own_start(prompt, engine.program.info.prefix_token, engine.prompt_masks)
-        return max(1, len(prompt) - encoded) if encoded else len(prompt)
+        return len(self._beginning(prompt))
 
     def _hooked(
         self,
@@ -177,7 +193,7 @@ class AutoModel:
                 raise InvalidArgumentError(
                     "streamer: expected one prompt with one answer and num_beams 1", param="streamer"
                 )
-            streamer.put(np.array([prompts[0]], np.int64))
+            streamer.put(np.array([self._beginning(prompts[0])], np.int64))
             callables = [replace(callables[0], put=lambda token: streamer.put(np.array([token], np.int64)))]
             return run_hooked(self.llm, prompts, params, read, callables)
         finally:
@@ -197,3 +213,21 @@ class AutoModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _DecoderStreamer:
+    """Gives a streamer the tokens that the decoder begins with in place of the prompt."""
+
+    def __init__(self, streamer: Any, beginning: Sequence[int]) -> None:
+        self._streamer, self._beginning = streamer, beginning
+        self._has_begun = False
+
+    def put(self, value: Any) -> None:
+        """Pass on token ids, the first of which are those of the prompt."""
+        value = value if self._has_begun else np.array([self._beginning], np.int64)
+        self._has_begun = True
+        self._streamer.put(value)
+
+    def end(self) -> None:
+        """End the stream."""
+        self._streamer.end()

@@ -16,7 +16,7 @@ from penstock.checkpoint.pooling.head import ALL_ROWS, PoolingHead
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 
-__all__ = ["POOLINGS", "Pooling", "check_embedding", "check_heads", "shorten"]
+__all__ = ["POOLINGS", "Pooling", "check_embedding", "check_heads", "keeps_rows", "shorten"]
 
 POOLINGS: Final = ("auto", *pooling_head.POOLINGS, ALL_ROWS)
 
@@ -95,6 +95,11 @@ def shorten(vector: NDArray[np.float32], dimensions: int | None, normalize: bool
         raise InvalidArgumentError("dimensions: expected None with pooling='all', which makes no vector")
     short = vector[: check_integer("dimensions", dimensions, 1, len(vector))]
     return _unit(short.astype(np.float64)).astype(np.float32) if normalize else short.copy()
+
+
+def keeps_rows(kind: str, head: PoolingHead | None) -> bool:
+    """Return True for a pooling whose result has a row for each token."""
+    return (head.pooling if kind == "auto" and head is not None else kind) == ALL_ROWS
 
 
 def check_heads(pooling: Pooling | None, hidden_size: int, has_language_head: bool) -> None:

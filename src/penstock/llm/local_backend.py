@@ -61,12 +61,18 @@ def score_of(prompt_ids: Sequence[int], answer: EventAnswer, last: StepEvent) ->
     return Score(list(prompt_ids), answer.prompt_logprobs or [])
 
 
-def embedding_of(prompt_ids: Sequence[int], answer: EventAnswer, last: StepEvent) -> Embedding:
-    """Return the embedding that the last event of a prompt brought.  If the prompt was cut, its end was embedded."""
+def embedding_of(
+    prompt_ids: Sequence[int], answer: EventAnswer, last: StepEvent, *, is_matrix: bool = False
+) -> Embedding:
+    """Return the embedding that the last event of a prompt brought.  If the prompt was cut, its end was embedded.
+
+    ``is_matrix``: the vector has the rows of all tokens one after another.
+    """
     if last.vector is None:
         raise UnavailableError("The model was closed before the prompt was embedded.")
     token_ids = list(prompt_ids)[-answer.num_prompt_tokens :]
-    return Embedding(token_ids, last.vector, answer.num_cached_tokens)
+    vector = last.vector.reshape(len(token_ids), -1) if is_matrix else last.vector
+    return Embedding(token_ids, vector, answer.num_cached_tokens)
 
 
 async def in_order(

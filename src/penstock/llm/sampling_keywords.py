@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -80,8 +81,8 @@ def _apply_do_sample(values: dict[str, Any], temperature: float) -> None:
         raise refusal("do_sample", "True or False", do_sample)
     requested = values.get("temperature")
     if do_sample is False:
-        if requested:
-            raise InvalidArgumentError(f"temperature {requested!r} requires do_sample=True", param="temperature")
+        if requested and requested != 1:  # 1 is the default of transformers, which warns of other values
+            warnings.warn(f"temperature: {requested!r:.40} is not used, because do_sample is False", stacklevel=4)
         values["temperature"] = 0.0
     elif do_sample and requested is None:
         values["temperature"] = temperature or 1.0

@@ -14,6 +14,7 @@ from penstock.offline.backends import default_backend
 from penstock.offline.infer_config import FIELDS, InferConfig
 from penstock.offline.sources import find_source
 from penstock.offline.tasks import InferTask
+from penstock.offline.text_tasks.natural import natural_task, task_of_files
 from penstock.validation import refusal
 
 __all__ = ["pipeline"]
@@ -30,7 +31,8 @@ def pipeline(
 ) -> Any:
     """Return a pipeline for ``task``, which is called with prompts: see TextGeneration.
 
-    ``task``: by default "text_generation", which may be spelled "text-generation".
+    ``task``: by default the one that the model is for, by the class of its network: "text_generation", which may be
+    spelled "text-generation", "text_classification" and so on.
 
     ``model``: a bundle, a checkpoint folder, a pair of bundles (prefill, increment), a model folder (one YAML file, and
     bundles named *_prefill_graph.psm and *_inc_graph.psm), a YAML file, an InferConfig, an
@@ -61,8 +63,18 @@ def pipeline(
         config = find_source(model, values, search_path)
     processors = {"tokenizer": tokenizer, "image_processor": image_processor, "audio_processor": audio_processor}
     options["backend"] = default_backend(model) if backend is None else backend
-    task = "text_generation" if task in (None, "") else task
+    if task in (None, ""):
+        task = _task_of(model, config)
     return InferTask.get_infer_task(task, config, **processors, **options)
+
+
+def _task_of(model: object, config: InferConfig) -> str:
+    """Return the task that a model is for."""
+    if isinstance(model, LLM):
+        return natural_task(model)
+    if isinstance(model, Model) or config.increment_model_path:
+        return "text_generation"
+    return task_of_files(config.bundle)
 
 
 def _folders(search_path: object) -> list[Path] | None:

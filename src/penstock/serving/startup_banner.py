@@ -74,8 +74,8 @@ def _request(backend: RemoteBackend) -> tuple[str, Any]:
     if head.pair_format or len(head.labels) == 1:
         documents = ["The cat sat on the mat.", "Dogs bark."]
         return "/rerank", {"model": backend.name, "query": "Where is the cat?", "documents": documents}
-    if head.task:  # of tokens, for which there is no route yet
-        return "/v1/embeddings", {"model": backend.name, "input": "Once upon a time", "pooling": "mean"}
+    if head.task:
+        return "/pooling", {"model": backend.name, "input": "Once upon a time"}
     return "/classify" if head.labels else "/v1/embeddings", {"model": backend.name, "input": "Once upon a time"}
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.serving.openai.bodies import (
         ChatCompletionRequest,
         CompletionRequest,
+        PredictRequest,
         RerankRequest,
         ScoreRequest,
         TokenizeRequest,
@@ -174,7 +175,7 @@ async def vector_ids(backend: Backend, text: str, head: PoolingHead) -> list[int
 
 
 async def pair_ids(
-    backend: Backend, first: str, second: str, body: RerankRequest | ScoreRequest, field: str
+    backend: Backend, first: str, second: str, body: RerankRequest | ScoreRequest | PredictRequest, field: str
 ) -> list[int]:
     """Return the token ids of two texts together, with the instruction of the body.
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from penstock import LLM, InferTask, pipeline
 from penstock.errors import PenstockError
 from penstock.offline.text_tasks import fill_mask
+from penstock.offline.text_tasks.natural import task_of_files
 from tests.support.documents import blocks
 from tests.support.encoders import LIMITS
 from tests.support.errors import raises
@@ -135,6 +136,30 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("answers")
     write_folder(folder, "ForQuestionAnswering", max_len=90)
     return folder
+
+
+def test_without_a_task_it_is_that_of_the_model(answers: Path) -> None:
+    with pipeline(model=answers, backend="eager") as own:
+        assert own.name == pipeline(model=own.llm).name == "question_answering"
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "task"),
+    [
+        ("RobertaForSequenceClassification", "xlm-roberta", "text_classification"),
+        ("DistilBertForTokenClassification", "distilbert", "token_classification"),
+        ("BertForMaskedLM", "bert", "fill_mask"),
+        ("BertModel", "bert", "feature_extraction"),
+        ("T5ForConditionalGeneration", "t5", "text2text_generation"),
+        ("Gemma3ForConditionalGeneration", "gemma3", "text_generation"),
+        ("ChatGLMModel", "chatglm", "text_generation"),
+        (None, "llama", "text_generation"),
+    ],
+)
+def test_the_class_of_a_network_names_its_task(name: str | None, model_type: str, task: str, tmp_path: Path) -> None:
+    classes = {} if name is None else {"architectures": [name]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **classes}))
+    assert task_of_files(tmp_path) == task
 
 
 def test_answers_are_those_of_transformers(answers: Path) -> None:

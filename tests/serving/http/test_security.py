@@ -52,7 +52,7 @@ def test_no_field_names_a_file_an_address_or_code():
         "chat_template_kwargs",  # variables of the model's own template
         "config",  # labels and versions of a servable
         "inputs.data",
-        "query", "documents", "documents.text", "text_1", "text_2", "instruction",
+        "query", "documents", "documents.text", "text_1", "text_2", "instruction", "inputs",
         "prompt_name",  # of those in the model's own file
         "prompt_cache_key",  # hashed, to choose a worker
         "metadata", "safety_identifier", "prompt_cache_retention", "dry_sequence_breakers",  # which have no effect
@@ -74,7 +74,7 @@ def test_no_field_names_a_file_an_address_or_code():
 def test_no_route_changes_what_is_served():
     """But for what an admin's key is asked for."""
     models = ("infer", "generate", "generate_stream")
-    ranks = {"rerank", "rerank_v1", "score", "score_v1", "classify"}
+    ranks = {"rerank", "rerank_v1", "score", "score_v1", "classify", "pooling", "predict"}
     asks = {*models, *(f"{name}_version" for name in models), "repository_index"}
     assert {(one.method, one.name) for one in operations() if one.method != "GET" and not one.is_admin} == {
         ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize", *ranks, *asks)

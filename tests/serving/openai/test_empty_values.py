@@ -14,6 +14,8 @@ from penstock.serving.openai.bodies import (
     ClassifyRequest,
     CompletionRequest,
     EmbeddingRequest,
+    PoolingRequest,
+    PredictRequest,
     RerankRequest,
     ScoreRequest,
     TokenizeRequest,
@@ -28,6 +30,8 @@ BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     RerankRequest: {"query": "x", "documents": ["y"]},
     ScoreRequest: {"text_1": "x", "text_2": "y"},
     ClassifyRequest: {"input": "x"},
+    PoolingRequest: {"input": "x"},
+    PredictRequest: {"inputs": "x"},
     TokenizeRequest: {"prompt": "x"},
     GenerateRequest: {"text_input": "x"},
 }
@@ -69,6 +73,11 @@ OTHERS: dict[type[msgspec.Struct], dict[str, Any]] = {
     RerankRequest: {"top_n": 0, "max_tokens_per_doc": 0, "rank_fields": [], "use_activation": True},
     ScoreRequest: {"use_activation": True, "mm_processor_kwargs": None},
     ClassifyRequest: {"use_activation": True, "add_special_tokens": True},
+    PoolingRequest: {
+        "use_activation": True, "add_special_tokens": True, "embed_dtype": "float32", "endianness": "native",
+        "request_id": "", "task": None, "dimensions": None, "softmax": True, "normalize": True,
+    },
+    PredictRequest: {"raw_scores": False, "truncate": False, "truncation_direction": "Right"},
     TokenizeRequest: {
         "add_generation_prompt": False, "continue_final_message": False, "tools": [], "chat_template_kwargs": {},
     },
@@ -92,7 +101,8 @@ ASKING: list[tuple[type[msgspec.Struct], str, Any]] = [
     (ChatCompletionRequest, "best_of", True),
     (EmbeddingRequest, "embed_dtype", "float16"),
     (RerankRequest, "max_tokens_per_doc", 5),
-    (ScoreRequest, "use_activation", False),
+    (PoolingRequest, "data", {"x": 1}),
+    (PredictRequest, "truncation_direction", "Left"),
     (TokenizeRequest, "chat_template", "x"),
     (GenerateRequest, "echo", True),
 ]

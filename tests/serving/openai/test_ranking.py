@@ -122,7 +122,11 @@ def test_workers_open_models_without_a_language_head(folders: dict[str, Path], t
         export_bundle(folders[name], tmp_path / f"{name}.psm")
         with serving(tmp_path / f"{name}.psm", "--context-len", 96, cwd=tmp_path) as (_, url, _):
             found = ask(url, path, {"model": name, **body})
+            rows = ask(url, "/pooling", {"model": name, "input": "the cat", "task": "token_embed"})["data"][0]["data"]
         with LLM(folders[name], mode="eager", limits=LIMITS) as llm:
+            plain = "plain" if name == "embedder" else None
+            expected = llm.embed("the cat", pooling="all", normalize=True, prompt_name=plain).vector
+            assert np.allclose(rows, expected, atol=1e-5)
             if name == "ranker":
                 expected = [one.index for one in llm.rerank("the cat", DOCUMENTS)]
                 assert [one["index"] for one in found["results"]] == expected

@@ -32,6 +32,7 @@ from tests.support.worker_processes import DEMO, faulty, pids, service, until
 TEXT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "demo", "prompt": "a", "max_tokens": 1},
     "/v1/embeddings": {"model": "demo", "input": "a"},
+    "/pooling": {"model": "demo", "input": "a"},
     "/tokenize": {"model": "demo", "prompt": "a"},
     "/detokenize": {"model": "demo", "tokens": [5]},
     "/v2/models/demo/infer": {
@@ -49,6 +50,7 @@ RANKS: dict[str, dict[str, Any]] = {
     "/score": {"model": "demo", "text_1": "a", "text_2": "b"},
     "/v1/score": {"model": "demo", "text_1": "a", "text_2": "b"},
     "/classify": {"model": "demo", "input": "a"},
+    "/predict": {"model": "demo", "inputs": "a"},
 }
 NEEDS_NO_WORKER = {"/tokenize", "/detokenize"}
 

@@ -13,7 +13,7 @@ from penstock.serving.http.compression import accepted, deflated
 from penstock.serving.http.openapi import describe
 from penstock.serving.keys import ApiKeys
 from penstock.serving.oip.rest import oip_operations
-from penstock.serving.openai import bodies, embeddings, handlers, ranking, responses, tokenize
+from penstock.serving.openai import bodies, embeddings, handlers, pooling, ranking, responses, tokenize
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.settings import GatewaySettings
 
@@ -92,7 +92,7 @@ def operations() -> list[Operation]:
 
 
 def ranking_operations() -> list[Operation]:
-    """Return the operations of classifiers and cross-encoders, each under the paths that clients know."""
+    """Return the operations of encoders and cross-encoders, each under the paths that clients know."""
     return [
         *(
             Operation(
@@ -111,6 +111,14 @@ def ranking_operations() -> list[Operation]:
         Operation(
             "POST", "/classify", "classify", "Classify texts or token ids.", ranking.classify,
             responses.ClassifyResponse, bodies.ClassifyRequest, refusals=_WORK,
+        ),
+        Operation(
+            "POST", "/pooling", "pooling", "Compute vectors or classes of texts or of their tokens.", pooling.pooling,
+            responses.PoolingResponse, bodies.PoolingRequest, refusals=_WORK,
+        ),
+        Operation(
+            "POST", "/predict", "predict", "Classify texts and pairs of texts.", ranking.predict,
+            list[responses.ClassScore | list[responses.ClassScore]], bodies.PredictRequest, refusals=_WORK,
         ),
     ]  # fmt: skip
 

@@ -27,7 +27,8 @@ from penstock.validation import MAX_TOKEN
 
 __all__ = [
     "ChatCompletionRequest", "ClassifyRequest", "CompletionRequest", "DetokenizeRequest", "DocumentText",
-    "EmbeddingRequest", "Message", "RerankRequest", "ScoreRequest", "StreamOptions", "TokenizeRequest",
+    "EmbeddingRequest", "Message", "PoolingRequest", "PredictRequest", "RerankRequest", "ScoreRequest", "StreamOptions",
+    "TokenizeRequest",
 ]  # fmt: skip
 
 _Model = Annotated[
@@ -39,13 +40,48 @@ BY_ROUTE: Final = ("thinking_format", "kept_special_token_ids")
 _Count = Annotated[int, Meta(ge=1, le=MAX_TOKEN)]
 
 
+class _ActivationFields(ServingFields, kw_only=True):
+    """Whether logits become scores, and rows get length 1, by the name of vLLM and by its earlier names."""
+
+    use_activation: Annotated[
+        bool | None,
+        Meta(
+            description="Return scores, or vectors of length 1. false: logits, or vectors as they are. Default: true."
+        ),
+    ] = None
+    activation: Annotated[bool | None, Meta(description="An earlier name of use_activation.")] = None
+    softmax: Annotated[bool | None, Meta(description="An earlier name of use_activation.")] = None
+
+    def __post_init__(self) -> None:
+        """Refuse names with different values."""
+        super().__post_init__()
+        for name in _EARLIER_NAMES:
+            value = getattr(self, name, None)
+            refuse_if(
+                value is not None and value is not self.is_activated,
+                f"{name}: expected the value of use_activation, of which it is an earlier name, got {value}",
+                name,
+            )
+
+    @property
+    def is_activated(self) -> bool:
+        """Whether scores are wanted, not logits."""
+        names = ("use_activation", *_EARLIER_NAMES)
+        return next((value for name in names if (value := getattr(self, name, None)) is not None), True)
+
+
+_EARLIER_NAMES: Final = ("activation", "softmax", "normalize")
+
+
 if TYPE_CHECKING:
     _CompletionFields = SamplingFields
     _ChatFields = SamplingFields
     _EmbeddingFields = ServingFields
-    _RerankFields = ServingFields
-    _ScoreFields = ServingFields
-    _ClassifyFields = ServingFields
+    _RerankFields = _ActivationFields
+    _ScoreFields = _ActivationFields
+    _ClassifyFields = _ActivationFields
+    _PoolingFields = _ActivationFields
+    _PredictFields = ServingFields
     _StreamFields = Body
     _TokenizeFields = Body
 else:
@@ -54,9 +90,11 @@ else:
     _CompletionFields = extended("CompletionFields", SamplingFields, _scored | GUIDED, unsupported_fields.COMPLETION)
     _ChatFields = extended("ChatFields", SamplingFields, _chat_names, unsupported_fields.CHAT)
     _EmbeddingFields = extended("EmbeddingFields", ServingFields, fields=unsupported_fields.EMBEDDING)
-    _RerankFields = extended("RerankFields", ServingFields, fields=unsupported_fields.RERANK)
-    _ScoreFields = extended("ScoreFields", ServingFields, fields=unsupported_fields.SCORE)
-    _ClassifyFields = extended("ClassifyFields", ServingFields, fields=unsupported_fields.CLASSIFY)
+    _RerankFields = extended("RerankFields", _ActivationFields, fields=unsupported_fields.RERANK)
+    _ScoreFields = extended("ScoreFields", _ActivationFields, fields=unsupported_fields.SCORE)
+    _ClassifyFields = extended("ClassifyFields", _ActivationFields, fields=unsupported_fields.CLASSIFY)
+    _PoolingFields = extended("PoolingFields", _ActivationFields, fields=unsupported_fields.POOLING)
+    _PredictFields = extended("PredictFields", ServingFields, fields=unsupported_fields.PREDICT)
     _StreamFields = extended("StreamFields", Body, fields=unsupported_fields.STREAM_OPTIONS)
     _TokenizeFields = extended("TokenizeFields", Body, fields=unsupported_fields.TOKENIZE)
 
@@ -286,6 +324,77 @@ class ClassifyRequest(_ClassifyFields, kw_only=True):
         """Check what the types cannot express."""
         super().__post_init__()
         self.input = checked_prompts(self.input, "input", allows_empty=False)
+
+
+class PoolingRequest(_PoolingFields, kw_only=True):
+    """The body of ``POST /pooling``."""
+
+    input: Inputs
+    model: _Model = None
+    encoding_format: Literal["float", "base64"] | None = None
+    task: Annotated[
+        Literal["embed", "token_embed", "classify", "score", "token_classify", "encode"] | None,
+        Meta(
+            description="A vector for a text or for each token, or the classes of a text or of each token; score and "
+            "encode are earlier names. Default: what the model is for."
+        ),
+    ] = None
+    dimensions: Annotated[
+        _Count | None, Meta(description="With the task embed, return only so many elements of a vector.")
+    ] = None
+    normalize: Annotated[bool | None, Meta(description="An earlier name of use_activation.")] = None
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot express."""
+        super().__post_init__()
+        self.input = checked_prompts(self.input, "input", allows_empty=False)
+
+
+_Sequences = Annotated[
+    list[str | Annotated[list[str], Meta(min_length=1, max_length=2)]], Meta(min_length=1, max_length=MAX_PROMPTS)
+]
+
+
+class PredictRequest(_PredictFields, kw_only=True):
+    """The body of ``POST /predict``, in the format of text-embeddings-inference."""
+
+    inputs: Annotated[
+        str | _Sequences,
+        Meta(description="A text, a list of one text or of a pair, or a list of such lists."),
+    ]
+    model: _Model = None
+    raw_scores: Annotated[bool | None, Meta(description="Return logits. Default: false.")] = None
+    truncate: Annotated[
+        bool | None, Meta(description="Cut the end of a text, or of the second text, that is too long. Default: false.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot express."""
+        super().__post_init__()
+        refuse_if(
+            not self.is_batch and len(self.inputs) > 2 and not isinstance(self.inputs, str),
+            f"inputs: expected a text, a pair of texts, or a list of lists of them, got a list of {len(self.inputs)} "
+            "texts; put each text in a list of its own",
+            "inputs",
+        )
+        if self.truncate:
+            self.truncate_prompt_tokens = -1
+
+    @property
+    def instruction(self) -> None:
+        """None: a pair is read as the model's files say."""
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether there are several inputs, so that the answer is a list for each."""
+        return isinstance(self.inputs, list) and any(isinstance(one, list) for one in self.inputs)
+
+    @property
+    def texts(self) -> list[tuple[str, str | None]]:
+        """Each text with the second text of its pair, if it has one."""
+        inputs: list[Any] = self.inputs if self.is_batch and isinstance(self.inputs, list) else [self.inputs]
+        lists: list[list[str]] = [[one] if isinstance(one, str) else one for one in inputs]
+        return [(one[0], one[1] if len(one) > 1 else None) for one in lists]
 
 
 _OF_MESSAGES: Final = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")

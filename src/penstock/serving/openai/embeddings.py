@@ -9,27 +9,20 @@ from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.engine.pooling import shorten
 from penstock.errors import UnsupportedError
 from penstock.llm.backend import Backend
+from penstock.llm.result import Embedding
 from penstock.serving.call import Call, Reply, json_reply
-from penstock.serving.openai.bodies import EmbeddingRequest
+from penstock.serving.openai.bodies import EmbeddingRequest, PoolingRequest
 from penstock.serving.translation import options_of, prompts_of, vector_ids
 
-__all__ = ["embeddings", "pooling_head_of"]
+__all__ = ["embedded", "embeddings", "pooling_head_of"]
 
 
 async def embeddings(call: Call) -> Reply:
     """Embed one or more inputs."""
     body: EmbeddingRequest = call.body
     backend = call.model(body.model)
-    if not backend.card.has_embeddings:
-        raise UnsupportedError("This model does not support embeddings.")
-    head = pooling_head_of(backend)
-    pooling, normalize = body.pooling or "auto", body.normalize is not False
-    if head.labels and pooling == "auto":
-        raise UnsupportedError('This model is a classifier. Use /classify, or pooling "mean".')
-    texts = await _cut(backend, _with_prompt(body.input, head.prompt(body.prompt_name)), head)
-    prompts = [ids for ids, _ in await prompts_of(backend, texts, "input", body)]
-    options = options_of(call, body)
-    results = await backend.embed(prompts, pooling, normalize, options, request_id=call.request_id)
+    normalize = body.normalize is not False
+    results = await embedded(call, backend, body, body.pooling or "auto", body.prompt_name, is_unit=normalize)
     is_text = body.encoding_format == "base64"
     data: list[dict[str, Any]] = []
     for index, embedding in enumerate(results):
@@ -40,6 +33,27 @@ async def embeddings(call: Call) -> Reply:
     call.facts["prompt_tokens"] = num_tokens
     counts = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return json_reply({"object": "list", "model": backend.name, "data": data, "usage": counts})
+
+
+async def embedded(
+    call: Call,
+    backend: Backend,
+    body: EmbeddingRequest | PoolingRequest,
+    pooling: str = "auto",
+    prompt_name: str | None = None,
+    *,
+    is_unit: bool,
+) -> list[Embedding]:
+    """Return the vectors of the inputs of a body; with ``is_unit`` they have length 1."""
+    if not backend.card.has_embeddings:
+        raise UnsupportedError("This model does not support embeddings.")
+    head = pooling_head_of(backend)
+    if head.labels and pooling == "auto":
+        route = "/pooling" if head.task else "/classify"
+        raise UnsupportedError(f'This model is a classifier. Use {route}, or pooling "mean".')
+    texts = await _cut(backend, _with_prompt(body.input, head.prompt(prompt_name)), head)
+    prompts = [ids for ids, _ in await prompts_of(backend, texts, "input", body)]
+    return await backend.embed(prompts, pooling, is_unit, options_of(call, body), request_id=call.request_id)
 
 
 def pooling_head_of(backend: Backend) -> PoolingHead:

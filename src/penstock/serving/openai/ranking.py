@@ -1,21 +1,26 @@
-"""``POST /rerank``, ``/score`` and ``/classify``: scores of a classifier's classes, in vLLM's and Jina's formats."""
+"""``POST /rerank``, ``/score``, ``/classify`` and ``/predict``: scores of a classifier's classes.
+
+The formats are those of vLLM and Jina, and for ``/predict`` that of text-embeddings-inference.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.llm.backend import Backend
 from penstock.llm.classify import classification, classifier_head, order, ranking_head
 from penstock.llm.result import Embedding
 from penstock.serving.call import Call, Reply, json_reply
-from penstock.serving.openai.bodies import ClassifyRequest, RerankRequest, ScoreRequest
+from penstock.serving.openai.bodies import ClassifyRequest, PredictRequest, RerankRequest, ScoreRequest
 from penstock.serving.openai.embeddings import pooling_head_of
 from penstock.serving.request_fields import ServingFields
-from penstock.serving.translation import options_of, pair_ids, prompts_of
+from penstock.serving.translation import options_of, pair_ids, prompts_of, vector_ids
 
-__all__ = ["classify", "rerank", "score"]
+__all__ = ["classify", "predict", "rerank", "score"]
 
 
 async def rerank(call: Call) -> Reply:
@@ -25,7 +30,7 @@ async def rerank(call: Call) -> Reply:
     head, texts = ranking_head(pooling_head_of(backend)), body.texts
     pairs = [await pair_ids(backend, body.query, text, body, f"documents[{i}]") for i, text in enumerate(texts)]
     found = await _logits(call, backend, pairs, body)
-    scores = _relevances(head, found)
+    scores = _relevances(head, found, body.is_activated)
     results: list[dict[str, Any]] = []
     for one in order(scores, texts, [len(ids) for ids in pairs], body.top_n or None):
         text = {} if body.return_documents is False else {"document": {"text": one.document}}
@@ -40,7 +45,10 @@ async def score(call: Call) -> Reply:
     head = ranking_head(pooling_head_of(backend))
     pairs = [await pair_ids(backend, *pair, body, "text_2") for pair in body.pairs]
     found = await _logits(call, backend, pairs, body)
-    data = [{"object": "score", "index": i, "score": value} for i, value in enumerate(_relevances(head, found))]
+    data = [
+        {"object": "score", "index": i, "score": value}
+        for i, value in enumerate(_relevances(head, found, body.is_activated))
+    ]
     return _listed(call, backend, data, found)
 
 
@@ -54,9 +62,32 @@ async def classify(call: Call) -> Reply:
     data = []
     for index, one in enumerate(found):
         classes = classification(head, one)
-        probs = classes.scores.tolist()
+        probs = (classes.scores if body.is_activated else classes.logits).tolist()
         data.append({"index": index, "label": classes.label, "probs": probs, "num_classes": len(probs)})
     return _listed(call, backend, data, found)
+
+
+async def predict(call: Call) -> Reply:
+    """Classify texts and pairs of texts; the classes of each have the likeliest first."""
+    body: PredictRequest = call.body
+    backend = call.model(body.model)
+    head = classifier_head(pooling_head_of(backend))
+    prompts = []
+    for index, (text, pair) in enumerate(body.texts):
+        if pair is not None:
+            prompts.append(await pair_ids(backend, text, pair, body, f"inputs[{index}]"))
+        elif body.truncate:
+            prompts.append(await vector_ids(backend, text, PoolingHead(max_text_len=backend.card.max_len)))
+        else:
+            prompts += [ids for ids, _ in await prompts_of(backend, text, "inputs", body)]
+    found = await _logits(call, backend, prompts, body)
+    _usage(call, found)
+    results = []
+    for one in found:
+        scores = one.vector if body.raw_scores else head.scores(one.vector)
+        best_first = np.argsort(-scores, kind="stable")
+        results.append([{"score": float(scores[i]), "label": head.labels[int(i)]} for i in best_first])
+    return json_reply(results if body.is_batch else results[0])
 
 
 async def _logits(
@@ -66,8 +97,8 @@ async def _logits(
     return await backend.embed(prompts, "auto", False, options_of(call, body), request_id=call.request_id)
 
 
-def _relevances(head: PoolingHead, found: Sequence[Embedding]) -> list[float]:
-    return [float(head.scores(one.vector)[0]) for one in found]
+def _relevances(head: PoolingHead, found: Sequence[Embedding], is_activated: bool) -> list[float]:
+    return [float((head.scores(one.vector) if is_activated else one.vector)[0]) for one in found]
 
 
 def _listed(call: Call, backend: Backend, data: list[dict[str, Any]], found: Sequence[Embedding]) -> Reply:

@@ -10,8 +10,9 @@ from penstock.serving.openai.bodies import DocumentText
 from penstock.serving.request_fields import Body
 
 __all__ = [
-    "ChatCompletionEvent", "ChatCompletionResponse", "ClassifyResponse", "CompletionEvent", "CompletionResponse",
-    "DetokenizeResponse", "EmbeddingResponse", "RerankResponse", "ScoreResponse", "TokenizeResponse",
+    "ChatCompletionEvent", "ChatCompletionResponse", "ClassScore", "ClassifyResponse", "CompletionEvent",
+    "CompletionResponse", "DetokenizeResponse", "EmbeddingResponse", "PoolingResponse", "RerankResponse",
+    "ScoreResponse", "TokenizeResponse",
 ]  # fmt: skip
 
 Count = Annotated[int, Meta(ge=0)]
@@ -274,6 +275,32 @@ class ClassifyResponse(Body):
     model: str
     data: list[TextClasses]
     usage: EmbeddingUsage
+
+
+class PooledText(Body):
+    """A vector, a row for each token, or either as base64 of little-endian float32."""
+
+    index: Count
+    object: Literal["pooling"]
+    data: Annotated[list[float | Annotated[list[float], Meta(min_length=1)]], Meta(min_length=1)] | str
+
+
+class PoolingResponse(Body):
+    """The response of ``POST /pooling``."""
+
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[PooledText]
+    usage: EmbeddingUsage
+
+
+class ClassScore(Body):
+    """A class of a text and its score."""
+
+    score: float
+    label: str
 
 
 class TokenizeResponse(Body):

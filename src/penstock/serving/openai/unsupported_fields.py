@@ -13,7 +13,7 @@ from msgspec import Meta
 from penstock.serving.request_decoding import EMPTY, refused
 
 __all__ = [
-    "CHAT", "CLASSIFY", "COMPLETION", "CONTENT_PART", "EMBEDDING", "MESSAGE", "RERANK", "SCORE",
+    "CHAT", "CLASSIFY", "COMPLETION", "CONTENT_PART", "EMBEDDING", "MESSAGE", "POOLING", "PREDICT", "RERANK", "SCORE",
     "STREAM_OPTIONS", "STRUCTURED", "TOKENIZE", "WITHOUT_EFFECT",
 ]  # fmt: skip
 
@@ -100,13 +100,16 @@ EMBEDDING: Final[Fields] = {
     "endianness": refused("", ["native", "little"]),
     "embd_normalize": refused("use normalize", [2]),
 }
-_SCORES: Final[Fields] = {
-    "request_id mm_processor_kwargs": _NOTHING,
-    "activation softmax use_activation": refused("", [True]),
+SCORE: Final[Fields] = {"request_id mm_processor_kwargs": _NOTHING}
+RERANK: Final[Fields] = {**SCORE, "max_tokens_per_doc max_chunks_per_doc rank_fields": _NOTHING}
+CLASSIFY: Final = _POOLING
+POOLING: Final[Fields] = {
+    **_POOLING,
+    "messages chat_template chat_template_kwargs data": refused("use input"),
+    "embed_dtype": refused("", ["float32"]),
+    "endianness": refused("", ["native", "little"]),
 }
-RERANK: Final[Fields] = {**_SCORES, "max_tokens_per_doc max_chunks_per_doc rank_fields": _NOTHING}
-SCORE: Final = _SCORES
-CLASSIFY: Final[Fields] = {**_SCORES, **_POOLING}
+PREDICT: Final[Fields] = {"truncation_direction": refused("the end of a text is cut", [*EMPTY, "Right", "right"])}
 TOKENIZE: Final[Fields] = {
     "chat_template": _OWN_TEMPLATE,
     "mm_processor_kwargs media_io_kwargs": _NOTHING,

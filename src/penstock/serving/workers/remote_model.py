@@ -15,7 +15,7 @@ from penstock.api_errors import without_folders
 from penstock.cluster.autoscale import Load
 from penstock.cluster.scale_loop import ScaleLoop
 from penstock.engine.options import RequestOptions, check_options
-from penstock.engine.pooling import check_embedding
+from penstock.engine.pooling import check_embedding, keeps_rows
 from penstock.engine.prompts import check_token_ids
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.llm.answer import EventAnswer
@@ -552,6 +552,7 @@ class RemoteBackend:
         """Embed prompts; see ``Backend.embed``."""
         check_embedding(pooling, normalize)
         start, request_options = time.monotonic(), check_options(options)
+        is_matrix = keeps_rows(pooling, None if self.tokenizer is None else self.tokenizer.pooling_head)
 
         async def embed_one(ids: Sequence[int]) -> Embedding:
             answer = await self._start(
@@ -565,7 +566,7 @@ class RemoteBackend:
             )
             async with answer:
                 last = await answer.whole()
-            return embedding_of(ids, answer, last)
+            return embedding_of(ids, answer, last, is_matrix=is_matrix)
 
         checked = [self._ids(ids) for ids in prompts]
         return await in_order(checked, lambda ids: asyncio.ensure_future(embed_one(ids)))
