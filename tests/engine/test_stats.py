@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.params import SamplingParams
+from penstock.engine.request import Request
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError
 from tests.support.engine_requests import finish_order, prompt_of, submit
@@ -75,3 +76,8 @@ def test_timings_tell_waiting_from_computing(make_llm):
 def test_figures_of_a_model_without_page_groups(make_llm):
     figures = make_llm(windows=()).engine.figures()
     assert (figures.num_pages, figures.num_held_pages, figures.num_named_pages, figures.page_use) == (0, 0, 0, 0)
+
+
+def test_a_request_keeps_its_fields_in_slots():
+    """CPython reads attributes more slowly from a class with more than 30 of them in a dictionary."""
+    assert not hasattr(Request(0, [5], 1), "__dict__")

@@ -55,6 +55,16 @@ class Timings:
     first_token: float = 0.0
     finished: float = 0.0
 
+    @property
+    def queued_s(self) -> float:
+        """The seconds from submission to scheduling."""
+        return max(0.0, self.scheduled - self.submitted) if self.scheduled else 0.0
+
+    @property
+    def prefill_s(self) -> float:
+        """The seconds from scheduling to the first token."""
+        return max(0.0, self.first_token - self.scheduled) if self.first_token else 0.0
+
     def summary(self, num_tokens: int) -> dict[str, float]:
         """Return durations in seconds, and the rate of decoding ``num_tokens`` tokens.
 
@@ -65,8 +75,8 @@ class Timings:
         decode_s = self.finished - self.first_token
         rate = (num_tokens - 1) / decode_s if num_tokens > 1 and decode_s > 0 else 0.0
         return {
-            "queued_s": max(0.0, self.scheduled - self.submitted) if self.scheduled else 0.0,
-            "prefill_s": max(0.0, self.first_token - self.scheduled) if self.first_token else 0.0,
+            "queued_s": self.queued_s,
+            "prefill_s": self.prefill_s,
             "first_token_s": self.first_token - self.submitted if self.first_token else 0.0,
             "total_s": self.finished - self.submitted,
             "per_token_s": 1 / rate if rate else 0.0,
@@ -74,7 +84,7 @@ class Timings:
         }
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)  # CPython is slower with more than 30 attributes in a dictionary
 class Request:
     """One prompt that is continued.
 

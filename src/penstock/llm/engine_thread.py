@@ -50,13 +50,15 @@ class Started:
 
     ``num_prompt_tokens`` counts the prompt as it runs, possibly cut.  ``num_cached_tokens`` of them were shared and not
     computed.  ``prompt_logprobs`` has one entry for each token of the prompt, None for the first, if they were
-    requested.
+    requested.  ``queued_s`` and ``prefill_s`` are those of ``Timings.summary``.
     """
 
     seed: int
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -352,4 +354,6 @@ def _started(request: Request) -> Started:
         num_prompt_tokens=len(request.prompt_ids),
         num_cached_tokens=request.num_cached,
         prompt_logprobs=request.prompt_logprobs,
+        queued_s=request.timings.queued_s,
+        prefill_s=request.timings.prefill_s,
     )

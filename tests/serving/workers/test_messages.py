@@ -141,10 +141,9 @@ def test_errors_round_trip_by_class() -> None:
 
 def test_step_events_round_trip() -> None:
     row = TokenLogprobs(5, -0.1, 2, ((4, -0.05), (5, -0.1)))
+    started = Started(2**64 - 1, 4, 3, [None, row, row], 0.5, 0.25)
     many = [
-        StepEvent(
-            1, 0, "ä", [1, 2], [row, TokenLogprobs(6, -1 / 3, 1)], None, Started(2**64 - 1, 4, 3, [None, row, row])
-        ),
+        StepEvent(1, 0, "ä", [1, 2], [row, TokenLogprobs(6, -1 / 3, 1)], None, started),
         StepEvent(2, 1, "", [], [], "length", Started(3, 1), {"total_s": 0.1}, np.float32([1.5, -0.1]), None, True),
         StepEvent(3, error=InvalidArgumentError("no"), is_last=True),
         StepEvent(4, 0, "x", [7]),

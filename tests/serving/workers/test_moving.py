@@ -13,8 +13,10 @@ import pytest
 
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
+from penstock.llm.engine_thread import Started, StepEvent
 from penstock.llm.llm import LLM
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
+from penstock.serving.workers.moving.delivered import Delivered
 from penstock.serving.workers.remote_model import RemoteBackend
 from tests.support.joining_worker import TOKEN, joining_worker
 from tests.support.worker_processes import CALM, DEMO, OPTIONS, faulty, pids, service, until
@@ -49,7 +51,7 @@ class Reader:
                 self.ids[delta.index] += delta.token_ids
                 self.logprobs[delta.index] += delta.logprobs or []
                 self.reasons[delta.index] = delta.finish_reason
-        self.version, self.seeds = answer.version, answer.seeds
+        self.version, self.seeds, self.timings = answer.version, answer.seeds, answer.timings
         self.prompt_logprobs = answer.prompt_logprobs
 
 
@@ -70,6 +72,8 @@ def check(readers: list[Reader], expected: list) -> None:
         assert reader.prompt_logprobs == result.prompt_logprobs
         seed = PARAMS[number % 4].seed
         assert seed is None or reader.seeds[0] == seed
+        decode_s = reader.timings["total_s"] - reader.timings["first_token_s"]
+        assert reader.timings["per_token_s"] * (len(reader.ids[0]) - 1) == pytest.approx(decode_s)
 
 
 def long(number: int) -> SamplingParams:
@@ -249,3 +253,20 @@ def test_the_last_worker_keeps_its_requests(expected) -> None:
             check(readers, expected)
 
     asyncio.run(main())
+
+
+def test_times_of_an_answer_of_two_workers() -> None:
+    now = [100.0]
+    delivered = Delivered(lambda: now[0])
+    delivered.note(StepEvent(1, token_ids=[5], started=Started(3, 40, queued_s=0.5, prefill_s=1.5)))
+    alone = StepEvent(1, 1, token_ids=[6], finish_reason="stop", timings={"total_s": 9.0})
+    delivered.note(alone)
+    delivered.has_moved = True
+    now[0] = 104.0
+    last = StepEvent(2, token_ids=[6, 7], finish_reason="stop", timings={"queued_s": 7.0}, is_last=True)
+    delivered.note(last)
+    assert alone.timings == {"total_s": 9.0}
+    assert last.timings == {
+        "queued_s": 0.5, "prefill_s": 1.5, "first_token_s": 2.0, "total_s": 6.0, "per_token_s": 2.0,
+        "decode_tokens_per_s": 0.5,
+    }  # fmt: skip

@@ -63,6 +63,22 @@ TEMPLATES = {
          {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}},
         ENDED,
     ),
+    "lax": template(
+        {"open_pattern": r"<\|tool_call>call:(?P<name>\w+)", "close": "<tool_call|>", "repeats": True, "content":
+         "json", "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]}, "transform": NAMED},
+        ENDED, {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
+    ),
+    "lines": template(
+        {"open_pattern": r"<call>\s*(?P<name>\w+)\n", "close": "</call>", "repeats": True, "content": "kv-lines",
+         "transform": NAMED},
+        ENDED,
+    ),
+    "json lines": template(
+        {"open_pattern": r"<call>\s*(?P<name>\w+)\n", "close": "</call>", "repeats": True, "content": "kv-lines",
+         "content_args": {"kv_sep": "=", "line_sep": ";;", "value_parser": {"name": "json", "args": {"allow_non_json":
+         True}}}, "transform": NAMED},
+        ENDED,
+    ),
 }  # fmt: skip
 CALLS = [("weather", ARGUMENTS), ("now", {})]
 
@@ -114,7 +130,7 @@ def test_known_texts_are_one_of_our_formats():
 
 
 def test_what_is_not_known_is_refused_by_name(caplog):
-    good = TEMPLATES["hermes"]["fields"]["tool_calls"]
+    good, lines, lax = (TEMPLATES[name]["fields"]["tool_calls"] for name in ("hermes", "lines", "lax"))
     for changed, where in (
         ({"version": 2}, "version"),
         ({"other": 1}, "fields"),
@@ -122,8 +138,19 @@ def test_what_is_not_known_is_refused_by_name(caplog):
         ({"fields": {"tool_calls": {**good, "open_pattern": "(a+)+b"}}}, "fields.tool_calls.open_pattern"),
         ({"fields": {"tool_calls": {**good, "open_pattern": "x" * 5000}}}, "fields.tool_calls.open_pattern"),
         ({"fields": {"tool_calls": {**good, "open_pattern": "a(?:b|c)"}}}, "fields.tool_calls.open_pattern"),
-        ({"fields": {"tool_calls": {**good, "content": "kv-lines"}}}, "fields.tool_calls.content"),
+        ({"fields": {"tool_calls": {**good, "content": "toml"}}}, "fields.tool_calls.content"),
         ({"fields": {"tool_calls": {**good, "content_args": {"unquoted_keys": True}}}}, "fields.tool_calls.content"),
+        ({"fields": {"tool_calls": {**lines, "close": ""}}}, "fields.tool_calls.close"),
+        ({"fields": {"tool_calls": {**lines, "content_args": {"kv_sep": 1}}}}, "fields.tool_calls.content_args"),
+        ({"fields": {"tool_calls": {**lines, "content_args": {"strip": False}}}}, "fields.tool_calls.content_args"),
+        (
+            {"fields": {"tool_calls": {**lines, "content_args": {"value_parser": {"name": "int"}}}}},
+            "fields.tool_calls.content_args",
+        ),
+        (
+            {"fields": {"tool_calls": {**lax, "content_args": {"string_delims": ["x"]}}}},
+            "fields.tool_calls.content_args",
+        ),
         ({"fields": {"tool_calls": {**good, "transform": {"function": "x"}}}}, "fields.tool_calls.transform"),
         ({"fields": {"content": {"open": "<text>"}}}, "fields.content"),
         ({"fields": {"thinking": {"open": "<a>", "close": "</a>", "content": "json"}}}, "fields.thinking"),
@@ -142,3 +169,15 @@ def test_a_description_needs_no_signs_in_the_chat_template():
     assert declared_formats(tokenizer).tools.name == DECLARED
     assert features_of(tokenizer) == ["tools", "thoughts"]
     assert features_of(tokenizer, "none", "none") == []
+
+
+def test_strings_between_marks_may_have_any_characters():
+    form = read_response_template(json.dumps(TEMPLATES["lax"]))
+    head, end = "<|tool_call>call:weather", "<tool_call|>"
+    text = f'{head}{{city:<|"|>a: "{{b:1,<|"|>, "days" : 3,near:{{c:["x,y:"]}}}}{end}'
+    assert read(AnswerParser(form, TOOLS), [text])[2] == [
+        ("weather", {"city": 'a: "{b:1,', "days": 3, "near": {"c": ["x,y:"]}})
+    ]
+    for broken in ('{city:<|"|>Bern}', '{city:"Bern}', "{city:Bern}", "[1]"):
+        text = f"{head}{broken}{end}"
+        assert read(AnswerParser(form, TOOLS), [text]) == (text, "", [])

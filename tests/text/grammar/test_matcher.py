@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ class Library:
 
     def __init__(self, fails_at: int) -> None:
         self.taken: list[int] = []
-        self.num_masks = 0
+        self.num_masks = self.num_calls = 0
         self._fails_at = fails_at
 
     def compute_bitmask(self) -> bytes:
@@ -23,6 +25,7 @@ class Library:
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
         self.taken += tokens
+        self.num_calls += 1
         return len(tokens)
 
     def is_error(self) -> bool:
@@ -47,3 +50,18 @@ def test_tokens_are_taken_again_once(monkeypatch, limit_s: float, num_masks: int
             begun += tokens
     assert renewed.taken == [1, 2, 3, 4]
     assert renewed.num_masks == num_masks
+
+
+def test_answers_of_one_grammar_share_the_time_of_replays(monkeypatch) -> None:
+    """The first one uses it up; the second one takes its tokens in one call."""
+    now = iter(range(1000))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(module, "_REPLAY_S", 4.0)
+    replay, renewed = module.ReplayTime(), [Library(100), Library(100)]
+    for library in renewed:
+        state = GrammarMatcher(Library(3), lambda made=library: made, "regex", np.ones(1, np.uint32), replay)  # type: ignore[arg-type, misc]
+        for token in (1, 2, 3):
+            state.accept([token])
+    assert [library.taken for library in renewed] == [[1, 2, 3]] * 2
+    assert [library.num_masks for library in renewed] == [3, 0]
+    assert [library.num_calls for library in renewed] == [3, 1]

@@ -324,18 +324,22 @@ class Logprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("seed", "num_prompt_tokens", "num_cached_tokens", "has_prompt_logprobs", "prompt_logprobs")
+    __slots__ = ("seed", "num_prompt_tokens", "num_cached_tokens", "has_prompt_logprobs", "prompt_logprobs", "queued_s", "prefill_s")
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HAS_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     seed: int
     num_prompt_tokens: int
     num_cached_tokens: int
     has_prompt_logprobs: bool
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[Logprob]
-    def __init__(self, seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., has_prompt_logprobs: bool = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ...) -> None: ...
+    queued_s: float
+    prefill_s: float
+    def __init__(self, seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., has_prompt_logprobs: bool = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., queued_s: _Optional[float] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class Options(_message.Message):
     __slots__ = ("priority", "deadline_s", "cache_salt", "truncate_prompt", "client")

@@ -196,7 +196,7 @@ class Failover:
         routed.begin()
         self._routed = routed
         if self._state_id:
-            routed.is_whole = False
+            routed.is_whole, self._delivered.has_moved = False, True
         elif connection.card is not None:
             self.answer.version = connection.card.version
         try:

@@ -241,6 +241,7 @@ def event_to(event: StepEvent, messages: Any) -> None:
 def _started_to(started: Started, message: pb.Started) -> None:
     message.seed = started.seed
     message.num_prompt_tokens, message.num_cached_tokens = started.num_prompt_tokens, started.num_cached_tokens
+    message.queued_s, message.prefill_s = started.queued_s, started.prefill_s
     message.has_prompt_logprobs = started.prompt_logprobs is not None
     for logprobs in (started.prompt_logprobs or [])[1:]:
         if logprobs is not None:
@@ -251,7 +252,8 @@ def _started_from(message: pb.Started) -> Started:
     rows: list[TokenLogprobs | None] | None = None
     if message.has_prompt_logprobs:
         rows = [None, *map(_logprob_from, message.prompt_logprobs)]
-    return Started(message.seed, message.num_prompt_tokens, message.num_cached_tokens, rows)
+    counts = message.num_prompt_tokens, message.num_cached_tokens
+    return Started(message.seed, *counts, rows, message.queued_s, message.prefill_s)
 
 
 def event_from(message: pb.StepEvent) -> StepEvent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError
@@ -28,6 +28,8 @@ MAX_FURTHER_CALLS: Final = 31
 MAX_RULE_CHARS: Final = 2 * MAX_GRAMMAR_CHARS
 """Parts count once where they are made and once in their rule."""
 _ANY_TEXT: Final = "/(?s:.*)/"
+_IN_LINES: Final = "[ ]?"
+"""The whitespace between two tokens of JSON where a line break ends the value."""
 _OWN: Final = "penstock_"
 """What the names of rules begin with that stand beside those of a user's grammar."""
 _PLACES: Final = ("#/$defs/", "#/definitions/")
@@ -92,9 +94,9 @@ def _escaped(text: str) -> str:
     return re.sub(r"[^0-9A-Za-z_\x80-\U0010ffff]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-def _json(rules: _Rules, schema: _Schema, root: _Schema | None = None) -> str:
+def _json(rules: _Rules, schema: _Schema, root: _Schema | None = None, whitespace: str = WHITESPACE) -> str:
     """Return values of a schema, with the definitions of ``root`` that it refers to."""
-    options = {"whitespace_pattern": WHITESPACE}
+    options = {"whitespace_pattern": whitespace}
     text = "%json " + json.dumps({**_definitions(schema, root or {}), **schema, "x-guidance": options})
     rules.count(len(text))
     return text
@@ -161,27 +163,48 @@ def _bare_value(rules: _Rules, value: _Schema, root: _Schema, end: str) -> str:
         texts = [name if isinstance(name, str) else json.dumps(name) for name in names]
         return f"({' | '.join(map(_quoted, texts))}) {rules.text(end)}"
     if "string" in value_types(value, root):
-        closing = end.rstrip("\n")
+        closing = end.rstrip("\n") or end
         return rules.up_to(closing) + (f" {rules.text(end[len(closing) :])}" if end != closing else "")
-    return f"{_json(rules, value, root)} {rules.text(end)}"
+    whitespace = _IN_LINES if end == "\n" else WHITESPACE
+    return f"{_json(rules, value, root, whitespace)} {rules.text(end)}"
 
 
 def _python_arguments(rules: _Rules, schema: _Schema) -> str:
-    """Return keyword arguments, in the order of the schema; one rule for each, and one for those that may follow it."""
+    """Return keyword arguments of a call in Python."""
+    return _listed(rules, schema, '", "', lambda name, value: f"{_quoted(name + '=')} {_json(rules, value, schema)}")
+
+
+def _lax_arguments(rules: _Rules, form: ToolFormat, schema: _Schema) -> str:
+    """Return the members of an object as ``Slot.LAX`` has it.  What is in a value itself is plain JSON."""
+
+    def member(name: str, value: _Schema) -> str:
+        key = name if form.bare_keys and re.fullmatch(r"\w+", name) else json.dumps(name)
+        if not form.string_marks or value_types(value, schema) != {"string"}:
+            return f"{_quoted(key + ':')} {_json(rules, value, schema)}"
+        opening, closing = form.string_marks[0]
+        return f"{rules.text(key + ':' + opening)} {_bare_value(rules, value, schema, closing)}"
+
+    return _listed(rules, schema, '","', member)
+
+
+def _listed(rules: _Rules, schema: _Schema, comma: str, write: Callable[[str, _Schema], str]) -> str:
+    """Return arguments with ``comma`` between them, in the order of the schema.
+
+    There is one rule for each, which ``write`` makes, and one for those that may follow it.
+    """
     number = rules.number()
     parts: list[tuple[str, bool]] = []
     for name, value, is_required in _properties(schema):
-        body = f"{_quoted(name + '=')} {_json(rules, value, schema)}"
-        parts.append((rules.add(f"part{number}_{len(parts)}", body), is_required))
+        parts.append((rules.add(f"part{number}_{len(parts)}", write(name, value)), is_required))
     num_required = sum(is_required for _, is_required in parts)
     if num_required:
-        others = " ".join(f'(", " {part})?' for part, _ in parts[num_required:])
-        return ' ", " '.join(part for part, _ in parts[:num_required]) + " " + others
+        others = " ".join(f"({comma} {part})?" for part, _ in parts[num_required:])
+        return f" {comma} ".join(part for part, _ in parts[:num_required]) + " " + others
     options, rest = [], ""
     for index in range(len(parts) - 1, -1, -1):
         part = parts[index][0]
         options.append(f"{part} {rest}")
-        rest = rules.add(f"rest{number}_{index}", f'(", " {part})? {rest}')
+        rest = rules.add(f"rest{number}_{index}", f"({comma} {part})? {rest}")
     return f"({' | '.join(reversed(options))})?" if options else '""'
 
 
@@ -210,7 +233,9 @@ def _call(rules: _Rules, form: ToolFormat, name: str, schema: _Schema) -> str:
             parts.append(_quoted(name))
         elif part is Slot.ARGUMENTS:
             parts.append(_json(rules, _object(schema)))
-        elif part is Slot.VALUES:
+        elif part is Slot.LAX:
+            parts.append(f'"{{" {_lax_arguments(rules, form, schema)} "}}"')
+        elif part in (Slot.VALUES, Slot.LINES):
             parts.append(_values(rules, form, schema))
         elif isinstance(part, str):
             parts.append(rules.text(part))

@@ -24,14 +24,18 @@ class Slot(Enum):
 
     ``CALL``: an object of JSON with name and arguments, or a list of them.  ``NAME``: the name of the function.
     ``ARGUMENTS``: an object of JSON.  ``VALUES``: any number of arguments, as ``ToolFormat.value`` writes one.
-    ``PYTHON``: a list of calls in Python, or one call.  ``KEY`` and ``VALUE``: those of an argument.  ``WORD``: a word
-    without a meaning here, such as an id.
+    ``LINES``: arguments as ``ToolFormat.value`` writes them, up to the end of the call.  ``LAX``: an object of JSON
+    with the marks of ``string_marks`` around strings, and keys without quotes if ``bare_keys``.  ``PYTHON``: a list of
+    calls in Python, or one call.  ``KEY`` and ``VALUE``: those of an argument.  ``WORD``: a word without a meaning
+    here, such as an id.
     """
 
     CALL = "call"
     NAME = "name"
     ARGUMENTS = "arguments"
     VALUES = "values"
+    LINES = "lines"
+    LAX = "lax"
     PYTHON = "python"
     KEY = "key"
     VALUE = "value"
@@ -62,7 +66,8 @@ class ToolFormat:
     arguments in an object of JSON.  ``ends_reasoning``: a call ends the thoughts.  ``signs``: a chat template with all
     texts of one of these tuples is of this format.  ``id_len``: the length of a call's id if the template demands one,
     of digits and letters.  ``has_channels``: the whole answer is in the channels of gpt-oss.  ``is_json_list``: the
-    calls are the items of a list of JSON.
+    calls are the items of a list of JSON.  ``string_marks`` and ``bare_keys``: see ``Slot.LAX``.  ``reads_json``: bare
+    values are JSON where they can be.
     """
 
     name: str
@@ -81,6 +86,9 @@ class ToolFormat:
     id_len: int = 0
     has_channels: bool = False
     is_json_list: bool = False
+    string_marks: tuple[tuple[str, str], ...] = ()
+    bare_keys: bool = False
+    reads_json: bool = False
 
     @property
     def all_openings(self) -> tuple[str, ...]:
@@ -99,6 +107,12 @@ class ToolFormat:
         return f"{last if isinstance(last, str) else ''}{self.closing}"
 
     @property
+    def first_end(self) -> str:
+        """The first text behind the arguments of a call."""
+        last = self.call[-1]
+        return last if isinstance(last, str) else self.closing.strip()
+
+    @property
     def ends(self) -> tuple[str, ...]:
         """The markers behind the arguments of a call."""
         return tuple(_MARKER.findall(self.end_of_values))
@@ -106,7 +120,7 @@ class ToolFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """The texts that may be special tokens of the model."""
-        texts = [self.opening, self.closing, *self.openings]
+        texts = [self.opening, self.closing, *self.openings, *(text for pair in self.string_marks for text in pair)]
         texts += [part for part in (*self.call, *self.value) if isinstance(part, str)]
         for part in self.call:
             if isinstance(part, OptionalPart):

@@ -30,10 +30,12 @@ from penstock.text.answer.values import (
     MAX_CALLS,
     PythonNames,
     arguments_text,
+    bare_value,
     json_object,
     json_value,
+    lax_value,
+    line_values,
     python_calls,
-    typed_value,
 )
 
 __all__ = ["AnswerParser", "AnswerPart", "MoreArguments", "Piece", "ToolCall"]
@@ -307,6 +309,10 @@ class AnswerParser:
                 calls = [(name, {})]
             elif part is Slot.ARGUMENTS:
                 calls = yield from self._json_arguments(name)
+            elif part is Slot.LAX:
+                calls = yield from self._lax_arguments(tools, name)
+            elif part is Slot.LINES:
+                calls = [(name, (yield from self._lines(tools, self._tools.get(name, {}))))]
             elif part is Slot.VALUES:
                 calls = [(name, (yield from self._values(tools, self._tools.get(name, {}))))]
             else:
@@ -418,8 +424,7 @@ class AnswerParser:
         """Read arguments that are written one by one.  The end of the call also ends a value that is not closed."""
         incoming, parts = self._incoming, tools.value
         arguments: dict[str, Any] = {}
-        kinds = schema.get("properties")
-        kinds = kinds if isinstance(kinds, Mapping) else {}
+        kinds = _kinds(schema)
         first = str(parts[0]).strip()
         while True:
             yield from incoming.skip_space()
@@ -433,11 +438,25 @@ class AnswerParser:
                     end = str(parts[index])
                     text = yield from incoming.until((end.strip(), tools.end_of_values))
                     text = text.removesuffix("\n") if end.startswith("\n") else text
-                    arguments[key] = typed_value(text, kinds.get(key), schema)
+                    arguments[key] = bare_value(text, kinds.get(key), schema, reads_json=tools.reads_json)
                     if incoming.text.startswith(tools.end_of_values, incoming.at):
                         return arguments
                 elif isinstance(part, str):
                     yield from incoming.expect(part)
+
+    def _lax_arguments(self, tools: ToolFormat, name: str) -> Step[_Calls]:
+        """Read arguments in the model's own kind of JSON, up to the end of the call."""
+        text = yield from self._incoming.until((tools.first_end,))
+        return [(name, json_object(lax_value(text, tools.string_marks, bare_keys=tools.bare_keys)))]
+
+    def _lines(self, tools: ToolFormat, schema: Mapping[str, Any]) -> Step[dict[str, Any]]:
+        """Read arguments in lines, up to the end of the call."""
+        text = yield from self._incoming.until((tools.first_end,))
+        kinds = _kinds(schema)
+        return {
+            key: bare_value(value, kinds.get(key), schema, reads_json=tools.reads_json)
+            for key, value in line_values(text, str(tools.value[2]), str(tools.value[4])).items()
+        }
 
     def _channels(self) -> Step[None]:
         """Read the channels of gpt-oss: thoughts, calls and content, each with a header."""
@@ -509,3 +528,9 @@ class AnswerParser:
                 self._put_content("".join(body))
         if kind != "content":
             self._end_part()
+
+
+def _kinds(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schemas of a tool's arguments."""
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}

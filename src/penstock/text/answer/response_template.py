@@ -145,46 +145,90 @@ def _references(field: Mapping[str, Any], where: str) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _body(field: Mapping[str, Any], arguments: str, where: str) -> tuple[Slot, tuple[Part, ...], str]:
-    """Return how arguments are written: a slot, the parts of one argument, and the key of the arguments."""
+def _body(field: Mapping[str, Any], arguments: str, where: str) -> tuple[Slot, dict[str, Any]]:
+    """Return how arguments are written: a slot, and the fields of ToolFormat that belong to it."""
     kind, options = field.get("content", "text"), field.get("content_args") or {}
     if not isinstance(options, dict):
         raise _refused(f"{where}.content_args", "an object", options)
+    where = f"{where}.content_args"
     parent, _, key = arguments.partition(".")
-    if kind == "json" and parent == "content" and not {"string_delims", "unquoted_keys"} & options.keys():
-        return (Slot.CALL if key else Slot.ARGUMENTS), (), key
+    if kind == "json" and parent == "content":
+        marks = _string_marks(options, where)
+        bare_keys = options.get("unquoted_keys", False) not in (False, None)
+        if not (marks or bare_keys):
+            return (Slot.CALL if key else Slot.ARGUMENTS), {"arguments_key": key or "arguments"}
+        if key:
+            raise _refused(where, "JSON as it is where the call has its name", options)
+        return Slot.LAX, {"string_marks": marks, "bare_keys": bare_keys}
     if kind == "python-call-list":
-        return Slot.PYTHON, (), ""
-    if kind != "xml-inline" or arguments != "content":
-        raise _refused(f"{where}.content", "json, xml-inline or python-call-list", kind)
+        return Slot.PYTHON, {}
+    if kind not in ("xml-inline", "kv-lines") or arguments != "content":
+        names = "json, xml-inline, kv-lines or python-call-list"
+        raise _refused(f"{where.removesuffix('_args')}", names, kind)
+    reads_json = _reads_json(options, where)
+    if kind == "xml-inline":
+        return Slot.VALUES, {"value": _tag_parts(options, where), "reads_json": reads_json}
+    between, behind = options.get("kv_sep", ":"), options.get("line_sep", _NEWLINE)
+    if not (isinstance(between, str) and between.strip() and isinstance(behind, str) and behind):
+        raise _refused(where, "texts in kv_sep and line_sep", options)
+    if options.get("strip", True) is not True:
+        raise _refused(f"{where}.strip", "true", options["strip"])
+    shown = f"{between} " if between == ":" else between
+    return Slot.LINES, {"value": ("", Slot.KEY, shown, Slot.VALUE, behind), "reads_json": reads_json}
+
+
+def _string_marks(options: Mapping[str, Any], where: str) -> tuple[tuple[str, str], ...]:
+    """Return the texts around the strings of a model's kind of JSON."""
+    pairs = options.get("string_delims") or []
+    is_list = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    if not is_list or not all(isinstance(text, str) and text for pair in pairs for text in pair):
+        raise _refused(f"{where}.string_delims", "pairs of texts", pairs)
+    return tuple((pair[0], pair[1]) for pair in pairs)
+
+
+def _reads_json(options: Mapping[str, Any], where: str) -> bool:
+    """Return True if the values of arguments are JSON where they can be."""
+    parser = options.get("value_parser")
+    name = parser.get("name", "text") if isinstance(parser, dict) else None if parser is not None else "text"
+    others = parser.get("args") or {} if isinstance(parser, dict) else {}
+    if name not in ("text", "json") or not isinstance(others, dict) or set(others) - {"allow_non_json"}:
+        raise _refused(f"{where}.value_parser", "text or json", parser)
+    return name == "json"
+
+
+def _tag_parts(options: Mapping[str, Any], where: str) -> tuple[Part, ...]:
+    """Return the parts of an argument that is written between tags."""
     parts: list[Part] = []
-    for piece in _pieces(str(options.get("tag_pattern", "")), f"{where}.content_args.tag_pattern"):
+    for piece in _pieces(str(options.get("tag_pattern", "")), f"{where}.tag_pattern"):
         part = {("key",): Slot.KEY, ("value",): Slot.VALUE}.get(piece) if isinstance(piece, tuple) else piece
         if part is None:
-            raise _refused(f"{where}.content_args.tag_pattern", "the groups key and value", piece)
+            raise _refused(f"{where}.tag_pattern", "the groups key and value", piece)
         if isinstance(part, str) and parts and isinstance(parts[-1], str):
             parts[-1] += part
         else:
             parts.append(part)
     if [isinstance(part, str) for part in parts] != [True, False, True, False, True]:
-        raise _refused(f"{where}.content_args.tag_pattern", "texts around the key and the value", parts)
-    return Slot.VALUES, tuple(parts), ""
+        raise _refused(f"{where}.tag_pattern", "texts around the key and the value", parts)
+    return tuple(parts)
 
 
 def _tools(field: Mapping[str, Any], where: str) -> ToolFormat:
     pieces, others = _mark(field, "open", where)
     ends = _mark(field, "close", where)[0]
     name, arguments = _references(field, where)
-    slot, value, key = _body(field, arguments, where)
+    slot, body = _body(field, arguments, where)
     groups = [piece for piece in pieces if isinstance(piece, tuple)]
     if pieces and str(pieces[0]).startswith(CHANNEL):
         return TOOL_FORMATS["harmony"]
-    has_group = slot in (Slot.ARGUMENTS, Slot.VALUES)
+    reads_to_end = slot in (Slot.VALUES, Slot.LINES, Slot.LAX)
+    has_group = slot is Slot.ARGUMENTS or reads_to_end
     if groups != ([(name,)] if has_group else []) or not (has_group or slot is Slot.PYTHON or name == "content.name"):
         raise _refused(f"{where}.open", "a text, and the name of the function where the call has it", field)
     at = pieces.index(groups[0]) if groups else len(pieces)
     before = [str(piece) for piece in pieces[:at]]
     behind = "".join(str(piece) for piece in pieces[at + 1 :])
+    if slot is Slot.LINES:  # whitespace behind the name counts for nothing, and without it the name would go on
+        behind += _NEWLINE
     if not before:
         raise _refused(f"{where}.open", "a text before the name of the function", field)
     call: list[Part] = ["".join(before[1:]).strip()] if "".join(before[1:]).strip() else []
@@ -192,7 +236,9 @@ def _tools(field: Mapping[str, Any], where: str) -> ToolFormat:
     call += [behind] if behind else []
     call.append(slot)
     marks = _literal(ends, f"{where}.close").split(_NEWLINE) if ends else [""]
-    if slot is Slot.VALUES and len(marks) > 1:
+    if slot in (Slot.LINES, Slot.LAX) and not marks[0]:
+        raise _refused(f"{where}.close", "a text behind the arguments", field.get("close"))
+    if reads_to_end and len(marks) > 1:
         call.append(marks[0])
     closing = (_NEWLINE if len(marks) > 1 else "") + marks[-1]
     return _known(
@@ -201,14 +247,19 @@ def _tools(field: Mapping[str, Any], where: str) -> ToolFormat:
             opening=before[0],
             openings=others,
             call=tuple(call),
-            value=value,
             closing=closing,
-            arguments_key=key or "arguments",
-            separator=_NEWLINE if field.get("repeats") else "",
+            separator=_NEWLINE if field.get("repeats") and _may_follow_space(field) else "",
             repeats_opening=bool(field.get("repeats")),
             is_json_list=slot is Slot.CALL and field.get("transform_each") is True,
+            **body,
         )
     )
+
+
+def _may_follow_space(field: Mapping[str, Any]) -> bool:
+    """Return True if the text that begins a call takes whitespace before it; elsewhere that would be content."""
+    pattern = field.get("open_pattern")
+    return isinstance(pattern, str) and pattern.startswith((r"\s", r"\n", _NEWLINE))
 
 
 def _known(declared: ToolFormat) -> ToolFormat:

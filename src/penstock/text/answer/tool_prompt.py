@@ -10,6 +10,7 @@ from jinja2.exceptions import SecurityError
 
 from penstock.errors import InvalidArgumentError
 from penstock.text.answer.formats import OptionalPart, Part, Slot, ToolFormat
+from penstock.text.answer.values import lax_text
 
 __all__ = ["render_described", "tool_prompt", "with_plain_calls", "written_calls"]
 
@@ -48,9 +49,11 @@ def _written(form: ToolFormat, part: Part, name: str, arguments: Any) -> str:
         return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.arguments_key}": {text}}}'
     if part is Slot.PYTHON:
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
-    if part is Slot.VALUES:
+    if part is Slot.LAX and isinstance(arguments, dict):
+        return lax_text(arguments, form.string_marks, bare_keys=form.bare_keys)
+    if part in (Slot.VALUES, Slot.LINES):
         return "".join(_value(form, key, value) for key, value in values.items())
-    return name if part is Slot.NAME else text if part is Slot.ARGUMENTS else ""
+    return name if part is Slot.NAME else text if part in (Slot.ARGUMENTS, Slot.LAX) else ""
 
 
 def _value(form: ToolFormat, key: str, value: Any) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from keyword import iskeyword
 from typing import Any, Final
 
 from penstock.text.answer.incoming import NotACall
 
 __all__ = [
-    "ARGUMENTS_KEYS", "MAX_CALLS", "PythonNames", "arguments_text", "json_object", "json_value", "python_calls",
-    "typed_value", "value_types",
+    "ARGUMENTS_KEYS", "MAX_CALLS", "PythonNames", "arguments_text", "bare_value", "json_object", "json_value",
+    "lax_text", "lax_value", "line_values", "python_calls", "typed_value", "value_types",
 ]  # fmt: skip
 
 MAX_PYTHON_CHARS: Final = 1 << 16
@@ -44,6 +45,59 @@ def json_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise NotACall
     return value
+
+
+_BARE_KEY: Final = r"(?<=[{,])(?P<before>\s*)(?P<key>\w+)(?=\s*:)"
+_QUOTED: Final = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
+_Marks = Sequence[tuple[str, str]]
+
+
+def lax_value(text: str, marks: _Marks, *, bare_keys: bool) -> Any:
+    """Return a value of JSON with ``marks`` around strings, and with keys without quotes if ``bare_keys``.
+
+    Between marks each character stands for itself.  Raises NotACall.
+    """
+    closings = dict(marks)
+    pattern = re.compile("|".join([*map(re.escape, closings), '"', *([_BARE_KEY] if bare_keys else [])]))
+    parts, at = [], 0
+    while (match := pattern.search(text, at)) is not None:
+        parts.append(text[at : match.start()])
+        if match[0] in closings:
+            end = text.find(closings[match[0]], match.end())
+            parts.append(json.dumps(text[match.end() : end]))
+            at = end + len(closings[match[0]]) if end >= 0 else -1
+        elif match[0] == '"':
+            quoted = _QUOTED.match(text, match.start())
+            parts.append(quoted[0] if quoted is not None else "")
+            at = quoted.end() if quoted is not None else -1
+        else:
+            parts.append(f'{match["before"]}"{match["key"]}"')
+            at = match.end()
+        if at < 0:  # a string that does not end
+            raise NotACall
+    return json_value("".join([*parts, text[at:]]))
+
+
+def lax_text(value: Any, marks: _Marks, *, bare_keys: bool) -> str:
+    """Return the text that ``lax_value`` reads as a value."""
+    if isinstance(value, str) and marks and marks[0][1] not in value:
+        return f"{marks[0][0]}{value}{marks[0][1]}"
+    if isinstance(value, list):
+        return f"[{','.join(lax_text(item, marks, bare_keys=bare_keys) for item in value)}]"
+    if isinstance(value, dict):
+        keys = [key if bare_keys and re.fullmatch(r"\w+", key) else json.dumps(key) for key in value]
+        texts = [lax_text(item, marks, bare_keys=bare_keys) for item in value.values()]
+        return f"{{{','.join(map(':'.join, zip(keys, texts, strict=True)))}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def line_values(text: str, between: str, behind: str) -> dict[str, str]:
+    """Return the values of keys, with ``between`` behind each key and ``behind`` between the pairs.
+
+    What has no key is left out, and whitespace around keys and values does not count.
+    """
+    pairs = [line.split(between.strip() or between, 1) for line in text.split(behind)]
+    return {pair[0].strip(): pair[1].strip() for pair in pairs if len(pair) == 2}
 
 
 class PythonNames:
@@ -136,6 +190,15 @@ def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:
         return json_value(plain)
     except NotACall:
         return text
+
+
+def bare_value(text: str, schema: object, root: Mapping[str, Any], *, reads_json: bool) -> Any:
+    """Return the value of an argument as ``typed_value`` does; with ``reads_json`` one of JSON if it is."""
+    if reads_json:
+        with suppress(NotACall):
+            value = json_value(text)
+            return typed_value(value, schema, root) if isinstance(value, str) else value
+    return typed_value(text, schema, root)
 
 
 _KINDS: Final[dict[type, str]] = {

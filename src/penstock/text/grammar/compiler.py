@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from penstock.config import show
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
-from penstock.text.grammar.matcher import GrammarMatcher, fill_mask
+from penstock.text.grammar.matcher import GrammarMatcher, ReplayTime, fill_mask
 from penstock.text.grammar.shared_jobs import SharedJobs
 from penstock.text.grammar.vocabulary import drops_first_space, make_vocabulary
 
@@ -70,13 +70,15 @@ class Grammar:
         self._compiled = compile_again()
         self._lock = threading.Lock()
         self._num_answers = 0
+        self._replay = ReplayTime()
         self.first_mask = fill_mask(self._compiled, source.field, -(-vocab_size // 32))
 
     def matcher(self) -> GrammarMatcher:
         """Return the state of a new answer."""
         with self._lock:
             self._num_answers += 1
-            return GrammarMatcher(self._compiled.deep_copy(), self._renew, self.source.field, self.first_mask)
+            matcher = self._compiled.deep_copy()
+            return GrammarMatcher(matcher, self._renew, self.source.field, self.first_mask, self._replay)
 
     def _renew(self) -> LLMatcher | None:
         """Return the grammar with a lexer of its own; None for the only answer, which had one.
