@@ -166,14 +166,14 @@ class Site:
     # What a reader may do.
 
     def add(self, op: str, *inputs: Tensor | None, **attrs: Attr) -> Any:
-        """Add a call to the draft under the node's name."""
-        made = self.draft.add(op, *inputs, name=self.node.name, **attrs)
-        for tensor in made if isinstance(made, tuple) else (made,):
+        """Add a call under the node's name; return its output, or a tuple of them."""
+        made = self.draft.add_many(op, *inputs, name=self.node.name, **attrs)
+        for tensor in made:
             if tensor.value is not None:
                 self.folded += tensor.value.size
         if self.folded > _MAX_FOLDED:
             raise InvalidFileError(f"node {self.node.name}: expected at most {_MAX_FOLDED} computed constants")
-        return made
+        return made[0] if len(made) == 1 else made
 
     def unary(self, kind: str, x: Tensor, alpha: float = 0.0, beta: float = 0.0) -> Tensor:
         """Add an elementwise op."""

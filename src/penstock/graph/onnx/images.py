@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.graph.general.draft import Tensor
+from penstock.graph.general.images import from_channels_last, to_channels_last, weight_channels_last
 from penstock.graph.general.sizes import SizeLike, largest, product
 from penstock.graph.ir import DType
 from penstock.graph.onnx.context import Site
@@ -20,16 +21,13 @@ _MAX_TAPS = 128
 
 def to_rows(site: Site, x: Tensor) -> Tensor:
     """Return [N, C, H, W] or [N, C, L] as [N, H, W, C], where H is 1 for the latter."""
-    if x.rank == 3:
-        x = site.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
-    site.require(x.rank == 4, f"images of {x.rank - 2} dimensions are not supported; 1 and 2 are")
-    return site.permute(x, (0, 2, 3, 1))
+    site.require(x.rank in (3, 4), f"images of {x.rank - 2} dimensions are not supported; 1 and 2 are")
+    return to_channels_last(site.draft, x, site.node.name)
 
 
 def from_rows(site: Site, x: Tensor, rank: int) -> Tensor:
     """Return [N, H, W, C] as [N, C, H, W], or as [N, C, L] for rank 3."""
-    x = site.permute(x, (0, 3, 1, 2))
-    return site.reshape(x, (x.shape[0], x.shape[1], x.shape[3])) if rank == 3 else x
+    return from_channels_last(site.draft, x, rank, site.node.name)
 
 
 def _pair(site: Site, name: str, rank: int, default: int) -> tuple[int, int]:
@@ -133,13 +131,12 @@ def _conv_transpose(site: Site) -> Tensor:
     rows = to_rows(site, x)
     if rank == 3:
         weight = site.reshape(weight, (*weight.shape[:2], 1, weight.shape[2]))
-    channels, outputs, kh, kw = (site.fixed(size, "the weight") for size in weight.shape)
+    kernel = tuple(site.fixed(size, "the weight") for size in weight.shape[2:])
     groups = site.int("group", 1)
-    site.expect(groups > 0 and channels % groups == 0, "groups that divide the channels")
-    by_group = site.reshape(weight, (groups, channels // groups, outputs, kh, kw))
-    last = site.reshape(site.permute(by_group, (0, 2, 3, 4, 1)), (groups * outputs, kh, kw, channels // groups))
+    site.expect(groups > 0 and weight.shape[0] % groups == 0, "groups that divide the channels")
+    last = weight_channels_last(site.draft, weight, site.node.name, transposed=True, groups=groups)
     strides, dilations = _pair(site, "strides", rank, 1), _pair(site, "dilations", rank, 1)
-    pads, spare = _transposed_pads(site, rows, (kh, kw), strides, dilations, rank)
+    pads, spare = _transposed_pads(site, rows, kernel, strides, dilations, rank)
     fused = bias if site.is_plain(bias) else None
     y = site.add(
         "conv_transpose", rows, last, fused, strides=strides, dilations=dilations, pads=pads, output_pads=spare,

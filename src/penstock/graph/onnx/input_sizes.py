@@ -9,7 +9,10 @@ from typing import Any, TypeAlias
 from penstock.errors import InvalidArgumentError
 from penstock.graph.general.sizes import MAX_SIZE, SizeLike, symbol
 
-__all__ = ["InputSizes", "SizeChoice"]
+__all__ = ["MAX_FREE_SIZE", "InputSizes", "SizeChoice"]
+
+MAX_FREE_SIZE = 999_999_999
+"""The largest size without a range; exporters write 10^9 and 2^31 - 1 for "to the end"."""
 
 SizeChoice: TypeAlias = int | tuple[int, ...] | Sequence[int | None]
 """A fixed size, a range ``(min, max)`` or ``(min, max, multiple)``; for an input, one size for each axis."""
@@ -36,6 +39,14 @@ class InputSizes:
             whole = [None] * len(dims)
         return tuple(self._size(name, axis, dim, whole[axis]) for axis, dim in enumerate(dims))
 
+    def number(self, name: str) -> int | None:
+        """Return the number that a caller fixes for an input of rank 0."""
+        choice = self._choices.get(name)
+        if not isinstance(choice, int):
+            return None
+        self._used.add(name)
+        return int(choice)
+
     def expect_used(self, names: Sequence[str]) -> None:
         """Refuse choices that no input has.  ``names``: what may be named."""
         unknown = sorted(set(self._choices) - self._used)
@@ -44,7 +55,8 @@ class InputSizes:
             raise InvalidArgumentError(f"sizes: expected names among {known}; got {unknown[0]!r}", param="sizes")
 
     def _size(self, name: str, axis: int, dim: int | str | None, fixed: int | None) -> SizeLike:
-        original = dim if isinstance(dim, str) else f"{name}_{axis}"
+        named = isinstance(dim, str) and any(letter.isalnum() for letter in dim)  # not "?", which any size may be
+        original = str(dim) if named else f"{name}_{axis}"
         choice: Any = fixed
         for key in (f"{name}/{axis}", original):
             if key in self._choices:
@@ -64,7 +76,7 @@ class InputSizes:
 
     def _free(self, original: str, choice: Any) -> SizeLike:
         if choice is None:
-            return symbol(self._identifier(original))
+            return symbol(self._identifier(original), 1, MAX_FREE_SIZE)
         valid = isinstance(choice, tuple | list) and len(choice) in (2, 3)
         if not valid or not all(isinstance(n, int) for n in choice) or not 0 <= choice[0] <= choice[1] < MAX_SIZE:
             raise InvalidArgumentError(

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.graph.general.draft import Draft, Tensor
+from penstock.graph.general.draft import NUMPY_TYPES, Draft, Tensor
 from penstock.graph.ir import DType
 from penstock.graph.onnx.context import ELEMENT_TYPES, FLOATS_AS_F32, Site, Value, as_constant, dtype_name
 from penstock.graph.onnx.families import reader_of
@@ -35,7 +37,7 @@ def read_onnx(source: str | os.PathLike[str] | bytes, sizes: Mapping[str, Any] |
 
     ``sizes`` fixes sizes of inputs that the file leaves open, or gives them ranges: ``{"batch": 1, "H": (32, 1024,
     32)}`` is a number, and a range of multiples of 32.  A size without a name in the file is "INPUT/AXIS"; ``{"x": (1,
-    3, 224, 224)}`` fixes all sizes of an input.
+    3, 224, 224)}`` fixes all sizes of an input.  The number of an input of rank 0 is its value, which is constant then.
 
     Raises UnsupportedError with every node that is not supported (code "unsupported_nodes"), and InvalidFileError
     for a file that is damaged.
@@ -107,6 +109,10 @@ class _Walk:
             raise UnsupportedError(
                 f"input {port.name}: expected one of {known}, got {element_name(port.element)}", param=port.name
             )
+        fixed = self._sizes.number(port.name) if not port.dims else None
+        if fixed is not None:
+            dtype = NUMPY_TYPES.get(ELEMENT_TYPES[port.element], np.dtype(np.float32))
+            return as_constant(self._draft, np.array(fixed, dtype), port.name)
         tensor = self._draft.input(port.name, ELEMENT_TYPES[port.element], self._sizes.shape(port.name, port.dims))
         if port.element in FLOATS_AS_F32 and port.element != 1:
             made: Tensor = self._draft.add("cast", tensor, name=port.name, dtype="f32")
