@@ -37,7 +37,8 @@ def fold(
     values = [None if tensor is None else tensor.value for tensor in inputs]
     has_sizes = any(value is not None and value.dtype == object for value in values)
     whole = has_sizes or all(tensor.dtype in _INTEGERS for tensor in tensors)
-    rule = _MOVES.get(op) or (_ARITHMETIC.get(op) if whole else None)
+    exact = op == "where" or (op in ("unary", "binary") and attrs["kind"] in _EXACT)
+    rule = _MOVES.get(op) or (_ARITHMETIC.get(op) if whole or exact else None)
     if rule is None or (has_sizes and op == "binary" and attrs["kind"] not in _BINARY_SIZES):
         return None
     with np.errstate(all="ignore"):
@@ -92,6 +93,8 @@ _BINARY: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
 }  # fmt: skip
+_EXACT: Final = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "floor", "ceil", "round", "sqrt")
+"""The kinds of floats whose result IEEE 754 determines: numpy computes the same bits as the core."""
 _BINARY_SIZES: Final = ("add", "sub", "mul", "div", "mod", "max", "min", "eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -104,6 +107,8 @@ def _binary(values: list[Any], a: dict[str, Any]) -> Any:
         x = x.astype(object)
     if kind in ("add", "sub", "mul") and x.dtype == np.bool_:
         return None
+    if kind == "div" and x.dtype.kind == "f":
+        return [np.divide(x, y)]
     if x.dtype == object and kind in ("eq", "ne"):
         equal = np.asarray(_equal_sizes(x, y))
         if any(item is None for item in equal.flat):
@@ -124,7 +129,10 @@ def _unary(values: list[Any], a: dict[str, Any]) -> Any:
         return [np.logical_not(x)]
     if kind in ("abs", "sign") and x.dtype != object:
         return [np.abs(x) if kind == "abs" else np.sign(x)]
-    return [x] if kind in ("floor", "ceil", "round") else None
+    if x.dtype.kind != "f":
+        return [x] if kind in ("floor", "ceil", "round") else None
+    functions = {"floor": np.floor, "ceil": np.ceil, "round": np.rint, "sqrt": np.sqrt}
+    return [functions[kind](x)] if kind in functions else None
 
 
 def _reduce(values: list[Any], a: dict[str, Any]) -> Any:

@@ -275,12 +275,28 @@ def _divide(left: SizeLike, right: SizeLike) -> SizeLike:
         return _make(whole)
     if isinstance(left, int) and isinstance(right, int):
         return _make(whole) + left // right
+    nested = _nested_quotient(left, right)
+    if nested is not None:
+        return _make(whole) + nested
     common = gcd(factor, *rest.values()) if not divisor else 1
     if common > 1:  # (4*a+2)//6 == (2*a+1)//3
         left, right = _make({m: n // common for m, n in rest.items()}), factor // common
         if right == 1:
             return _make(whole) + left
     return _make(whole) + Size({(_Operation("//", left, right),): 1})
+
+
+def _nested_quotient(left: SizeLike, right: SizeLike) -> SizeLike | None:
+    """Return (x // a + n) // b as (x + n * a) // (a * b), or None for what has another form."""
+    if not isinstance(left, Size) or not isinstance(right, int):
+        return None
+    quotients = [monomial for monomial in left.terms if monomial]
+    if len(quotients) != 1 or len(quotients[0]) != 1 or left.terms[quotients[0]] != 1:
+        return None
+    (atom,) = quotients[0]
+    if not isinstance(atom, _Operation) or atom.kind != "//" or not isinstance(atom.right, int):
+        return None
+    return _divide(left.terms.get((), 0) * atom.right + atom.left, atom.right * right)
 
 
 def _remainder(left: SizeLike, right: SizeLike) -> SizeLike:
