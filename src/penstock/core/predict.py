@@ -28,6 +28,7 @@ __all__ = ["NUMPY_DTYPES", "NetworkProgram", "NetworkSize", "NetworkValue", "net
            "network_sizes"]  # fmt: skip
 
 Array = npt.NDArray[Any]
+Inputs = Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
 
 NUMPY_DTYPES: Final[dict[int, np.dtype[Any]]] = {
     layouts.F32: np.dtype(np.float32),
@@ -124,13 +125,14 @@ class NetworkProgram(Handle):
         self._model, self._context = model, context
         self.inputs, self.outputs = network_inputs(model), network_outputs(model)
 
-    def predict(self, arrays: Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike], *, copy: bool = True) -> list[Array]:
+    def predict(self, arrays: Inputs, *, copy: bool = True) -> list[Array]:
         """Run the network, and return its outputs.
 
         Inputs are in the order of ``inputs``, or by name.  With ``copy`` False the outputs are views, which the next
         ``predict`` or ``prepare`` makes invalid: reading them afterwards may crash the process.
         """
-        inputs = [self._as_input(value, array) for value, array in zip(self.inputs, self._in_order(arrays), strict=True)]
+        pairs = zip(self.inputs, self._in_order(arrays), strict=True)
+        inputs = [self._as_input(value, array) for value, array in pairs]
         self._call("ps_program_predict", [(array.ctypes.data, array.shape) for array in inputs])
         outputs = [self._output(index) for index in range(len(self.outputs))]
         return [output.copy() for output in outputs] if copy else outputs
@@ -152,9 +154,7 @@ class NetworkProgram(Handle):
             struct.dims[: len(shape)] = shape
         check(getattr(library(), function)(self.handle, structs, len(arrays)))
 
-    def _in_order(
-        self, arrays: Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
-    ) -> Sequence[npt.ArrayLike]:
+    def _in_order(self, arrays: Inputs) -> Sequence[npt.ArrayLike]:
         names = [value.name for value in self.inputs]
         if isinstance(arrays, Mapping):
             if set(arrays) != set(names):

@@ -244,9 +244,7 @@ def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
     segments = [
         Segment(row.string(0), row.long(1), row.long(2), int(row.number(3, types.Uint32Flags))) for row in root.rows(13)
     ]
-    symbols = [
-        Symbol(row.string(0), row.long(1), row.long(2), row.long(3) or 1, row.long(4)) for row in root.rows(4)
-    ]
+    symbols = [Symbol(row.string(0), row.long(1), row.long(2), row.long(3) or 1, row.long(4)) for row in root.rows(4)]
     ops = [row.string(0) for row in root.rows(5)]
     names = [row.string(0) for row in root.rows(6)]
     weights = [_decode_weight(stored) for stored in stored_weights(data)]
