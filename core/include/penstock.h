@@ -2,6 +2,8 @@
  *
  *   ps_context_create -> ps_model_open -> ps_program_create -> ps_program_step ... -> destroy, close
  *
+ * A bundle of a general network is run with ps_program_predict instead: arrays in, arrays out.
+ *
  * examples/c/generate.c is a whole program; docs/guides/devices.md says how to build, shrink and link the library.
  *
  * Errors.  A function that can fail returns a ps_status; ps_error_message() then says, for the calling thread, which
@@ -56,7 +58,16 @@ typedef enum ps_status {
   PS_ABORTED = 7 /* ranks: the group was ended, by a rank that failed or by its owner: nothing of it runs again */
 } ps_status;
 
-typedef enum ps_dtype { PS_F32 = 1, PS_F16 = 2, PS_BF16 = 3, PS_I8 = 4, PS_I32 = 5, PS_U8 = 6, PS_I64 = 7, PS_BOOL = 8 } ps_dtype;
+typedef enum ps_dtype {
+  PS_F32 = 1,
+  PS_F16 = 2,
+  PS_BF16 = 3,
+  PS_I8 = 4,
+  PS_I32 = 5,
+  PS_U8 = 6,
+  PS_I64 = 7,
+  PS_BOOL = 8
+} ps_dtype;
 
 /* How keys and values lie in their pages: exact, or smaller and faster (docs/explanation/numerics.md). */
 typedef enum ps_kv_layout { PS_KV_F32 = 1, PS_KV_BF16 = 2, PS_KV_INT8 = 3 } ps_kv_layout;
@@ -136,12 +147,34 @@ typedef struct ps_model_info {
   int64_t prefix_token; /* of an encoder-decoder: the first token of the decoder, which a request's first step has, with
                            all tokens of the encoder before it; of a network with a prefix mask: the first
                            token behind the prompt, likewise; -1: another network */
+  int32_t kind;         /* 0: a language model; 1: a general network, which ps_program_predict runs */
+  int32_t num_inputs, num_outputs, num_sizes; /* of a general network, whose arrays and sizes have names */
 } ps_model_info;
 /* Fills `out`, whose struct_size the caller has set; costs nothing. */
 PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);
 /* A segment by name ("tokenizer.json", "config.json" ...): a view into the model, valid until it closes.
  * Without one of that name data is null and bytes is -1. */
 PS_API ps_status ps_model_segment(const ps_model* model, const char* name, const void** data, int64_t* bytes);
+
+/* An input or an output of a general network. */
+typedef struct ps_value_info {
+  uint32_t struct_size;
+  int32_t dtype;     /* ps_dtype */
+  const char* name;  /* as `sizes`, valid until the model closes */
+  const char* sizes; /* the dims: expressions over the network's sizes, as in "B,3,32*h"; "": a scalar */
+} ps_value_info;
+/* A size of a general network: each run has its own, which the dims of its inputs tell. */
+typedef struct ps_size_info {
+  uint32_t struct_size;
+  int32_t reserved;
+  const char* name;           /* valid until the model closes */
+  int64_t min, max, multiple; /* the size is from min to max, and a multiple */
+  int64_t example;            /* one that the network takes */
+} ps_size_info;
+/* By index, below ps_model_info.num_inputs, num_outputs and num_sizes. */
+PS_API ps_status ps_model_input(const ps_model* model, int32_t index, ps_value_info* out);
+PS_API ps_status ps_model_output(const ps_model* model, int32_t index, ps_value_info* out);
+PS_API ps_status ps_model_size(const ps_model* model, int32_t index, ps_size_info* out);
 
 /* ---- tokenizer -------------------------------------------------------------------------------------- */
 /* The tokenizer that export compiled into the bundle, used where it lies.  One whose parts are not among those that
@@ -307,6 +340,26 @@ PS_API ps_status ps_program_hidden(const ps_program* program, const float** hidd
  * logits beside. */
 PS_API ps_status ps_program_tail(const ps_program* program, const int32_t** ids, const float** values,
                                  int32_t* num_rows, int32_t* k);
+
+/* ---- general networks ---------------------------------------------------------------------------------- */
+/* A dense array, rows first, as C has them. */
+typedef struct ps_array {
+  void* data;
+  int32_t dtype; /* ps_dtype; a PS_BOOL is a byte, 0 or 1 */
+  int32_t ndim;  /* 0 to 6; 0: a scalar */
+  int64_t dims[6];
+} ps_array;
+/* Runs a general network (ps_model_info.kind 1), whose program was made with options that are zero but for struct_size.
+ * The arrays are the inputs, in the order of ps_model_input.  Their dims set the sizes of this run: memory is planned
+ * for sizes that the program has not just had, and the plans of the last four are kept.  The program's memory grows to
+ * the largest of them.  Inputs are read where they are if they are aligned; they may be outputs of the run before.
+ * Refused, by name: another type, or dims that no sizes of the network give. */
+PS_API ps_status ps_program_predict(ps_program* program, const ps_array* inputs, int32_t num_inputs);
+/* Plans for inputs of these dims, and maps the memory, without running: data is not read. */
+PS_API ps_status ps_program_prepare(ps_program* program, const ps_array* inputs, int32_t num_inputs);
+/* An output of the last run, by index: a view that is valid until the next ps_program_predict, ps_program_prepare or
+ * ps_program_destroy.  After ps_program_prepare, its dims only: data is null. */
+PS_API ps_status ps_program_output(const ps_program* program, int32_t index, ps_array* out);
 #ifdef __cplusplus
 }
 #endif

@@ -34,13 +34,25 @@ inline ps_status check_open(const ps_context*& context) { return check_handle(co
 inline ps_status check_open(ps_model*& model) { return check_handle(model, HANDLE_MODEL, "model"); }
 inline ps_status check_open(const ps_model*& model) { return check_handle(model, HANDLE_MODEL, "model"); }
 
-// One call's use of a program, whose handle becomes the program: refused while another is inside.  The program outlives
-// it even where it is destroyed meanwhile.
+// The error of a function for models of another kind.
+inline ps_status check_kind(const Graph& graph, int32_t kind) {
+  if (graph.kind == kind) return PS_OK;
+  return fail(PS_UNSUPPORTED, kind == KIND_NETWORK
+                                  ? "program: expected one of a general network, got a language model's"
+                                  : "program: expected one of a language model, got a general network's, which "
+                                    "ps_program_predict runs");
+}
+
+constexpr int32_t kAnyKind = -1;
+
+// One call's use of a program, whose handle becomes the program: refused while another is inside, or where the model is
+// of another kind.  The program outlives it even where it is destroyed meanwhile.
 class Use {
  public:
   template <typename T>
-  explicit Use(T*& program) {
+  explicit Use(T*& program, int32_t kind = KIND_LANGUAGE_MODEL) {
     status_ = check_handle(program, HANDLE_PROGRAM, "program");
+    if (status_ == PS_OK && kind != kAnyKind) status_ = check_kind(program->model->graph, kind);
     if (status_ != PS_OK) return;
     if (program->in_use.exchange(true, std::memory_order_acquire)) {
       status_ = fail(PS_INVALID_ARGUMENT, "program: expected one call at a time, got another thread inside");

@@ -93,13 +93,13 @@ int32_t ps_auto_kv_layout(const char* scheme) {
 }
 
 ps_status ps_program_profile(ps_program* program, int32_t on) {
-  const Use use(program);
+  const Use use(program, kAnyKind);
   PS_TRY(use.status());
   return profile_program(program, on != 0);
 }
 
 ps_status ps_program_profile_spans(const ps_program* program, const ps_span** spans, int64_t* count) {
-  const Use use(program);
+  const Use use(program, kAnyKind);
   PS_TRY(use.status());
   PS_TRY(require(spans && count, "spans, count"));
   *spans = reinterpret_cast<const ps_span*>(program->spans.memory.data());

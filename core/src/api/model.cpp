@@ -61,6 +61,10 @@ ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
   info.bidirectional = graph.bidirectional;
   info.context_ranks = graph.context_world;
   info.prefix_token = graph.prefix_token;
+  info.kind = graph.kind;
+  info.num_inputs = static_cast<int32_t>(graph.network_inputs.size());
+  info.num_outputs = static_cast<int32_t>(graph.network_outputs.size());
+  info.num_sizes = graph.kind == KIND_NETWORK ? static_cast<int32_t>(graph.symbols.size()) : 0;
   return write_struct(info, out, "out");
 }
 

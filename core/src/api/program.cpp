@@ -30,7 +30,17 @@ ps_status read_options(const ps_program_options* options, const ps_model& model,
               out->kv_layout);
 }
 
+// Options of a general network: its memory is planned when its inputs are known.
+ps_status read_network_options(const ps_program_options* options, ps_program_options* out) {
+  PS_TRY(read_struct(options, out, "options"));
+  ps_program_options zero{};
+  zero.struct_size = out->struct_size;
+  if (memcmp(out, &zero, sizeof(zero)) == 0) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "options: expected zeros for a general network, which has no tokens and pages");
+}
+
 ps_status build(ps_program* program) {
+  if (program->model->graph.kind == KIND_NETWORK) return PS_OK;
   PS_TRY(make_plan(*program->model, *program->context, program->options, &program->plan));
   program->options.group_pages = nullptr;  // the caller's array: the plan has a copy
   const Plan& plan = program->plan;
@@ -164,6 +174,7 @@ ps_status ps_program_plan(const ps_model* model, const ps_context* context, cons
   PS_TRY(check_open(model));
   PS_TRY(check_open(context));
   PS_TRY(require(out, "out"));
+  PS_TRY(check_kind(model->graph, KIND_LANGUAGE_MODEL));
   ps_program_options o;
   PS_TRY(read_options(options, *model, &o));
   Plan plan;
@@ -191,7 +202,7 @@ ps_status ps::create_program(ps_model* model, ps_context* context, const ps_prog
   PS_TRY(require(out, "out"));
   *out = nullptr;
   ps_program_options o;
-  PS_TRY(read_options(options, *model, &o));
+  PS_TRY(model->graph.kind == KIND_NETWORK ? read_network_options(options, &o) : read_options(options, *model, &o));
   ps_program* program = create_object<ps_program>();
   if (!program) return fail(PS_OUT_OF_MEMORY, "program: out of memory");
   program->model = hold(model);

@@ -10,8 +10,9 @@
 
 namespace ps {
 
-constexpr uint16_t kFormatMajor = 1, kFormatMinor = 0;
-constexpr uint64_t kKnownFeatures = 0;  // bits of required_features that this version understands
+constexpr uint16_t kFormatMajor = 1, kFormatMinor = 1;
+constexpr uint32_t kFeatureNetwork = 1;               // of required_features: the graph is a general network
+constexpr uint64_t kKnownFeatures = kFeatureNetwork;  // the bits that this version understands
 constexpr int64_t kHeaderBytes = 64, kPageBytes = 4096, kMaxMetadataBytes = int64_t{64} << 20;
 
 struct Header {

@@ -33,12 +33,60 @@ ps_status read_name(const FlatTable& table, int field, const char* name, Str* ou
               static_cast<long long>(table.place().index), name);
 }
 
+bool is_identifier(Str name) {
+  for (uint32_t i = 0; i < name.size; ++i) {
+    const char c = name.data[i];
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+    if (!letter && (i == 0 || c < '0' || c > '9')) return false;
+  }
+  return !equal(name, "max") && !equal(name, "min");
+}
+
+// A size of a general network.
+ps_status check_size(const Symbol& s, int64_t index) {
+  if (!is_identifier(s.name)) {
+    return fail(PS_INVALID_FILE, "symbols[%lld].name: expected letters, digits and _, no function, got %.*s",
+                static_cast<long long>(index), PS_STR(s.name));
+  }
+  const bool in_range = s.min >= 0 && s.max <= INT32_MAX && s.min <= s.max && s.multiple >= 1 &&
+                        s.multiple <= INT32_MAX && round_up(s.min, s.multiple) <= s.max;
+  if (!in_range) {
+    return fail(PS_INVALID_FILE,
+                "symbols[%lld] (%.*s): expected min from 0, max up to 2^31-1, and a multiple between them, got %lld, "
+                "%lld and %lld",
+                static_cast<long long>(index), PS_STR(s.name), static_cast<long long>(s.min),
+                static_cast<long long>(s.max), static_cast<long long>(s.multiple));
+  }
+  if (s.example >= s.min && s.example <= s.max && s.example % s.multiple == 0) return PS_OK;
+  return fail(PS_INVALID_FILE, "symbols[%lld] (%.*s).example: expected %lld to %lld, a multiple of %lld, got %lld",
+              static_cast<long long>(index), PS_STR(s.name), static_cast<long long>(s.min),
+              static_cast<long long>(s.max), static_cast<long long>(s.multiple), static_cast<long long>(s.example));
+}
+
+ps_status read_size(const FlatTable& table, Symbol symbol, Graph* graph) {
+  PS_TRY(table.read_i64(3, "multiple", &symbol.multiple));
+  PS_TRY(table.read_i64(4, "example", &symbol.example));
+  if (symbol.multiple == 0) symbol.multiple = 1;
+  const bool is_sound = symbol.multiple > 0 && symbol.min >= 0 && symbol.min <= INT32_MAX;
+  if (symbol.example == 0 && is_sound) symbol.example = round_up(symbol.min, symbol.multiple);
+  const int64_t index = table.place().index;
+  PS_TRY(check_size(symbol, index));
+  for (const Symbol& other : graph->symbols) {
+    if (equal(other.name, symbol.name)) {
+      return fail(PS_INVALID_FILE, "symbols[%lld].name: %.*s is declared twice", static_cast<long long>(index),
+                  PS_STR(symbol.name));
+    }
+  }
+  return graph->symbols.push(symbol) ? PS_OK : no_memory();
+}
+
 ps_status read_symbol(const FlatTable& table, Graph* graph) {
   Symbol symbol{};
   PS_TRY(read_name(table, 0, "name", &symbol.name));
   PS_TRY(table.read_i64(1, "min", &symbol.min));
   PS_TRY(table.read_i64(2, "max", &symbol.max));
   symbol.role = -1;
+  if (graph->kind == KIND_NETWORK) return read_size(table, symbol, graph);
   for (int32_t role = 0; role < NUM_ROLES; ++role) {
     if (equal(symbol.name, kRoleNames[role])) symbol.role = role;
   }
@@ -136,6 +184,12 @@ ps_status read_value(const FlatTable& table, Graph* graph) {
   PS_TRY(table.read_vector(2, "shape", 24, 8, kMaxRank, &shape));
   PS_TRY(table.read_i32(3, "base", -1, &value.base));
   PS_TRY(table.read_i64(4, "offset", &value.offset));
+  PS_TRY(table.read_string(5, "sizes", kMaxName, false, &value.sizes));
+  PS_TRY(table.read_i32(6, "weight", -1, &value.weight));
+  if (graph->kind == KIND_NETWORK && shape.count) {
+    return fail(PS_INVALID_FILE, "values[%lld].shape: expected none in a general network, got %u dims",
+                static_cast<long long>(table.place().index), shape.count);
+  }
   value.rank = static_cast<int32_t>(shape.count);
   for (uint32_t i = 0; i < shape.count; ++i) {
     const ps_status status = read_dim(shape.data + 24 * i, *graph, &value.dims[i]);
@@ -165,6 +219,10 @@ ps_status read_weight(const FlatTable& table, Graph* graph) {
     return graph->parts.push(part) ? PS_OK : no_memory();
   }));
   weight.part_end = graph->parts.size();
+  FlatVector shape;
+  PS_TRY(table.read_vector(8, "shape", 8, 8, kMaxRank, &shape));
+  weight.rank = static_cast<int32_t>(shape.count);
+  if (shape.count) memcpy(weight.shape, shape.data, shape.count * 8);
   return graph->weights.push(weight) ? PS_OK : no_memory();
 }
 
@@ -234,28 +292,55 @@ ps_status read_group(const FlatTable& table, Graph* graph) {
   return graph->page_groups.push(window) ? PS_OK : no_memory();
 }
 
+ps_status read_indices(const FlatTable& root, int field, const char* name, Vec<int32_t>* out) {
+  FlatVector indices;
+  PS_TRY(root.read_vector(field, name, 4, 4, kMaxNetworkInputs, &indices));
+  if (!out->resize(indices.count)) return no_memory();
+  if (indices.count) memcpy(out->data(), indices.data, indices.count * 4);
+  return PS_OK;
+}
+
+ps_status read_kind(const FlatTable& root, Graph* graph) {
+  PS_TRY(root.read_i32(15, "kind", KIND_LANGUAGE_MODEL, &graph->kind));
+  if (graph->kind == KIND_LANGUAGE_MODEL || graph->kind == KIND_NETWORK) return PS_OK;
+  return fail(PS_UNSUPPORTED,
+              "metadata.kind: this version knows 0 (language model) and 1 (general network), the file has %d",
+              graph->kind);
+}
+
+ps_status read_inputs(const FlatTable& root, Graph* graph) {
+  if (graph->kind == KIND_NETWORK) {
+    PS_TRY(read_indices(root, 11, "inputs", &graph->network_inputs));
+    return read_indices(root, 16, "outputs", &graph->network_outputs);
+  }
+  FlatVector inputs;
+  PS_TRY(root.read_vector(11, "inputs", 4, 4, NUM_INPUTS, &inputs));
+  if (inputs.count != NUM_INPUTS) {
+    return fail(PS_INVALID_FILE, "metadata.inputs: expected %d values, got %u", NUM_INPUTS, inputs.count);
+  }
+  memcpy(graph->inputs, inputs.data, sizeof(graph->inputs));
+  return PS_OK;
+}
+
 }  // namespace
 
 ps_status read_metadata(FlatBuffer buffer, Graph* graph) {
   FlatTable root;
-  FlatVector inputs;
   PS_TRY(FlatTable::root(buffer, "PSMB", &root));
+  PS_TRY(read_kind(root, graph));
   PS_TRY(root.read_string(0, "network", kMaxName, false, &graph->network));
   PS_TRY(root.read_string(1, "scheme", kMaxName, false, &graph->scheme));
   PS_TRY(root.read_i32(2, "vocab_size", 0, &graph->vocab_size));
   PS_TRY(root.read_i32(3, "context_len", 0, &graph->context_len));
-  PS_TRY(each(root, 4, "symbols", NUM_ROLES, [&](const FlatTable& t) { return read_symbol(t, graph); }));
+  const uint32_t max_symbols = graph->kind == KIND_NETWORK ? uint32_t{kMaxSizes} : uint32_t{NUM_ROLES};
+  PS_TRY(each(root, 4, "symbols", max_symbols, [&](const FlatTable& t) { return read_symbol(t, graph); }));
   PS_TRY(each(root, 5, "ops", kMaxOps, [&](const FlatTable& t) { return read_op(t, graph); }));
   PS_TRY(each(root, 6, "values", kMaxValues, [&](const FlatTable& t) { return read_value(t, graph); }));
   PS_TRY(each(root, 7, "weights", kMaxWeights, [&](const FlatTable& t) { return read_weight(t, graph); }));
   PS_TRY(each(root, 8, "states", kMaxStates, [&](const FlatTable& t) { return read_state(t, graph); }));
   PS_TRY(each(root, 9, "page_groups", kMaxGroups, [&](const FlatTable& t) { return read_group(t, graph); }));
   PS_TRY(each(root, 10, "nodes", kMaxNodes, [&](const FlatTable& t) { return read_node(t, graph); }));
-  PS_TRY(root.read_vector(11, "inputs", 4, 4, NUM_INPUTS, &inputs));
-  if (inputs.count != NUM_INPUTS) {
-    return fail(PS_INVALID_FILE, "metadata.inputs: expected %d values, got %u", NUM_INPUTS, inputs.count);
-  }
-  memcpy(graph->inputs, inputs.data, sizeof(graph->inputs));
+  PS_TRY(read_inputs(root, graph));
   PS_TRY(root.read_i32(12, "output", 0, &graph->output));
   PS_TRY(each(root, 13, "segments", kMaxSegments, [&](const FlatTable& t) { return read_segment(t, graph); }));
   return each(root, 14, "properties", kMaxProperties, [&](const FlatTable& t) { return read_property(t); });

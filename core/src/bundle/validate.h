@@ -11,6 +11,8 @@ namespace ps {
 ps_status validate_storage(Graph* graph, int64_t data_begin, int64_t file_bytes);
 // Values, states, nodes: shapes inferred again, every reference sound.  Fills what Value calls "found by validation".
 ps_status validate_graph(Graph* graph);
+// The same of a general network.
+ps_status validate_network(Graph* graph);
 // Only the nodes, after values and states.
 ps_status validate_nodes(Graph* graph);
 // An operand as shape rules see it; its index is known to be sound.

@@ -33,7 +33,8 @@ enum Input { INPUT_TOKEN_IDS, INPUT_POSITIONS, INPUT_REQUEST_STARTS, INPUT_PAGE_
 struct Symbol {
   Str name;
   int64_t min, max;
-  int32_t role;
+  int64_t multiple, example;  // of a general network
+  int32_t role;               // of a language model
 };
 
 struct Value {
@@ -42,6 +43,8 @@ struct Value {
   Dim dims[kMaxRank];
   int32_t base;
   int64_t offset;
+  Str sizes;       // of an input or an output of a general network: its shape, a list of expressions
+  int32_t weight;  // the constant that the value is, -1: none
   // Found by validation:
   int32_t root;         // itself, or the value whose memory a view lies in
   int64_t root_offset;  // elements into each row of the root
@@ -61,6 +64,8 @@ struct Weight {
   int32_t layout, segment;
   int64_t offset, bytes;
   int64_t part_begin, part_end;  // into Graph::parts
+  int32_t rank;                  // of a constant
+  int64_t shape[kMaxRank];
 };
 
 // Keys and values of a layer, or with `recurrent` one state per page: that after the page's last token, head_dim
@@ -106,7 +111,11 @@ struct OpUse {
   int32_t version;
 };
 
+enum GraphKind { KIND_LANGUAGE_MODEL = 0, KIND_NETWORK = 1 };
+constexpr int32_t kMaxSizes = 64, kMaxNetworkInputs = 64;  // of a general network; as many outputs as inputs
+
 struct Graph {
+  int32_t kind = KIND_LANGUAGE_MODEL;
   Str network{nullptr, 0}, scheme{nullptr, 0};
   int32_t vocab_size = 0, context_len = 0;
   Vec<Symbol> symbols;
@@ -118,6 +127,7 @@ struct Graph {
   Vec<int32_t> page_groups;  // windows
   Vec<Node> nodes;
   Vec<Segment> segments;
+  Vec<int32_t> network_inputs, network_outputs;  // of a general network, which has no inputs and output below
   int32_t inputs[NUM_INPUTS] = {};
   int32_t output = -1;
   // Found by validation:

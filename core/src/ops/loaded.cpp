@@ -114,7 +114,15 @@ ps_status read_type(const Spec& spec, const Argument& argument, ps_op_type* out)
     return fail(PS_UNSUPPORTED, "%.*s: expected a weight of layout rows_f32, got %s", PS_STR(argument.name),
                 layout_name(spec.layout) ? layout_name(spec.layout) : "another");
   }
+  if (spec.rank < 1 || spec.rank > PS_OP_MAX_RANK) {
+    return fail(PS_UNSUPPORTED, "%.*s: expected 1 to %d dims, got %d", PS_STR(argument.name), PS_OP_MAX_RANK,
+                spec.rank);
+  }
   out->dtype = spec.kind == OPERAND_WEIGHT ? PS_F32 : spec.dtype;
+  if (out->dtype != PS_F32 && out->dtype != PS_I32) {
+    return fail(PS_UNSUPPORTED, "%.*s: expected f32 or i32, got %s", PS_STR(argument.name),
+                dtype_name(spec.dtype) ? dtype_name(spec.dtype) : "an unknown type");
+  }
   out->rank = spec.rank;
   for (int32_t d = 0; d < spec.rank; ++d)
     out->dims[d] = ps_op_dim{spec.dims[d].symbol, 0, spec.dims[d].factor, spec.dims[d].offset};

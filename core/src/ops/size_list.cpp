@@ -9,6 +9,15 @@ namespace {
 constexpr int64_t kMaxNumber = int64_t{1} << 62;
 constexpr int32_t kMaxDepth = 32;
 
+uint32_t name_size(const char* begin, const char* end) {
+  const char* at = begin;
+  while (at < end && ((*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z') || *at == '_' ||
+                      (at > begin && *at >= '0' && *at <= '9'))) {
+    ++at;
+  }
+  return static_cast<uint32_t>(at - begin);
+}
+
 class SizeParser {
  public:
   SizeParser(Str text, const SizeNames& names)
@@ -118,11 +127,8 @@ class SizeParser {
 
   ps_status read_name(int64_t* out) {
     const char* const begin = at_;
-    while (at_ < end_ && ((*at_ >= 'a' && *at_ <= 'z') || (*at_ >= 'A' && *at_ <= 'Z') || *at_ == '_' ||
-                          (at_ > begin && *at_ >= '0' && *at_ <= '9'))) {
-      ++at_;
-    }
-    const Str name{begin, static_cast<uint32_t>(at_ - begin)};
+    const Str name{begin, name_size(at_, end_)};
+    at_ += name.size;
     for (int32_t i = 0; name.size && i < names_.count; ++i) {
       if (names_.items[i].name.size != name.size || memcmp(names_.items[i].name.data, name.data, name.size) != 0)
         continue;
@@ -143,6 +149,33 @@ class SizeParser {
 
 ps_status evaluate_sizes(Str text, const SizeNames& names, int64_t* out, int32_t* count) {
   return SizeParser(text, names).read_list(out, count);
+}
+
+ps_status split_sizes(Str text, Str* out, int32_t* count) {
+  *count = 0;
+  int32_t depth = 0;
+  const char *begin = text.data, *const end = text.data + text.size;
+  for (const char* at = begin; text.size && at <= end; ++at) {
+    if (at < end && (*at != ',' || depth > 0)) {
+      depth += *at == '(' ? 1 : *at == ')' ? -1 : 0;
+      continue;
+    }
+    if (*count == kMaxListLen) return fail(PS_INVALID_ARGUMENT, "expected at most %d sizes", kMaxListLen);
+    out[(*count)++] = Str{begin, static_cast<uint32_t>(at - begin)};
+    begin = at + 1;
+  }
+  return PS_OK;
+}
+
+uint64_t sizes_used(Str expression, const SizeNames& names) {
+  uint64_t used = 0;
+  const char* const end = expression.data + expression.size;
+  for (const char* at = expression.data; at < end;) {
+    const Str name{at, name_size(at, end)};
+    for (int32_t i = 0; name.size && i < names.count; ++i) used |= uint64_t{equal(names.items[i].name, name)} << i;
+    at += name.size ? name.size : 1;
+  }
+  return used;
 }
 
 ps_status evaluate_lists(int32_t op, const SizeNames& names, AttrValue* attrs, int64_t* storage) {

@@ -23,6 +23,11 @@ struct SizeNames {
 // no list, for an unknown name, a division by a size below 1, and numbers beyond 2^62.
 ps_status evaluate_sizes(Str text, const SizeNames& names, int64_t* out, int32_t* count);
 
+// Splits a list at the commas outside parentheses, into at most kMaxListLen expressions.
+ps_status split_sizes(Str text, Str* out, int32_t* count);
+// Bit i: the expression uses names.items[i], of at most 64.
+uint64_t sizes_used(Str expression, const SizeNames& names);
+
 // Evaluates the lists among an op's attributes.  `storage` has room for kMaxAttrs * kMaxListLen numbers and lives as
 // long as `attrs`.
 ps_status evaluate_lists(int32_t op, const SizeNames& names, AttrValue* attrs, int64_t* storage);

@@ -162,20 +162,7 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   call->token_request = node.wanted_only ? p->batch.wanted_request : p->batch.token_request;
   PS_TRY(bind_loaded(p, node.op, call));
   PS_TRY(bind_exchange(p, node, call));
-  const Phases phases = phases_of(node.op, *call);
-  for (int32_t i = 0; i < phases.count; ++i) {
-    const Phase* phase = &phases.first[i];
-    Step step = make_step(*p, call, phase);
-    const bool streams = phase->split == SPLIT_SHARES && node.num_inputs > kTiledWeight &&
-                         node.inputs[kTiledWeight].kind == OPERAND_WEIGHT;
-    if (streams) {
-      step.weights = call->in[kTiledWeight].data;
-      step.weight_bytes = p->model->graph.weights[node.inputs[kTiledWeight].index].bytes / (run.gated ? 2 : 1);
-      step.second_half = run.gated ? step.weight_bytes : 0;
-    }
-    if (!p->bound.steps.push(step) || !p->bound.phases.push(phase)) return no_memory();
-  }
-  return PS_OK;
+  return push_steps(p, node, run.gated, call);
 }
 
 // Moves the wanted rows together; runs before the first wanted-only node.
@@ -254,18 +241,20 @@ struct Access {
   int64_t begin, end;
   int32_t root;
   bool write, rows;
+  int64_t items;  // of a general network: rows of another number are others
 };
 
 bool conflict(const Access& a, const Access& b) {
   if (a.space != b.space || a.end <= b.begin || b.end <= a.begin || (!a.write && !b.write)) return false;
-  return !(a.rows && b.rows && a.root == b.root);
+  return !(a.rows && b.rows && a.root == b.root && a.items == b.items);
 }
 
 struct Accesses {
   Access items[kMaxOperands + kMaxOutputs + 2];
   int32_t count = 0;
+  int64_t num_items = 0;
   void add(int64_t space, int64_t begin, int64_t end, int32_t root, bool write, bool rows) {
-    items[count++] = Access{space, begin, end, root, write, rows};
+    items[count++] = Access{space, begin, end, root, write, rows, num_items};
   }
 };
 
@@ -277,8 +266,9 @@ void add_value(const ps_program& p, int32_t index, bool write, bool rows, Access
   out->add(0, p.plan.offsets[root], p.plan.offsets[root] + p.plan.sizes[root], root, write, rows);
 }
 
-Accesses accesses_of(const ps_program& p, const Node& node, int32_t node_index, const Phase& phase) {
+Accesses accesses_of(const ps_program& p, const Node& node, int32_t node_index, const Phase& phase, int64_t num_items) {
   Accesses out;
+  out.num_items = num_items;
   const bool by_rows = phase.split == SPLIT_ROWS;
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     const Operand& operand = node.inputs[i];
@@ -302,7 +292,39 @@ Accesses accesses_of_move(const ps_program& p) {
   return out;
 }
 
+// The steps from the last on know the next step that has weights.
+void link_weights(BoundSteps* bound) {
+  const Step* next_weights = nullptr;
+  for (int64_t s = bound->steps.size() - 1; s >= 0; --s) {
+    if (bound->steps[s].weights) next_weights = &bound->steps[s];
+    bound->steps[s].next_weights = next_weights;
+  }
+}
+
 }  // namespace
+
+ps_status push_steps(ps_program* p, const Node& node, bool gated, const Call* call) {
+  const Phases phases = phases_of(node.op, *call);
+  for (int32_t i = 0; i < phases.count; ++i) {
+    const Phase* phase = &phases.first[i];
+    Step step = make_step(*p, call, phase);
+    const bool streams = phase->split == SPLIT_SHARES && node.num_inputs > kTiledWeight &&
+                         node.inputs[kTiledWeight].kind == OPERAND_WEIGHT;
+    if (streams) {
+      step.weights = call->in[kTiledWeight].data;
+      step.weight_bytes = p->model->graph.weights[node.inputs[kTiledWeight].index].bytes / (gated ? 2 : 1);
+      step.second_half = gated ? step.weight_bytes : 0;
+    }
+    if (!p->bound.steps.push(step) || !p->bound.phases.push(phase)) return no_memory();
+  }
+  return PS_OK;
+}
+
+ps_status link_steps(ps_program* p) {
+  if (!p->bound.shares.make(p->context->pool.num_threads())) return no_memory();
+  link_weights(&p->bound);
+  return place_barriers(p);
+}
 
 ps_status bind_program(ps_program* p) {
   const Graph& graph = p->model->graph;
@@ -323,13 +345,7 @@ ps_status bind_program(ps_program* p) {
     if (!p->plan.nodes[i].skipped) PS_TRY(bind_node(p, graph.nodes[i], p->plan.nodes[i], &p->bound.calls[i]));
   }
   PS_TRY(bind_direct_parts(p));
-  if (!p->bound.shares.make(p->context->pool.num_threads())) return no_memory();
-  const Step* next_weights = nullptr;
-  for (int64_t s = p->bound.steps.size() - 1; s >= 0; --s) {
-    if (p->bound.steps[s].weights) next_weights = &p->bound.steps[s];
-    p->bound.steps[s].next_weights = next_weights;
-  }
-  return place_barriers(p);
+  return link_steps(p);
 }
 
 // A step needs a barrier when it touches what a step since the last barrier touched, one of them writing, unless
@@ -339,9 +355,10 @@ ps_status place_barriers(ps_program* p) {
   for (int64_t s = 0; s < p->bound.steps.size(); ++s) {
     Step& step = p->bound.steps[s];
     const int64_t node = step.call - p->bound.calls.data();
-    const Accesses now = node == p->plan.nodes.size() ? accesses_of_move(*p)
-                                                      : accesses_of(*p, p->plan.nodes[node].node,
-                                                                    static_cast<int32_t>(node), *p->bound.phases[s]);
+    const Accesses now =
+        node == p->plan.nodes.size()
+            ? accesses_of_move(*p)
+            : accesses_of(*p, p->plan.nodes[node].node, static_cast<int32_t>(node), *p->bound.phases[s], step.items);
     bool barrier = group.size() > kMaxGroup;
     for (int32_t i = 0; i < now.count && !barrier; ++i) {
       for (const Access& before : group) barrier |= conflict(now.items[i], before);

@@ -52,19 +52,17 @@ void poison(ps_program* p) {
   memset(p->thread_scratch, 0xFF, static_cast<size_t>(p->plan.thread_scratch * p->context->pool.num_threads()));
 }
 
-// Returns the failure of a custom op, if one failed: the step then has no result.
-ps_status check_loaded(ps_program* p) {
-  OpFailure* const failure = p->bound.failure.get();
+}  // namespace
+
+ps_status check_failure(const ps_program& p) {
+  OpFailure* const failure = p.bound.failure.get();
   if (!failure) return PS_OK;
   const ps_status status = take_failure(failure);
   if (status == PS_OK) return PS_OK;
-  p->last.num_rows = -1;
-  const Node& node = p->model->graph.nodes[failure->call - p->bound.calls.data()];
-  return prefix(status, "nodes[%lld] (%.*s): ", static_cast<long long>(failure->call - p->bound.calls.data()),
-                PS_STR(node.name));
+  const Node& node = p.model->graph.nodes[failure->call - p.bound.calls.data()];
+  return prefix(status, "nodes[%lld] (%s%s%.*s): ", static_cast<long long>(failure->call - p.bound.calls.data()),
+                failure->call->loaded ? "" : op_name(node.op), failure->call->loaded ? "" : " ", PS_STR(node.name));
 }
-
-}  // namespace
 
 ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_ns) {
   set_symbols(p, batch);
@@ -86,7 +84,11 @@ ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_ns) {
 #endif
   if (p->spans.on) gather_spans(p, start_ns);
   if (has_ranks(*p)) PS_TRY(check_exchange(p));
-  PS_TRY(check_loaded(p));
+  const ps_status status = check_failure(*p);
+  if (status != PS_OK) {
+    p->last.num_rows = -1;  // the step has no result
+    return status;
+  }
   clear_failed_rows(p, batch.num_rows);
   p->last.num_rows = batch.num_rows;
   return PS_OK;

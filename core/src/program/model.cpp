@@ -51,6 +51,15 @@ ps_status open_checked(ps_model* model, const char* path, bool map, bool verify)
   PS_TRY(read_metadata(FlatBuffer{model->metadata.data(), static_cast<uint32_t>(bytes)}, &model->graph));
   const int64_t end = round_up(kHeaderBytes + bytes, kPageBytes);
   PS_TRY(validate_storage(&model->graph, end, model->file.bytes()));
+  const bool needs_network = header.required_features & kFeatureNetwork;
+  if (needs_network != (model->graph.kind == KIND_NETWORK)) {
+    return fail(PS_INVALID_FILE, "header.required_features: expected 0x%x for metadata.kind %d, got 0x%x",
+                needs_network ? 0 : kFeatureNetwork, model->graph.kind, header.required_features);
+  }
+  if (needs_network) {
+    PS_TRY(validate_network(&model->graph));
+    return verify ? verify_contents(*model, header) : PS_OK;
+  }
   PS_TRY(validate_graph(&model->graph));
   PS_TRY(mark_wanted_only(&model->graph));
   PS_TRY(mark_prefix_only(&model->graph));

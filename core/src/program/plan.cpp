@@ -3,26 +3,14 @@
 
 #include "bundle/validate.h"
 #include "ops/layout.h"
+#include "program/place_blocks.h"
 #include "program/program.h"
 #include "sampling/sample.h"
 
 namespace ps {
 namespace {
 
-struct Block {
-  int32_t value, first, last;  // alive from node to node, in the program's order
-  int64_t bytes, offset;
-};
-
-// With more blocks than this, comparing each with each takes too long.  No network in use has as many, but a hostile
-// file may.
-constexpr int64_t kMaxCompared = 4096;
-
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "plan: out of memory"); }
-ps_status too_large(const char* what) {
-  return fail(PS_INVALID_ARGUMENT, "%s: the program of these limits does not fit in memory", what);
-}
-
 ps_status check_limit(const char* name, int32_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "%s: expected %lld to %lld, got %d", name, static_cast<long long>(least),
@@ -72,86 +60,15 @@ ps_status collect_blocks(const Graph& graph, const Plan& plan, Vec<Block>* block
   return PS_OK;
 }
 
-// The first gap below, between or above the blocks that are alive at the same time; `placed` is sorted by offset.
-ps_status place(const Vec<Block>& placed, Block* block) {
-  int64_t cursor = 0;
-  for (const Block& other : placed) {
-    if (other.first > block->last || other.last < block->first) continue;
-    if (other.offset - cursor >= block->bytes) break;
-    cursor = std::max(cursor, other.offset + other.bytes);
-  }
-  int64_t end;
-  if (!checked_add(cursor, block->bytes, &end)) return too_large("max_tokens");
-  block->offset = cursor;
-  return PS_OK;
-}
-
-// Each block into the first gap that is free for as long as it lives.  Compares every block with every other.
-ps_status place_in_gaps(Vec<Block>* blocks) {
-  Vec<Block> placed;
-  for (Block& block : *blocks) {
-    PS_TRY(place(placed, &block));
-    if (!placed.push(block)) return no_memory();
-    for (int64_t i = placed.size() - 1; i > 0 && placed[i - 1].offset > placed[i].offset; --i)
-      std::swap(placed[i - 1], placed[i]);
-  }
-  return PS_OK;
-}
-
-// In order of time, each block into the memory of one of its size that is no longer alive, else behind all others.
-// `blocks` is sorted by size.
-ps_status place_by_size(Vec<Block>* blocks) {
-  const int64_t count = blocks->size();
-  Vec<int32_t> by_first, by_last, size_class, free_block, next_free;  // free blocks of a size are a list
-  if (!by_first.resize(count) || !by_last.resize(count) || !size_class.resize(count) || !free_block.resize(count) ||
-      !next_free.resize(count)) {
-    return no_memory();
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    by_first[i] = by_last[i] = static_cast<int32_t>(i);
-    size_class[i] = i == 0 ? 0 : size_class[i - 1] + ((*blocks)[i].bytes != (*blocks)[i - 1].bytes);
-    free_block[i] = -1;
-  }
-  const auto sort_by = [&](Vec<int32_t>* order, int32_t Block::* time) {
-    std::sort(order->begin(), order->end(), [&](int32_t a, int32_t b) {
-      const int32_t x = (*blocks)[a].*time, y = (*blocks)[b].*time;
-      return x != y ? x < y : a < b;
-    });
-  };
-  sort_by(&by_first, &Block::first);
-  sort_by(&by_last, &Block::last);
-  int64_t ended = 0, end = 0;
-  for (int32_t i : by_first) {
-    Block& block = (*blocks)[i];
-    for (; (*blocks)[by_last[ended]].last < block.first; ++ended) {
-      const int32_t old = by_last[ended];
-      next_free[old] = free_block[size_class[old]];
-      free_block[size_class[old]] = old;
-    }
-    int32_t& reused = free_block[size_class[i]];
-    block.offset = reused < 0 ? end : (*blocks)[reused].offset;
-    if (reused >= 0) {
-      reused = next_free[reused];
-    } else if (!checked_add(end, block.bytes, &end)) {
-      return too_large("max_tokens");
-    }
-  }
-  return PS_OK;
-}
-
 ps_status plan_temporaries(const Graph& graph, Plan* plan) {
   Vec<Block> blocks;
   if (!plan->offsets.resize(graph.values.size()) || !plan->sizes.resize(graph.values.size())) return no_memory();
   for (int64_t& offset : plan->offsets) offset = -1;
   PS_TRY(collect_blocks(graph, *plan, &blocks));
-  std::sort(blocks.begin(), blocks.end(),
-            [](const Block& a, const Block& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.value < b.value; });
-  plan->temporary_bytes = 0;
-  PS_TRY(blocks.size() <= kMaxCompared ? place_in_gaps(&blocks) : place_by_size(&blocks));
+  PS_TRY(place_blocks(&blocks, "max_tokens", &plan->temporary_bytes));
   for (const Block& block : blocks) {
     plan->offsets[block.value] = block.offset;
     plan->sizes[block.value] = block.bytes;
-    plan->temporary_bytes = std::max(plan->temporary_bytes, block.offset + block.bytes);
   }
   return PS_OK;
 }

@@ -354,6 +354,7 @@ ps_status follow_program(ps_program* p) {
 
 ps_status describe_rank(const ps_model& model, const ps_program_options& o, ps_rank_info* out) {
   const Graph& graph = model.graph;
+  if (graph.kind == KIND_NETWORK) return PS_OK;  // of one rank
   const int64_t tables = graph.page_groups.size() * o.max_requests * max_table_width(graph);
   const int64_t most_rows = std::max({o.max_tokens, o.max_rows, o.max_requests});
   int64_t bytes = std::max(kShortBytes, static_cast<int64_t>(sizeof(Message)) +

@@ -152,7 +152,31 @@ class ModelInfoStruct(ctypes.Structure):
         ("bidirectional", c_int32),
         ("context_ranks", c_int32),
         ("prefix_token", c_int64),
+        ("kind", c_int32),
+        ("num_inputs", c_int32),
+        ("num_outputs", c_int32),
+        ("num_sizes", c_int32),
     ]
+
+
+class ValueInfoStruct(ctypes.Structure):
+    _fields_: ClassVar = [("struct_size", c_uint32), ("dtype", c_int32), ("name", c_char_p), ("sizes", c_char_p)]
+
+
+class SizeInfoStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("reserved", c_int32),
+        ("name", c_char_p),
+        ("min", c_int64),
+        ("max", c_int64),
+        ("multiple", c_int64),
+        ("example", c_int64),
+    ]
+
+
+class ArrayStruct(ctypes.Structure):
+    _fields_: ClassVar = [("data", c_void_p), ("dtype", c_int32), ("ndim", c_int32), ("dims", c_int64 * 6)]
 
 
 class TokenizerInfoStruct(ctypes.Structure):
@@ -324,6 +348,12 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_model_load_huge": (c_int32, (c_void_p, c_void_p)),
     "ps_model_close": (None, (c_void_p,)),
     "ps_model_describe": (c_int32, (c_void_p, POINTER(ModelInfoStruct))),
+    "ps_model_input": (c_int32, (c_void_p, c_int32, POINTER(ValueInfoStruct))),
+    "ps_model_output": (c_int32, (c_void_p, c_int32, POINTER(ValueInfoStruct))),
+    "ps_model_size": (c_int32, (c_void_p, c_int32, POINTER(SizeInfoStruct))),
+    "ps_program_predict": (c_int32, (c_void_p, POINTER(ArrayStruct), c_int32)),
+    "ps_program_prepare": (c_int32, (c_void_p, POINTER(ArrayStruct), c_int32)),
+    "ps_program_output": (c_int32, (c_void_p, c_int32, POINTER(ArrayStruct))),
     "ps_model_segment": (c_int32, (c_void_p, c_char_p, POINTER(c_void_p), _P64)),
     "ps_tokenizer_open": (c_int32, (c_void_p, POINTER(c_void_p))),
     "ps_tokenizer_close": (None, (c_void_p,)),

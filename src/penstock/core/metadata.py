@@ -22,7 +22,8 @@ __all__ = [
     "read_metadata", "stamp_of", "state_groups", "stored_segments", "stored_weights",
 ]  # fmt: skip
 
-FORMAT_MAJOR, FORMAT_MINOR = 1, 0
+FORMAT_MAJOR, FORMAT_MINOR = 1, 1
+"""The newest version of the format.  A bundle of a language model has the minor version 0."""
 
 _OFFSET_AT, _SIZE_AT, _HEADER_BYTES = 16, 24, 64
 _SEGMENTS, _WEIGHTS, _STATES = 13, 7, 8
@@ -94,6 +95,7 @@ class StoredWeight(NamedTuple):
     offset: int
     num_bytes: int
     parts: tuple[StoredPart, ...]
+    shape: tuple[int, ...] = ()  # of a constant
 
 
 def stamp_of(status: os.stat_result) -> tuple[int, ...]:
@@ -161,4 +163,5 @@ def stored_weights(metadata: bytes) -> list[StoredWeight]:
 def _stored_weight(row: FlatTable, segments: Sequence[str]) -> StoredWeight:
     parts = tuple(StoredPart(part.string(0), part.long(1), part.long(2)) for part in row.rows(7))
     at = (segments[row.number(4)], row.long(5), row.long(6))
-    return StoredWeight(row.string(0), row.long(1), row.long(2), row.number(3), *at, parts)
+    shape = tuple(size for (size,) in row.structs(8, 8, [(0, types.Int64Flags)]))
+    return StoredWeight(row.string(0), row.long(1), row.long(2), row.number(3), *at, parts, shape)

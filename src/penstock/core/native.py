@@ -114,7 +114,8 @@ class ModelInfo:
     ``bidirectional``: attention is not causal, so a step takes only whole requests.  ``context_ranks``: the ranks that
     the pages of a request are dealt out to.  ``prefix_token``: of an encoder-decoder the first token of the decoder, of
     a network with a prefix mask the first one behind the prefix, -1 of others; a request's first step has it and all
-    tokens before it.
+    tokens before it.  ``kind``: 1 of a general network (``penstock.core.predict``), which has named inputs, outputs and
+    sizes.
     """
 
     network: str
@@ -137,6 +138,10 @@ class ModelInfo:
     bidirectional: bool = False
     context_ranks: int = 1
     prefix_token: int = -1
+    kind: int = 0
+    num_inputs: int = 0
+    num_outputs: int = 0
+    num_sizes: int = 0
 
 
 class Model(Handle):

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from penstock.core.metadata import FORMAT_MAJOR, FORMAT_MINOR, read_metadata
 from penstock.core.native import Model, crc32, layout_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
-from penstock.graph.ir import Graph, Segment, Weight
+from penstock.graph.ir import GENERAL_NETWORK, Graph, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata, with_segments
 
 __all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "BundleWriter", "place_weights", "read_graph"]
@@ -33,6 +33,7 @@ _PAGE_BYTES = 4096
 _WEIGHT_ALIGNMENT = 64
 _HUGE_PAGE_BYTES = 2 << 20
 _WEIGHTS = "weights"
+_GENERAL_FEATURE = 1  # of required_features: the graph is a general network
 
 Data: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 
@@ -153,8 +154,10 @@ class BundleWriter:
             self._write(segment.offset, memoryview(data))
             self._segments[i] = dataclasses.replace(segment, crc32=crc32(data))
         metadata = with_segments(self._metadata, self._segments)
+        is_general = self._graph.kind == GENERAL_NETWORK
+        minor, features = (FORMAT_MINOR, _GENERAL_FEATURE) if is_general else (0, 0)
         header = _HEADER.pack(
-            _MAGIC, FORMAT_MAJOR, FORMAT_MINOR, _HEADER.size, _HEADER.size, len(metadata), crc32(metadata), 0,
+            _MAGIC, FORMAT_MAJOR, minor, _HEADER.size, _HEADER.size, len(metadata), crc32(metadata), features,
             self._file_bytes,
         )  # fmt: skip
         self._write(0, memoryview(header + metadata))

@@ -15,8 +15,8 @@ from enum import IntEnum
 from penstock.core import layouts
 from penstock.core.layouts import KV_NUMBERS
 
-__all__ = ["AttrValue", "DType", "Dim", "Graph", "KvLayout", "Layout", "Node", "Operand", "Part",
-           "Segment", "State", "Symbol", "Value", "Weight"]  # fmt: skip
+__all__ = ["GENERAL_NETWORK", "LANGUAGE_MODEL", "AttrValue", "DType", "Dim", "Graph", "KvLayout", "Layout", "Node",
+           "Operand", "Part", "Segment", "State", "Symbol", "Value", "Weight"]  # fmt: skip
 
 AttrValue = int | float | str
 
@@ -74,13 +74,23 @@ class KvLayout(IntEnum):
     INT8 = KV_NUMBERS["int8"]
 
 
+LANGUAGE_MODEL, GENERAL_NETWORK = 0, 1
+"""The kinds of a graph."""
+
+
 @dataclass(frozen=True)
 class Symbol:
-    """A size that each step determines: T tokens, B requests, P page-table width, R output rows."""
+    """A size that each step determines: T tokens, B requests, P page-table width, R output rows.
+
+    A general network declares sizes of its own, such as ``H``.  Each is a multiple of ``multiple``.  ``example`` is a
+    size that the network takes: a reader checks the graph with it.  0 stands for the smallest one.
+    """
 
     name: str
     min: int
     max: int
+    multiple: int = 1
+    example: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,9 @@ class Value:
 
     ``base`` is the name of the value that this one is a view of.  A view begins ``offset`` elements into each row of
     its base, and has the base's row stride.
+
+    A general network stores no shapes: ``shape`` is (), and the shape of an input or an output is the list of
+    expressions ``sizes``, such as "B,3,32*h"; "" is a scalar.  ``weight`` names a stored constant.
     """
 
     name: str
@@ -105,6 +118,8 @@ class Value:
     shape: tuple[Dim, ...]
     base: str | None = None
     offset: int = 0
+    sizes: str = ""
+    weight: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +133,11 @@ class Part:
 
 @dataclass
 class Weight:
-    """A parameter, ``rows`` x ``cols``; a vector has one row.  ``parts`` keeps the checkpoint's names."""
+    """A parameter, ``rows`` x ``cols``; a vector has one row.  ``parts`` keeps the checkpoint's names.
+
+    A constant of a general network is one row of a ``rows_*`` layout, and ``shape`` is its shape.  One without elements
+    has one column.
+    """
 
     name: str
     rows: int
@@ -128,6 +147,7 @@ class Weight:
     segment: str = "weights"
     offset: int = 0
     num_bytes: int = 0
+    shape: tuple[int, ...] = ()
 
 
 @dataclass
@@ -178,7 +198,11 @@ class Segment:
 
 @dataclass
 class Graph:
-    """A captured network.  ``inputs`` are value names in the order of ``penstock.nn.Batch``."""
+    """A captured network.  ``inputs`` are value names in the order of ``penstock.nn.Batch``.
+
+    A graph of the kind ``GENERAL_NETWORK`` has any inputs and ``outputs``, up to 64, and no vocabulary, context, states
+    or single ``output``.
+    """
 
     network: str
     scheme: str
@@ -193,6 +217,8 @@ class Graph:
     inputs: list[str] = field(default_factory=list)
     output: str = ""
     properties: dict[str, str] = field(default_factory=dict)
+    kind: int = LANGUAGE_MODEL
+    outputs: list[str] = field(default_factory=list)
 
     def copy(self) -> Graph:
         """Return a graph whose values, weights, states and nodes are copies, as ``copy.deepcopy`` does, but faster."""
@@ -208,4 +234,5 @@ class Graph:
             ],
             inputs=list(self.inputs),
             properties=dict(self.properties),
+            outputs=list(self.outputs),
         )

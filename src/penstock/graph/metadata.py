@@ -16,6 +16,7 @@ from flatbuffers import number_types as types
 from penstock.core.metadata import FlatTable, StoredWeight, stored_weights
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import (
+    GENERAL_NETWORK,
     AttrValue,
     Dim,
     DType,
@@ -39,12 +40,14 @@ _KINDS = ("none", "value", "weight", "state")
 _IDENTIFIER = b"PSMB"
 _DIM = struct.Struct("<i4xqq")
 _PAIR = struct.Struct("<ii")
+_LONG = struct.Struct("<q")
 
 
 class _MetadataEncoder:
     def __init__(self, graph: Graph, segments: Sequence[Segment]) -> None:
         self.graph = graph
         self.segments = segments
+        self.is_general = graph.kind == GENERAL_NETWORK
         self.writer = TableWriter()
         self.table, self.string, self.offsets, self.ints = (
             self.writer.table, self.writer.string, self.writer.offsets, self.writer.ints)  # fmt: skip
@@ -78,14 +81,27 @@ class _MetadataEncoder:
 
     def value(self, value: Value) -> int:
         base = -1 if value.base is None else self.find("value", value.base)
-        fields = (self.string(value.name), ("int", value.dtype), self.dims(value.shape), ("int", base))
-        return self.table(*fields, ("long", value.offset))
+        fields: tuple[Field, ...] = (
+            self.string(value.name), ("int", value.dtype), self.dims(value.shape), ("int", base),
+            ("long", value.offset),
+        )  # fmt: skip
+        if self.is_general:
+            constant = -1 if value.weight is None else self.find("weight", value.weight)
+            fields = (*fields, self.string(value.sizes), ("int", constant))
+        return self.table(*fields)
+
+    def symbol(self, symbol: Symbol) -> int:
+        numbers = (symbol.min, symbol.max, *((symbol.multiple, symbol.example) if self.is_general else ()))
+        return self.table(self.string(symbol.name), *(("long", number) for number in numbers))
 
     def weight(self, weight: Weight) -> int:
         parts = [
             self.table(self.string(part.name), ("long", part.row_start), ("long", part.num_rows))
             for part in weight.parts
         ]
+        shape: tuple[Field, ...] = ()
+        if self.is_general:
+            shape = (self.writer.vector(b"".join(map(_LONG.pack, weight.shape)), len(weight.shape), 8),)
         return self.table(
             self.string(weight.name),
             ("long", weight.rows),
@@ -95,6 +111,7 @@ class _MetadataEncoder:
             ("long", weight.offset),
             ("long", weight.num_bytes),
             self.offsets(parts),
+            *shape,
         )
 
     def attr(self, name: str, value: AttrValue, is_float: bool) -> int:
@@ -123,7 +140,7 @@ class _MetadataEncoder:
             self.string(g.scheme),
             ("int", g.vocab_size),
             ("int", g.context_len),
-            encode_all(g.symbols, lambda s: self.table(self.string(s.name), ("long", s.min), ("long", s.max))),
+            encode_all(g.symbols, self.symbol),
             encode_all(self.ops, lambda name: self.table(self.string(name), ("int", find_op(name).version))),
             encode_all(self.values, self.value),
             encode_all(g.weights.values(), self.weight),
@@ -131,11 +148,18 @@ class _MetadataEncoder:
             encode_all(g.page_groups, lambda window: self.table(("int", window))),
             encode_all(g.nodes, self.node),
             self.ints([self.find("value", name) for name in g.inputs]),
-            ("int", self.find("value", g.output)),
+            ("int", -1 if self.is_general else self.find("value", g.output)),
             encode_all(self.segments, self.segment),
             encode_all(g.properties.items(), lambda p: self.table(self.string(p[0]), self.string(p[1]))),
+            *self.general_fields(),
         )
         return self.writer.finish(self.table(*fields), _IDENTIFIER)
+
+    def general_fields(self) -> tuple[Field, ...]:
+        """Return the fields that only general networks have, so that other metadata keeps its bytes."""
+        if not self.is_general:
+            return ()
+        return ("int", self.graph.kind), self.ints([self.find("value", name) for name in self.graph.outputs])
 
     def segment(self, segment: Segment) -> int:
         numbers = (("long", segment.offset), ("long", segment.num_bytes), ("uint", segment.crc32))
@@ -185,20 +209,23 @@ def with_segments(metadata: bytes, segments: Sequence[Segment]) -> bytes:
     return bytes(data)
 
 
-def _decode_value(row: FlatTable, names: Sequence[str], symbols: Sequence[str]) -> Value:
+def _decode_value(row: FlatTable, names: Sequence[str], symbols: Sequence[str], weights: Sequence[str]) -> Value:
     members = [(0, types.Int32Flags), (8, types.Int64Flags), (16, types.Int64Flags)]
     shape = tuple(
         Dim(None if symbol < 0 else symbols[symbol], factor, offset)
         for symbol, factor, offset in row.structs(2, 24, members)
     )
-    base = row.number(3, otherwise=-1)
-    return Value(row.string(0), DType(row.number(1)), shape, None if base < 0 else names[base], row.long(4))
+    base, weight = row.number(3, otherwise=-1), row.number(6, otherwise=-1)
+    return Value(
+        row.string(0), DType(row.number(1)), shape, None if base < 0 else names[base], row.long(4), row.string(5),
+        None if weight < 0 else weights[weight],
+    )  # fmt: skip
 
 
 def _decode_weight(stored: StoredWeight) -> Weight:
     parts = tuple(Part(*part) for part in stored.parts)
     at = (stored.segment, stored.offset, stored.num_bytes)
-    return Weight(stored.name, stored.rows, stored.cols, Layout(stored.layout), parts, *at)
+    return Weight(stored.name, stored.rows, stored.cols, Layout(stored.layout), parts, *at, stored.shape)
 
 
 def _decode_attrs(rows: Sequence[FlatTable]) -> dict[str, AttrValue]:
@@ -217,11 +244,12 @@ def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
     segments = [
         Segment(row.string(0), row.long(1), row.long(2), int(row.number(3, types.Uint32Flags))) for row in root.rows(13)
     ]
-    symbols = [Symbol(row.string(0), row.long(1), row.long(2)) for row in root.rows(4)]
+    symbols = [Symbol(row.string(0), row.long(1), row.long(2), row.long(3) or 1, row.long(4)) for row in root.rows(4)]
     ops = [row.string(0) for row in root.rows(5)]
     names = [row.string(0) for row in root.rows(6)]
-    values = [_decode_value(row, names, [symbol.name for symbol in symbols]) for row in root.rows(6)]
     weights = [_decode_weight(stored) for stored in stored_weights(data)]
+    sizes = [symbol.name for symbol in symbols]
+    values = [_decode_value(row, names, sizes, [weight.name for weight in weights]) for row in root.rows(6)]
     states = [
         State(r.string(0), r.number(1), r.number(2), r.number(3), bool(r.number(4)), r.number(5)) for r in root.rows(8)
     ]
@@ -257,7 +285,9 @@ def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
         page_groups=[row.number(0) for row in root.rows(9)],
         nodes=nodes,
         inputs=[names[index] for index in root.ints(11)],
-        output=names[root.number(12)],
+        output="" if root.number(12) < 0 else names[root.number(12)],
         properties={row.string(0): row.string(1) for row in root.rows(14)},
+        kind=root.number(15),
+        outputs=[names[index] for index in root.ints(16)],
     )
     return graph, segments

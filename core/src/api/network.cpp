@@ -1,0 +1,70 @@
+// The C API for general networks.
+#include "api/api.h"
+
+using namespace ps;
+
+namespace ps {
+namespace {
+
+ps_status check_index(int64_t count, int32_t index) {
+  if (index >= 0 && index < count) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "index: expected less than %lld, got %d", static_cast<long long>(count), index);
+}
+
+ps_status describe_value(const Graph& graph, const Vec<int32_t>& values, int32_t index, ps_value_info* out) {
+  PS_TRY(check_index(values.size(), index));
+  const Value& value = graph.values[values[index]];
+  ps_value_info info{};
+  info.dtype = value.dtype;
+  info.name = value.name.data;  // terminated, as the other strings of the metadata
+  info.sizes = value.sizes.size ? value.sizes.data : "";
+  return write_struct(info, out, "out");
+}
+
+}  // namespace
+}  // namespace ps
+
+ps_status ps_model_input(const ps_model* model, int32_t index, ps_value_info* out) {
+  PS_TRY(check_open(model));
+  return describe_value(model->graph, model->graph.network_inputs, index, out);
+}
+
+ps_status ps_model_output(const ps_model* model, int32_t index, ps_value_info* out) {
+  PS_TRY(check_open(model));
+  return describe_value(model->graph, model->graph.network_outputs, index, out);
+}
+
+ps_status ps_model_size(const ps_model* model, int32_t index, ps_size_info* out) {
+  PS_TRY(check_open(model));
+  const Graph& graph = model->graph;
+  PS_TRY(check_index(graph.kind == KIND_NETWORK ? graph.symbols.size() : 0, index));
+  const Symbol& symbol = graph.symbols[index];
+  ps_size_info info{};
+  info.name = symbol.name.data;
+  info.min = symbol.min;
+  info.max = symbol.max;
+  info.multiple = symbol.multiple;
+  info.example = symbol.example;
+  return write_struct(info, out, "out");
+}
+
+ps_status ps_program_predict(ps_program* program, const ps_array* inputs, int32_t num_inputs) {
+  const FloatEnvironment environment;
+  const Use use(program, KIND_NETWORK);
+  PS_TRY(use.status());
+  return run_network(program, inputs, num_inputs);
+}
+
+ps_status ps_program_prepare(ps_program* program, const ps_array* inputs, int32_t num_inputs) {
+  const FloatEnvironment environment;
+  const Use use(program, KIND_NETWORK);
+  PS_TRY(use.status());
+  return prepare_network(program, inputs, num_inputs);
+}
+
+ps_status ps_program_output(const ps_program* program, int32_t index, ps_array* out) {
+  const Use use(program, KIND_NETWORK);
+  PS_TRY(use.status());
+  PS_TRY(require(out, "out"));
+  return network_output(*program, index, out);
+}
