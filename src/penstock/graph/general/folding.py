@@ -93,7 +93,24 @@ _BINARY: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
 }  # fmt: skip
-_EXACT: Final = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "floor", "ceil", "round", "sqrt")
+_EXACT: Final = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "neg",
+    "abs",
+    "floor",
+    "ceil",
+    "round",
+    "sqrt",
+)
 """The kinds of floats whose result IEEE 754 determines: numpy computes the same bits as the core."""
 _BINARY_SIZES: Final = ("add", "sub", "mul", "div", "mod", "max", "min", "eq", "ne", "lt", "le", "gt", "ge")
 

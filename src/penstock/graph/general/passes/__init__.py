@@ -6,6 +6,7 @@ from penstock.graph.general.draft import Draft
 from penstock.graph.general.passes.fuse_conv import fuse_convolutions
 from penstock.graph.general.passes.layout import move_permutes
 from penstock.graph.general.passes.patterns import recognise
+from penstock.graph.general.passes.reshapes import merge_reshapes
 
 __all__ = ["optimise"]
 
@@ -14,5 +15,7 @@ def optimise(draft: Draft) -> None:
     """Rewrite a draft in place: ops in pieces become one, images become NHWC, and convolutions take what follows."""
     draft.prune()
     recognise(draft)
+    merge_reshapes(draft)
     move_permutes(draft)
+    merge_reshapes(draft)
     fuse_convolutions(draft)

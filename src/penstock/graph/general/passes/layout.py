@@ -57,7 +57,7 @@ class _Mover:
         return rule(self, call)
 
     def _merge_permute(self, call: Call) -> bool:
-        """Merge it with the permute before it; one that moves only axes of size 1 becomes a reshape."""
+        """Merge it with the permute before it."""
         x, out = call.argument(0), call.output
         order: tuple[int, ...] = call.attrs["order"]
         if id(x) in self.sources:
@@ -66,15 +66,13 @@ class _Mover:
         if order == tuple(range(len(order))):
             self.new[id(out)] = x
             return True
-        moved = [axis for axis in order if x.shape[axis] != 1]
-        if moved == sorted(moved):
-            self._keep(Call("reshape", call.name, [x], [out], {"sizes": out.shape}))
-            return True
         self._permute_into(out, x, order, call.name)
         return True
 
     def _permute_into(self, out: Tensor, x: Tensor, order: tuple[int, ...], name: str) -> None:
-        self._keep(Call("permute", name, [x], [out], {"order": order}))
+        moved = [axis for axis in order if x.shape[axis] != 1]
+        op, attrs = ("permute", {"order": order}) if moved != sorted(moved) else ("reshape", {"sizes": out.shape})
+        self._keep(Call(op, name, [x], [out], attrs))
         if is_image_order(order):
             self.sources[id(out)] = (x, order)
 
