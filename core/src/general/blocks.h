@@ -27,6 +27,9 @@ ps_status parse_dtype(const char* name, AttrValue* dtype);
 // numpy's broadcasting of `dims` of `rank` with those of s.
 ps_status broadcast(const Spec& s, const char* name, int64_t* dims, int32_t* rank);
 
+// The bytes of one element with this value.
+void fill_value(int32_t dtype, double value, uint8_t* out);
+
 inline int64_t num_elements(const Tensor& t) {
   int64_t n = 1;
   for (int32_t i = 0; i < t.rank; ++i) n *= t.dims[i];
