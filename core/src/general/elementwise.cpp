@@ -17,18 +17,6 @@ constexpr Phase element_phase(void (*run)(const Call&, int64_t, int64_t, int32_t
   return Phase{.split = SPLIT_ITEMS, .items = element_items, .run = run, .reads_all = reads, .writes_outputs = true};
 }
 
-// Calls function(start, n) for the blocks of items.
-template <class Function>
-void each_block(int64_t total, int64_t block, int64_t begin, int64_t end, Function function) {
-  const int64_t first = begin * kItem, last = end * kItem < total ? end * kItem : total;
-  for (int64_t start = first; start < last;) {
-    // Blocks begin at multiples of their size, so that a vector along the last axis begins with most of them.
-    const int64_t next = (start / block + 1) * block, stop = next < last ? next : last;
-    function(start, stop - start);
-    start = stop;
-  }
-}
-
 const float* floats(const uint8_t* data) { return reinterpret_cast<const float*>(data); }
 float* floats(uint8_t* data) { return reinterpret_cast<float*>(data); }
 
