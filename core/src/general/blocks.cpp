@@ -2,6 +2,7 @@
 // Hot: runs in every step.
 #include "general/blocks.h"
 
+#include "general/strided_copy.h"
 #include "ops/expect.h"
 
 namespace ps {
@@ -146,21 +147,6 @@ int64_t Broadcast::offset_of(const BroadcastOperand& o, int64_t start, int64_t* 
   }
   return offset;
 }
-
-namespace {
-
-void splat(const uint8_t* from, int64_t bytes, int64_t n, uint8_t* to) {
-  // clang-format off
-  switch (bytes) {
-    case 1: memset(to, *from, static_cast<size_t>(n)); return;
-    case 2: { uint16_t v; memcpy(&v, from, 2); for (int64_t i = 0; i < n; ++i) reinterpret_cast<uint16_t*>(to)[i] = v; return; }
-    case 4: { uint32_t v; memcpy(&v, from, 4); for (int64_t i = 0; i < n; ++i) reinterpret_cast<uint32_t*>(to)[i] = v; return; }
-    default: { uint64_t v; memcpy(&v, from, 8); for (int64_t i = 0; i < n; ++i) reinterpret_cast<uint64_t*>(to)[i] = v; return; }
-  }
-  // clang-format on
-}
-
-}  // namespace
 
 void Broadcast::fill(const BroadcastOperand& o, int64_t start, int64_t n, uint8_t* buffer) const {
   int64_t index[kMaxRank];

@@ -27,6 +27,9 @@ ps_status parse_dtype(const char* name, AttrValue* dtype);
 // numpy's broadcasting of `dims` of `rank` with those of s.
 ps_status broadcast(const Spec& s, const char* name, int64_t* dims, int32_t* rank);
 
+// The bytes of one element with this value.
+void fill_value(int32_t dtype, double value, uint8_t* out);
+
 inline int64_t num_elements(const Tensor& t) {
   int64_t n = 1;
   for (int32_t i = 0; i < t.rank; ++i) n *= t.dims[i];
@@ -44,6 +47,18 @@ inline int64_t num_blocks(int64_t n, int64_t block) { return (n + block - 1) / b
 // at a time.
 constexpr int64_t kBlock = 1024, kItem = 4 * kBlock;
 inline int64_t element_items(const Call& c) { return num_blocks(num_elements(c.out[0]), kItem); }
+
+// Calls function(start, n) for the blocks of items.
+template <class Function>
+void each_block(int64_t total, int64_t block, int64_t begin, int64_t end, Function function) {
+  const int64_t first = begin * kItem, last = end * kItem < total ? end * kItem : total;
+  for (int64_t start = first; start < last;) {
+    // Blocks begin at multiples of their size, so that a vector along the last axis begins with most of them.
+    const int64_t next = (start / block + 1) * block, stop = next < last ? next : last;
+    function(start, stop - start);
+    start = stop;
+  }
+}
 
 // n elements of an operand: one after another (step 1), or one for all (step 0).
 struct Piece {

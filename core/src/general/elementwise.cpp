@@ -17,18 +17,6 @@ constexpr Phase element_phase(void (*run)(const Call&, int64_t, int64_t, int32_t
   return Phase{.split = SPLIT_ITEMS, .items = element_items, .run = run, .reads_all = reads, .writes_outputs = true};
 }
 
-// Calls function(start, n) for the blocks of items.
-template <class Function>
-void each_block(int64_t total, int64_t block, int64_t begin, int64_t end, Function function) {
-  const int64_t first = begin * kItem, last = end * kItem < total ? end * kItem : total;
-  for (int64_t start = first; start < last;) {
-    // Blocks begin at multiples of their size, so that a vector along the last axis begins with most of them.
-    const int64_t next = (start / block + 1) * block, stop = next < last ? next : last;
-    function(start, stop - start);
-    start = stop;
-  }
-}
-
 const float* floats(const uint8_t* data) { return reinterpret_cast<const float*>(data); }
 float* floats(uint8_t* data) { return reinterpret_cast<float*>(data); }
 
@@ -238,8 +226,9 @@ ps_status infer_binary(const Spec* in, AttrValue* attrs, Spec* out) {
   if (kind < 0)
     return fail(PS_UNSUPPORTED, "kind: expected a function of two numbers such as add, got \"%.*s\"", PS_STR(name.s));
   name.i = kind;
+  const bool logical = kind == BINARY_AND || kind == BINARY_OR || kind == BINARY_XOR;
   uint32_t types = is_bits(kind) ? 0 : dtypes(PS_F32);
-  if (is_integer_binary(kind)) types |= kIntsAndBool;
+  if (is_integer_binary(kind)) types |= logical ? dtypes(PS_BOOL) : kIntsAndBool;
   PS_TRY(expect_dtype(in[0], "a", types));
   if (in[1].dtype != in[0].dtype)
     return fail(PS_INVALID_ARGUMENT, "b: expected the type %s of a, got %s", dtype_name(in[0].dtype),
@@ -248,8 +237,7 @@ ps_status infer_binary(const Spec* in, AttrValue* attrs, Spec* out) {
   int32_t rank = 0;
   PS_TRY(broadcast(in[0], "a", dims, &rank));
   PS_TRY(broadcast(in[1], "b", dims, &rank));
-  const bool logical = kind == BINARY_AND || kind == BINARY_OR || kind == BINARY_XOR;
-  return set_output(is_comparison(kind) || logical ? static_cast<int32_t>(PS_BOOL) : in[0].dtype, rank, dims, out);
+  return set_output(is_comparison(kind) ? static_cast<int32_t>(PS_BOOL) : in[0].dtype, rank, dims, out);
 }
 Phases binary_phases(const Call&) { return Phases{&kBinary, 1}; }
 ps_status binary_scratch(const Call&, Scratch*) { return PS_OK; }
