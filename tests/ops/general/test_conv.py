@@ -13,7 +13,7 @@ from tests.support.general_ops import check, contexts, run
 from tests.support.general_weights import conv_weight, packed, tiles, vector
 
 F = torch.nn.functional
-PLAIN = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "groups": 1, "act": "none", "alpha": 0.0,
+PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "groups": 1, "act": "none", "alpha": 0.0,
          "beta": 0.0}  # fmt: skip
 
 
@@ -45,7 +45,7 @@ CONVS = (
 )
 
 
-@pytest.mark.parametrize("shape, out, kernel, attrs", CONVS)
+@pytest.mark.parametrize(("shape", "out", "kernel", "attrs"), CONVS)
 def test_conv_matches_torch(shape: tuple[int, ...], out: int, kernel: tuple[int, int], attrs: dict[str, Any]) -> None:
     attrs = PLAIN | attrs
     groups, pads = attrs["groups"], attrs["pads"]
@@ -71,7 +71,7 @@ def test_one_channel_is_depthwise_or_plain() -> None:
 
 @pytest.mark.parametrize("groups", [1, 24])
 @pytest.mark.parametrize(
-    "act, alpha, beta",
+    ("act", "alpha", "beta"),
     [("relu", 0.0, 0.0), ("clip", 0.0, 6.0), ("silu", 0.0, 0.0), ("hard_swish", 0.0, 0.0), ("leaky_relu", 0.1, 0.0),
      ("gelu", 0.0, 0.0)],
 )  # fmt: skip
@@ -113,7 +113,7 @@ TRANSPOSED = (
 )
 
 
-@pytest.mark.parametrize("shape, out, kernel, attrs", TRANSPOSED)
+@pytest.mark.parametrize(("shape", "out", "kernel", "attrs"), TRANSPOSED)
 def test_conv_transpose_matches_torch(
     shape: tuple[int, ...], out: int, kernel: tuple[int, int], attrs: dict[str, Any]
 ) -> None:
@@ -128,8 +128,10 @@ def test_conv_transpose_matches_torch(
         nchw(x), torch.from_numpy(theirs), torch.from_numpy(bias), attrs["strides"], attrs["pads"][:2],
         attrs["output_pads"], groups, attrs["dilations"],
     )  # fmt: skip
-    check("conv_transpose", [x, conv_weight(weight, groups), vector(bias)], nhwc(expected), absolute=2e-6, relative=2e-6, out_channels=out,
-          kernel=kernel, **attrs)  # fmt: skip
+    check(
+        "conv_transpose", [x, conv_weight(weight, groups), vector(bias)], nhwc(expected), absolute=2e-6, relative=2e-6,
+        out_channels=out, kernel=kernel, **attrs,
+    )  # fmt: skip
 
 
 def test_wrong_convs_are_refused_by_name() -> None:

@@ -14,7 +14,7 @@ from tests.support.general_ops import check, run
 from tests.support.general_weights import vector
 
 F = torch.nn.functional
-PLAIN = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "ceil": False}
+PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "ceil": False}
 POOLS = (
     ((1, 6, 7, 5), (2, 2), {"strides": (2, 2)}),
     ((2, 9, 8, 20), (3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
@@ -37,7 +37,7 @@ def nhwc(x: Any) -> Any:
     return np.ascontiguousarray(np.moveaxis(x.numpy(), 1, 3))
 
 
-@pytest.mark.parametrize("shape, kernel, attrs", POOLS)
+@pytest.mark.parametrize(("shape", "kernel", "attrs"), POOLS)
 def test_pools_match_torch(shape: tuple[int, ...], kernel: tuple[int, int], attrs: dict[str, Any]) -> None:
     attrs = PLAIN | attrs
     x = numbers(*shape)
@@ -69,7 +69,7 @@ def test_wrong_pools_are_refused_by_name() -> None:
             run("max_pool", [x], [((1, 2, 2, 2), np.float32)], **PLAIN | {"kernel": (2, 2)} | change)
 
 
-RESIZE = {"scale_h": 0.0, "scale_w": 0.0, "mode": "nearest", "coordinates": "half_pixel",
+RESIZE: dict[str, Any] = {"scale_h": 0.0, "scale_w": 0.0, "mode": "nearest", "coordinates": "half_pixel",
           "rounding": "round_prefer_floor", "cubic_a": -0.75, "exclude_outside": False}  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def test_resize_survives_scales_of_any_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape, groups",
+    ("shape", "groups"),
     [((2, 5, 6, 12), 3), ((1, 20, 20, 40), 40), ((3, 200, 6), 1), ((1, 30, 30, 34), 17), ((0, 3, 4), 2)],
 )
 def test_group_norm_matches_torch(shape: tuple[int, ...], groups: int) -> None:

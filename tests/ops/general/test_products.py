@@ -19,7 +19,7 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(
-    "a, b",
+    ("a", "b"),
     [((3, 4), (4, 5)), ((100, 33), (33, 50)), ((2, 3, 7, 8), (2, 3, 8, 9)), ((5, 8), (2, 1, 8, 20)),
      ((4, 1, 200, 16), (3, 16, 17)), ((2, 0, 3), (2, 3, 4)), ((2, 5, 0), (2, 0, 4)), ((1, 70), (70, 1))],
 )  # fmt: skip
@@ -43,7 +43,7 @@ def test_matmul_has_the_same_bits_in_any_batch() -> None:
 
 def test_wrong_products_are_refused_by_name() -> None:
     for a, b in (((2, 3), (4, 5)), ((3,), (3, 2)), ((2, 3, 4), (3, 4, 5))):
-        with pytest.raises(InvalidArgumentError, match="matmul: [ab]"):
+        with pytest.raises(InvalidArgumentError, match=r"matmul: [ab]"):
             run("matmul", [numbers(*a), numbers(*b)], [((2, 5), np.float32)], **PLAIN)
 
 

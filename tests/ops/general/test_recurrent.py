@@ -46,7 +46,7 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("op", GATES)
-@pytest.mark.parametrize("steps, batch, inputs, hidden", [(5, 1, 3, 16), (7, 9, 20, 21), (1, 2, 4, 1)])
+@pytest.mark.parametrize(("steps", "batch", "inputs", "hidden"), [(5, 1, 3, 16), (7, 9, 20, 21), (1, 2, 4, 1)])
 def test_recurrent_layers_match_torch(op: str, steps: int, batch: int, inputs: int, hidden: int) -> None:
     for directions in (1, 2):
         module = module_of(op, inputs, hidden, directions == 2)
