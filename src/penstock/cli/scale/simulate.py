@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.options import add_parser_of, check_writable, refuse_without, write_file
 from penstock.cli.progress import format_seconds
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
     seconds = {"copy_s": args.copy_seconds, "page_s": args.page_seconds}
     copies = CopyCosts(**{name: value for name, value in seconds.items() if value is not None})
     numbers = [] if args.replicas is None and roles.num_workers else (args.replicas or "1").split(",")
-    kinds = [({}, *_replicas_of(args, number)) for number in numbers]
+    kinds: list[tuple[dict[str, Any], int, ScalePolicy | None]] = [({}, *_replicas_of(args, n)) for n in numbers]
     if roles.num_workers:
         kinds.append(({"roles": roles, "copies": copies}, roles.num_workers, None))
     runs = [
