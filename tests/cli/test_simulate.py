@@ -81,6 +81,9 @@ def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) ->
         (["--seed", "0"], "--seed requires --mtbf"),
         (["--start-seconds", "1"], "--start-seconds requires --replicas MIN..MAX"),
         (["--replicas", "2,4", "--scale-queue-seconds", "1"], "--scale-queue-seconds requires --replicas MIN..MAX"),
+        (["--prefill-workers", "1"], "decode-workers: expected an integer from 1"),
+        (["--page-seconds", "1"], "--page-seconds requires --prefill-workers"),
+        (["--prefill-workers", "1", "--decode-workers", "1", "--svg", "x.svg"], "svg: "),
         (["--scale-down-seconds", "9"], "--scale-down-seconds requires --replicas MIN..MAX"),
     ],
 )
@@ -151,6 +154,18 @@ def test_a_number_that_follows_the_load(tmp_path, capsys) -> None:
     assert "s" in fixed, "the replica time has its unit"
     assert main(["simulate", trace, "--replicas", "0..3"]) == 0
     assert capsys.readouterr().out.startswith("0..3 replicas (at most 1 at once) of 1 rank, prefix")
+
+
+def test_roles_are_compared_with_replicas_without_them(tmp_path, capsys) -> None:
+    command = ["simulate", write_trace(tmp_path / "trace.jsonl"), "--prefill-workers", "1", "--decode-workers", "2"]
+    assert main([*command, "--page-seconds", "0", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["roles"], report["replicas"]) == ("1+2", 3)
+    assert main([*command, "--replicas", "3"]) == 0
+    *_, plain, apart = capsys.readouterr().out.splitlines()
+    assert (plain.split()[0], apart.split()[0]) == ("3", "1+2")
+    assert main(command) == 0
+    assert "handovers" in capsys.readouterr().out
 
 
 def test_a_packed_trace_is_an_error_with_the_command(tmp_path, capsys) -> None:

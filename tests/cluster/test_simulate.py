@@ -9,7 +9,9 @@ import pytest
 
 from penstock.cluster.autoscale import ScalePolicy
 from penstock.cluster.costs import COSTS_348M, StepCosts, read_costs, write_costs
+from penstock.cluster.handovers import CopyCosts
 from penstock.cluster.replica import ReplicaLimits
+from penstock.cluster.roles import WorkerRoles
 from penstock.cluster.routing import POLICIES, ReplicaRouter
 from penstock.cluster.simulate import Simulation, simulate
 from penstock.cluster.trace import SegmentKeys, TraceRequest, parse_trace
@@ -269,3 +271,62 @@ def test_routing_looks_at_as_many_pages_as_in_the_service(monkeypatch) -> None:
     report = simulate(requests, Simulation(replicas=2, limits=ReplicaLimits(num_pages=2048)))
     assert set(looked) == {len(page_keys(range(20_000), ""))}
     assert report.cached_tokens > 19_000
+
+
+APART = replace(
+    COSTS_348M, prefill_token_s=0.001, decode_step_s={1: 0.02, 2: 0.03}, prefill_step_s=0.005, request_s=0.0
+)
+
+
+def test_a_handover_takes_what_its_steps_and_copies_cost() -> None:
+    """By hand: prefill, tokens in the first replica during the copy, and those of the second one."""
+    settings = Simulation(2, costs=APART, roles=WorkerRoles(1, 1), copies=CopyCosts(0.02, 0.01))
+    report = simulate([TraceRequest(0.0, [("a", 100)], 11)], settings)
+    first = 0.005 + 0.1
+    assert report.ttft["p50"] == pytest.approx(first)
+    # 3 full pages: the copy takes 0.05 s, so the first replica computes 3 more tokens of 0.02 s; the second one
+    # computes the text behind 96 tokens, 4 of the prompt and 4 of the answer, and then 6 tokens
+    second = max(0.005 + (104 - 96) * 0.001, 0.02)
+    assert report.e2e["p50"] == pytest.approx(first + 3 * 0.02 + second + 6 * 0.02)
+    assert (report.roles, report.handovers, report.copied_pages) == ("1+1", 1, 3)
+    assert (report.prefilled_tokens, report.cached_tokens, report.output_tokens) == (104, 0, 11)
+
+
+def test_short_prompts_and_full_replicas_hand_over_nothing() -> None:
+    settings = Simulation(2, costs=APART, roles=WorkerRoles(1, 1), copies=CopyCosts(0.0, 0.0))
+    short = simulate([TraceRequest(0.0, [("a", 63)], 5), TraceRequest(9.0, [("b", 640)], 1)], settings)
+    assert (short.handovers, short.copied_pages) == (0, 0)
+    one_place = replace(settings, limits=ReplicaLimits(max_requests=1))
+    both = [TraceRequest(0.0, [("a", 40)], 100), TraceRequest(0.001, [("b", 100)], 5)]
+    assert simulate(both, one_place).handovers == 0
+    assert simulate(both, settings).handovers == 1
+
+
+@pytest.mark.parametrize("mtbf_s", [0.0, 4.0])
+def test_roles_finish_every_request(mtbf_s: float) -> None:
+    """Many steps at once equal one by one, also with failures of both kinds of replicas."""
+    trace = trace_of(300, 12.0)
+    settings = Simulation(4, roles=WorkerRoles(2, 2), mtbf_s=mtbf_s, restart_s=1.0)
+    at_once, stepwise = simulate(trace, settings), simulate(trace, replace(settings, is_stepwise=True))
+    assert asdict(at_once) == asdict(stepwise)
+    assert at_once.output_tokens == sum(request.output_tokens for request in trace)
+    assert at_once.handovers > 100
+    assert (at_once.failures > 0) == (mtbf_s > 0)
+
+
+def test_prompts_delay_no_answer_of_another_replica() -> None:
+    """What roles are for: long prompts beside answers make their tokens uneven, unless they are computed elsewhere."""
+    answers = [TraceRequest(0.0, [(f"a {i}", 70)], 400) for i in range(2)]
+    prompts = [TraceRequest(1.0 + i / 2, [(f"p {i}", 2000)], 1) for i in range(6)]
+    costs = replace(APART, prefill_token_s=0.0002, decode_step_s={1: 0.02})
+    together = simulate([*answers, *prompts], Simulation(2, "round-robin", costs))
+    apart = simulate([*answers, *prompts], Simulation(2, costs=costs, roles=WorkerRoles(1, 1)))
+    assert apart.handovers == 2
+    assert max(apart.tpot.values()) < max(together.tpot.values())
+
+
+def test_roles_name_all_replicas() -> None:
+    with raises(InvalidArgumentError, param="replicas"):
+        Simulation(3, roles=WorkerRoles(1, 1))
+    with raises(InvalidArgumentError, param="decode_workers"):
+        WorkerRoles(1, 0)

@@ -83,7 +83,8 @@ class StepTable:
 class Arrived:
     """A request that a replica got, and its times in nanoseconds.
 
-    ``queued`` tokens wait in the router's books, and the pages of the ``expected`` keys.
+    ``queued`` tokens wait in the router's books, and the pages of the ``expected`` keys.  ``first_ns``: of its first
+    token, 0 before; ``target``: the place of the replica that goes on with it at the end of the step, or -1.
     """
 
     request: Request
@@ -93,6 +94,7 @@ class Arrived:
     queued: int
     expected: list[bytes]
     first_ns: int = 0
+    target: int = -1
 
 
 class Replica:
@@ -120,7 +122,9 @@ class Replica:
         self.num_prefilled = 0
         self.num_steps = 0
         self._table, self._is_stepwise = table, is_stepwise
+        self._num_leaving = 0
         self._incoming: list[Request] = []
+        self._copies: list[list[bytes]] = []
         self._open: dict[int, Arrived] = {}
         self._chunks: list[Chunk] = []
         # The present steps are ``_repeats``: the first takes ``_step_ns``, each further one ``_growth_ns`` longer.
@@ -146,10 +150,43 @@ class Replica:
         self._incoming.append(arrived.request)
         if self.end_ns is None:
             self._begin(now_ns)
-        elif self._repeats > 1:
+        else:
+            self._end_after_step(now_ns)
+
+    def _end_after_step(self, now_ns: int) -> None:
+        """Let the present steps end with the one that runs now."""
+        if self._repeats > 1:
             done = self._num_done(now_ns)
             self._repeats = max(1, done + (self._start_ns + self._steps_ns(done) < now_ns))
             self.end_ns = self._start_ns + self._steps_ns(self._repeats)
+
+    def holds(self, arrived: Arrived) -> bool:
+        """Return True for a request that has not ended here."""
+        return self._open.get(arrived.request.id) is arrived
+
+    def release(self, arrived: Arrived, target: int, now_ns: int) -> None:
+        """Let a request leave for another replica when the step that runs has ended."""
+        arrived.target = target
+        self._num_leaving += 1
+        self._end_after_step(now_ns)
+
+    def store(self, keys: list[bytes], now_ns: int) -> None:
+        """Keep copies of pages with these keys, if there is room for them when the step that runs has ended."""
+        self._copies.append(keys)
+        if self.end_ns is None:
+            self._store_copies()
+        else:
+            self._end_after_step(now_ns)
+
+    def _store_copies(self) -> None:
+        ledger = self.scheduler.ledger
+        for keys in self._copies:
+            pages = ledger.open()
+            ledger.adopt(pages, 0, keys[: ledger.count_shareable(pages, 0, keys)])
+            if ledger.grow(pages, len(keys) * PAGE_TOKENS):
+                ledger.name(pages, keys)
+            ledger.close(pages)
+        self._copies.clear()
 
     def stop(self, now_ns: int) -> list[Arrived]:
         """End the replica within its step; return the requests that are lost, in the order of their arrival here."""
@@ -169,10 +206,10 @@ class Replica:
             return (now_ns - self._start_ns) // self._step_ns
         return bisect_right(range(1, self._repeats + 1), now_ns - self._start_ns, key=self._steps_ns)
 
-    def finish_steps(self) -> tuple[list[Arrived], list[Arrived]]:
-        """End the present steps and begin the next ones; return the requests with a first token, and those that ended.
+    def finish_steps(self) -> tuple[list[Arrived], list[Arrived], list[Arrived]]:
+        """End the present steps and begin the next ones.  Call it at ``end_ns``.
 
-        Call it at ``end_ns``.
+        Return the requests with their first token here, those that ended, and those that leave for another replica.
         """
         now_ns, repeats = self.end_ns, self._repeats
         if now_ns is None:
@@ -181,6 +218,7 @@ class Replica:
         self.num_steps += repeats
         first: list[Arrived] = []
         ended: list[Arrived] = []
+        left: list[Arrived] = []
         for chunk in self._chunks:
             request = chunk.request
             if repeats > 1:
@@ -193,16 +231,22 @@ class Replica:
             if not chunk.samples:
                 continue
             request = chunk.request
-            if not request.output_ids:
+            if len(request.output_ids) == request.num_resumed:
                 arrived = self._open[request.id]
-                arrived.first_ns = now_ns
+                arrived.first_ns = arrived.first_ns or now_ns
                 first.append(arrived)
             request.output_ids.append(0)
             if len(request.output_ids) >= request.max_tokens:
                 self.scheduler.remove(request)
                 ended.append(self._open.pop(request.id))
+        if self._num_leaving:
+            self._num_leaving = 0
+            left += [arrived for arrived in self._open.values() if arrived.target >= 0]
+            for arrived in left:
+                self.scheduler.remove(arrived.request)
+                del self._open[arrived.request.id]
         self._begin(now_ns)
-        return first, ended
+        return first, ended, left
 
     def _repeat(self, chunk: Chunk, repeats: int) -> None:
         """Compute ``repeats`` tokens of an answer, all but the last of which are appended."""
@@ -219,6 +263,8 @@ class Replica:
     def _begin(self, now_ns: int) -> None:
         """Schedule the next steps, if there is anything to do."""
         scheduler = self.scheduler
+        if self._copies:
+            self._store_copies()
         for request in self._incoming:
             scheduler.add(request)
         self._incoming.clear()
@@ -230,7 +276,7 @@ class Replica:
             raise InternalError("replica: requests wait, but none can run")
         num_decodes = decode_context = num_prompt = prompt_context = num_first = 0
         for chunk in chunks:
-            num_first += chunk.samples and not chunk.request.output_ids
+            num_first += chunk.samples and len(chunk.request.output_ids) == chunk.request.num_resumed
             if chunk.num_tokens == 1:
                 num_decodes += 1
                 decode_context += chunk.start

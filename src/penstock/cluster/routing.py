@@ -400,6 +400,11 @@ class ReplicaRouter:
         return float(self._queued[place] * self._prefill_s[place])
 
     @property
+    def places(self) -> list[int]:
+        """The places of all replicas."""
+        return [int(place) for place in self._every]
+
+    @property
     def num_keys(self) -> int:
         """The number of different page keys that are remembered."""
         return len(self._holders)

@@ -10,7 +10,7 @@ import gc
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, starmap
@@ -21,7 +21,9 @@ import numpy as np
 
 from penstock.cluster.autoscale import SAMPLE_S, Autoscaler, Load, ScalePolicy
 from penstock.cluster.costs import COSTS_348M, StepCosts
+from penstock.cluster.handovers import CopyCosts, Handover, Handovers
 from penstock.cluster.replica import NS, Arrived, Replica, ReplicaLimits, StepTable, new_request
+from penstock.cluster.roles import WorkerRoles
 from penstock.cluster.routing import POLICIES, ROUTED_PAGES, ReplicaRouter
 from penstock.cluster.trace import SegmentKeys, TraceRequest
 from penstock.config import check_choice, check_integer, check_number
@@ -46,7 +48,8 @@ class Simulation:
     Its requests start again on others, as if their clients had tried again; their times count from the first arrival.
     ``scale``: how the number of replicas follows the load, from ``replicas`` at first; a new one takes ``start_s``
     seconds until it serves.  It cannot be combined with failures.  ``is_stepwise``: simulate each step as an event of
-    its own, even while the batch does not change.  The result is the same.
+    its own, even while the batch does not change.  The result is the same.  ``roles``: so many of the replicas compute
+    prompts, and the others go on with the answers; copying pages between them takes ``copies``.
     """
 
     replicas: int = 1
@@ -60,6 +63,8 @@ class Simulation:
     scale: ScalePolicy | None = None
     start_s: float = 1.0
     is_stepwise: bool = False
+    roles: WorkerRoles = field(default_factory=WorkerRoles)
+    copies: CopyCosts = field(default_factory=CopyCosts)
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -71,6 +76,12 @@ class Simulation:
         self.costs.on_ranks(self.tp)
         if self.scale is not None and self.mtbf_s:
             raise InvalidArgumentError("mtbf_s: expected 0 if the number of replicas follows the load", param="mtbf_s")
+        if self.roles.num_workers and (self.scale is not None or self.roles.num_workers != self.replicas):
+            raise InvalidArgumentError(
+                f"replicas: expected {self.roles.num_workers}, which have the roles, got {self.replicas}"
+                f"{'' if self.scale is None else ' at first'}",
+                param="replicas",
+            )
 
 
 @dataclass
@@ -84,7 +95,8 @@ class SimulationReport:
     ``seconds``: from the first arrival to the last end.  ``replica_seconds``: the sum over replicas of the time in
     which they ran, their start included.  ``failures`` of replicas; ``retries`` counts the requests that began anew
     after one.  If the number of replicas follows the load, ``replica_range`` is "MIN..MAX", ``replicas`` is the most
-    that ran at once, and ``scalings`` counts the changes.
+    that ran at once, and ``scalings`` counts the changes.  With roles ``roles`` is "PREFILL+DECODE", and ``handovers``
+    of requests had ``copied_pages``.
     """
 
     policy: str
@@ -109,6 +121,9 @@ class SimulationReport:
     seconds: float = 0.0
     replica_seconds: float = 0.0
     replica_range: str = ""
+    roles: str = ""
+    handovers: int = 0
+    copied_pages: int = 0
 
 
 def simulate(
@@ -148,6 +163,7 @@ class _Cluster:
         self._ended: list[_Totals] = []  # of replicas that failed
         self._ends: list[tuple[int, int]] = []
         self._faults = _Faults(settings)
+        self._handovers = Handovers(settings.roles, settings.copies) if settings.roles.num_workers else None
         self._unplaced: list[tuple[TraceRequest, int]] = []  # while all replicas are down
         self._num_up = self._num_failures = 0
         self._scaling = None if settings.scale is None else _Scaling(settings.scale, settings.replicas)
@@ -237,42 +253,99 @@ class _Cluster:
     def _run_until(self, now_ns: int | None) -> None:
         """Run what happens before ``now_ns``; None is until every request has ended."""
         faults = self._faults
-        while faults.next_ns is not None and (self._num_open if now_ns is None else faults.next_ns < now_ns):
-            self._run_steps(faults.next_ns)
-            if now_ns is None and not self._num_open:
+        while True:
+            self._run_steps(now_ns)
+            at_ns = faults.next_ns
+            if at_ns is None or not (self._num_open if now_ns is None else at_ns < now_ns):
                 return
-            at_ns, place = faults.pop()
-            if place == _LOOK:
-                self._look(at_ns)
-                faults.plan_look(at_ns + round(SAMPLE_S * NS))
-            elif place is not None:
-                self._stop_replica(place, at_ns)
-            else:
-                self._start_replica(at_ns)
-                unplaced, self._unplaced = self._unplaced, []
-                for request, arrival_ns in unplaced:
-                    self._send(request, arrival_ns, at_ns)
-        self._run_steps(now_ns)
+            self._happen(*faults.pop())
+
+    def _happen(self, at_ns: int, event: int | Handover | None) -> None:
+        if isinstance(event, Handover):
+            self._end_copy(event, at_ns)
+        elif event == _LOOK:
+            self._look(at_ns)
+            self._faults.plan_look(at_ns + round(SAMPLE_S * NS))
+        elif event is not None:
+            self._stop_replica(event, at_ns)
+        else:
+            self._start_replica(at_ns)
+            unplaced, self._unplaced = self._unplaced, []
+            for request, arrival_ns in unplaced:
+                self._send(request, arrival_ns, at_ns)
 
     def _run_steps(self, now_ns: int | None) -> None:
-        """Run the steps that end before ``now_ns``; None is all.  A step that ends right then sees the arrival."""
-        ends, replicas = self._ends, self._replicas
-        while ends and (now_ns is None or ends[0][0] < now_ns):
+        """Run the steps that end before ``now_ns`` and before the next event; None is all.
+
+        A step that ends right then sees the arrival.
+        """
+        ends, replicas, faults = self._ends, self._replicas, self._faults
+        while ends and (now_ns is None or ends[0][0] < now_ns) and not faults.is_due(ends[0][0]):
             end_ns, place = heapq.heappop(ends)
             replica = replicas[place]
             if replica.end_ns != end_ns:
                 continue  # an arrival has ended these steps earlier, or the replica failed
-            first, ended = replica.finish_steps()
-            if first or ended:  # moments that do not depend on how many steps are one event
+            first, ended, left = replica.finish_steps()
+            if first or ended or left:  # moments that do not depend on how many steps are one event
                 self._report_pages(place, replica)
             for arrived in first:
-                self._router.prefilled(place, arrived.queued, arrived.expected)
+                self._note_first(arrived, end_ns)
             for arrived in ended:
                 self._note_end(arrived, end_ns)
+            for arrived in left:
+                self._hand_over(arrived, end_ns)
             if replica.end_ns is not None:
                 heapq.heappush(ends, (replica.end_ns, place))
             elif ended:
                 self._end_if_idle(place, end_ns)
+
+    def _note_first(self, arrived: Arrived, now_ns: int) -> None:
+        """Note that a replica computed the text of a request; one for decode may go on with the answer."""
+        self._router.prefilled(arrived.place, arrived.queued, arrived.expected)
+        handovers, source = self._handovers, self._replicas[arrived.place]
+        if handovers is None:
+            return
+        handovers.note_first(arrived)
+        limit = self._settings.limits.max_requests
+        places = handovers.targets(arrived, self._router.places, lambda place: self._replicas[place].num_open < limit)
+        if not places or not source.holds(arrived):
+            return
+        prompt_len, keys = len(arrived.request.prompt_ids), arrived.request.page_keys[:ROUTED_PAGES]
+        route = self._router.route(prompt_len, keys, places=places)
+        receiver = self._replicas[route.place]
+        copy, time_ns = handovers.begin(arrived, source, route.place, receiver, route.num_known)
+        self._faults.plan_copy(now_ns + time_ns, copy)
+
+    def _end_copy(self, copy: Handover, now_ns: int) -> None:
+        """Let a request leave for the replica that has its pages now, unless one of both failed or it has no place."""
+        arrived, source, receiver = copy.arrived, copy.source, copy.receiver
+        is_up = self._replicas[copy.target] is receiver and self._replicas[arrived.place] is source
+        if not is_up or not source.holds(arrived) or receiver.num_open >= self._settings.limits.max_requests:
+            return
+        for place, replica in ((copy.target, receiver), (arrived.place, source)):
+            before = replica.end_ns
+            if replica is receiver:
+                replica.store(copy.keys, now_ns)
+            else:
+                replica.release(arrived, copy.target, now_ns)
+            self._note_steps(place, before)
+
+    def _hand_over(self, arrived: Arrived, now_ns: int) -> None:
+        """Go on with a request in the replica that has copies of its pages."""
+        if self._handovers is None:
+            return
+        self._router.end(arrived.place)
+        self._handovers.num_done += 1
+        place, before = arrived.target, arrived.request
+        keys, num_tokens = before.page_keys, before.num_tokens
+        num_keys = min(len(keys), ROUTED_PAGES)
+        known = self._router.matches(keys[:num_keys])[place]
+        queued = max(0, num_tokens - int(known) * PAGE_TOKENS)
+        expected = self._router.begin(place, queued, keys[:num_keys])
+        request = new_request(before.id, len(before.prompt_ids), before.max_tokens, keys, arrived.line.time)
+        request.resume(before.output_ids)
+        moved = Arrived(request, arrived.line, place, arrived.arrival_ns, queued, expected, arrived.first_ns)
+        self._submit(moved, now_ns)
 
     def _report_pages(self, place: int, replica: Replica) -> None:
         """Report what a replica gained and dropped.  A worker does so after each step."""
@@ -301,18 +374,29 @@ class _Cluster:
             self._look(now_ns)
             return
         prompt_len, keys = request.prompt_tokens, self._keys.of_prompt(request.segments)
-        allowed = [*scaling.active] if scaling is not None and scaling.leaving else None
+        allowed: Sequence[int] | None = [*scaling.active] if scaling is not None and scaling.leaving else None
+        if self._handovers is not None:
+            allowed = self._handovers.suited(prompt_len, self._router.places)
         leading = keys[:ROUTED_PAGES]  # as the service does
         route = self._router.route(prompt_len, leading, places=allowed)
         place, queued = route.place, max(0, prompt_len - route.num_known * PAGE_TOKENS)
         expected = self._router.begin(place, queued, leading)
         self._num_sent += 1
         engine_request = new_request(self._num_sent, prompt_len, request.output_tokens, keys, request.time)
+        self._submit(Arrived(engine_request, request, place, arrival_ns, queued, expected), now_ns)
+
+    def _submit(self, arrived: Arrived, now_ns: int) -> None:
+        place = arrived.place
         replica = self._replicas[place]
         before = replica.end_ns
-        replica.submit(Arrived(engine_request, request, place, arrival_ns, queued, expected), now_ns)
-        if replica.end_ns is not None and replica.end_ns != before:
-            heapq.heappush(self._ends, (replica.end_ns, place))
+        replica.submit(arrived, now_ns)
+        self._note_steps(place, before)
+
+    def _note_steps(self, place: int, before: int | None) -> None:
+        """Note the end of a replica's present steps, if it was another one before."""
+        end_ns = self._replicas[place].end_ns
+        if end_ns is not None and end_ns != before:
+            heapq.heappush(self._ends, (end_ns, place))
 
     def _note_end(self, arrived: Arrived, now_ns: int) -> None:
         num_tokens = arrived.request.max_tokens
@@ -341,6 +425,12 @@ class _Cluster:
         report.retries = self._num_sent - self._num_requests
         report.output_tokens = self._output_tokens
         num_prompt = sum(total.num_prompt for total in totals)
+        if self._handovers is not None:
+            roles, moved = settings.roles, self._handovers
+            report.roles = f"{roles.num_prefill}+{roles.num_decode}"
+            report.handovers, report.copied_pages = moved.num_done, moved.num_pages
+            report.cached_tokens -= moved.num_cached_tokens
+            num_prompt -= moved.num_prompt_tokens
         report.hit_rate = report.cached_tokens / num_prompt if num_prompt else 0.0
         report.ttft, report.tpot, report.e2e = map(_summary, (self._ttft, self._tpot, self._e2e))
         whole_ns = self._last_ns - (self._first_ns or 0)
@@ -436,12 +526,13 @@ class _Scaling:
 
 
 class _Faults:
-    """What happens to replicas, in order of time: failures, starts, and looks at the load."""
+    """What happens to replicas, in order of time: failures, starts, copies of pages, and looks at the load."""
 
     def __init__(self, settings: Simulation) -> None:
         self._mtbf_s, self._restart_ns = settings.mtbf_s, round(settings.restart_s * NS)
         self._draw = Random(settings.seed)  # noqa: S311 - not a secret
-        self._events: list[tuple[int, int, int | None]] = []  # time, number, and the place of the replica that fails
+        # time, number, and the place of the replica that fails, or what else happens
+        self._events: list[tuple[int, int, int | Handover | None]] = []
         self._numbers = count()
 
     @property
@@ -463,13 +554,21 @@ class _Faults:
         """Plan a look at the load."""
         heapq.heappush(self._events, (at_ns, next(self._numbers), _LOOK))
 
-    def pop(self) -> tuple[int, int | None]:
-        """Return the time and the place of the next failure.
+    def plan_copy(self, at_ns: int, copy: Handover) -> None:
+        """Plan that the pages of a request have been copied."""
+        heapq.heappush(self._events, (at_ns, next(self._numbers), copy))
+
+    def is_due(self, at_ns: int) -> bool:
+        """Return True if something happens at that time or before it."""
+        return bool(self._events) and self._events[0][0] <= at_ns
+
+    def pop(self) -> tuple[int, int | Handover | None]:
+        """Return the time and the place of the next failure, or the end of a copy.
 
         A place of None says that a replica starts or is back, and ``_LOOK`` that the load is to be looked at.
         """
         at_ns, _, place = heapq.heappop(self._events)
-        if place is not None and place != _LOOK:
+        if isinstance(place, int) and place != _LOOK:
             heapq.heappush(self._events, (at_ns + self._restart_ns, next(self._numbers), None))
         return at_ns, place
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.options import add_parser_of, check_writable, refuse_without, write_file
 from penstock.cli.progress import format_seconds
@@ -49,16 +49,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock simulate trace.jsonl --replicas 8 --policy least-loaded --json\n"
         "penstock simulate trace.jsonl --replicas 4,8,16 --policy prefix,least-loaded --svg policies.svg\n"
         "penstock simulate trace.jsonl --replicas 8,1..8 --scale-down-seconds 60\n"
+        "penstock simulate trace.jsonl --replicas 4 --prefill-workers 1 --decode-workers 3\n"
         "penstock simulate trace.jsonl --costs costs.json\n"
         "gunzip -c trace.jsonl.gz | penstock simulate - --replicas 4,8",
     )
     parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace, JSON lines; -: standard input (required)")
     parser.add_argument(
         "--replicas",
-        default="1",
         metavar="N[,N...]",
         help="number of replicas, or MIN..MAX: it follows the load, as in penstock serve; several are compared in one "
-        "table (default: 1)",
+        "table (default: 1, or only the replicas with roles)",
     )
     parser.add_argument(
         "--policy",
@@ -81,6 +81,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     for option, (_, text) in _LIMITS.items():
         parser.add_argument(f"--{option}", type=int, metavar="N", help=text)
+    _add_roles(parser)
     _add_faults(parser)
     _add_scaling(parser)
     parser.add_argument(
@@ -95,6 +96,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write a chart of the first token and of the cached tokens over the replicas (default: none)",
     )
     parser.set_defaults(run=run)
+
+
+def _add_roles(parser: argparse.ArgumentParser) -> None:
+    for role, what in (("prefill", "compute prompts"), ("decode", "go on with the answers")):
+        parser.add_argument(
+            f"--{role}-workers",
+            type=int,
+            default=0,
+            metavar="N",
+            help=f"replicas that {what}, as in penstock serve; beside --replicas in one table (default: 0)",
+        )
+    for name, default, what in (("copy", 0.005, "each copy of pages"), ("page", 0.001, "each page of 32 tokens in it")):
+        parser.add_argument(
+            f"--{name}-seconds",
+            type=float,
+            metavar="S",
+            help=f"with --prefill-workers: time of {what} to another replica (default: {default})",
+        )
 
 
 def _add_faults(parser: argparse.ArgumentParser) -> None:
@@ -117,10 +136,11 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate; print the report, and the progress to standard error."""
     from dataclasses import asdict
-    from functools import partial
 
     from penstock.cluster.costs import COSTS_348M, read_costs
+    from penstock.cluster.handovers import CopyCosts
     from penstock.cluster.replica import ReplicaLimits
+    from penstock.cluster.roles import WorkerRoles
     from penstock.cluster.simulate import Simulation, simulate
 
     given = {name: getattr(args, option.replace("-", "_")) for option, (name, _) in _LIMITS.items()}
@@ -130,9 +150,16 @@ def run(args: argparse.Namespace) -> int:
     _refuse_unused(args)
     times = {"restart_s": args.restart, "seed": args.seed, "start_s": args.start_seconds}
     times = {name: value for name, value in times.items() if value is not None}
+    roles = WorkerRoles(args.prefill_workers, args.decode_workers)
+    seconds = {"copy_s": args.copy_seconds, "page_s": args.page_seconds}
+    copies = CopyCosts(**{name: value for name, value in seconds.items() if value is not None})
+    numbers = [] if args.replicas is None and roles.num_workers else (args.replicas or "1").split(",")
+    kinds: list[tuple[dict[str, Any], int, ScalePolicy | None]] = [({}, *_replicas_of(args, n)) for n in numbers]
+    if roles.num_workers:
+        kinds.append(({"roles": roles, "copies": copies}, roles.num_workers, None))
     runs = [
-        Simulation(replicas, policy, costs, tp, limits, args.mtbf, scale=scale, **times)
-        for replicas, scale in map(partial(_replicas_of, args), args.replicas.split(","))
+        Simulation(replicas, policy, costs, tp, limits, args.mtbf, scale=scale, **times, **own)
+        for own, replicas, scale in kinds
         for policy in args.policy.split(",")
     ]
     if args.svg is not None:
@@ -158,7 +185,11 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_unused(args: argparse.Namespace) -> None:
     if not args.mtbf:
         refuse_without("--mtbf", args, "restart", "seed")
-    if ".." not in args.replicas:
+    if not args.prefill_workers:
+        refuse_without("--prefill-workers", args, "copy_seconds", "page_seconds")
+    elif args.svg is not None:
+        raise InvalidArgumentError("svg: the chart has no roles; omit it with --prefill-workers", param="svg")
+    if ".." not in (args.replicas or ""):
         refuse_without("--replicas MIN..MAX", args, "scale_queue_seconds", "scale_down_seconds", "start_seconds")
 
 
@@ -233,7 +264,7 @@ def _comparison(reports: list[SimulationReport]) -> str:
         times = [report.ttft.get("p50"), report.ttft.get("p90"), report.ttft.get("p99"), report.tpot.get("p50")]
         rows.append(
             [
-                report.replica_range or f"{report.replicas:,}",
+                report.replica_range or report.roles or f"{report.replicas:,}",
                 report.policy,
                 *("-" if value is None else f"{value * 1e3:,.1f}" for value in times),
                 f"{report.prefilled_tokens:,}",
@@ -267,6 +298,8 @@ def _table(report: SimulationReport) -> str:
     number = f"{report.replicas:,} replica{'s' if report.replicas > 1 else ''}"
     if report.replica_range:
         number = f"{report.replica_range} replicas (at most {report.replicas:,} at once)"
+    if report.roles:
+        number = f"{report.roles} replicas for prefill and decode"
     busiest = f"the busiest replica {report.load_imbalance:.1%} above the mean" if report.replicas > 1 else ""
     changes = f"{report.scalings:,} changes of the number" if report.replica_range else ""
     counts = [
@@ -278,6 +311,11 @@ def _table(report: SimulationReport) -> str:
         ),
         ("answer tokens", f"{report.output_tokens:,}", ""),
         ("preemptions", f"{report.preemptions:,}", ""),
+        *(
+            [("handovers", f"{report.handovers:,}", f"of requests, with {report.copied_pages:,} copied pages")]
+            if report.roles
+            else []
+        ),
         ("failures", f"{report.failures:,}", f"{report.retries:,} requests started again" * bool(report.failures)),
         ("replica time", format_seconds(report.replica_seconds), changes),
         ("utilisation", f"{report.utilisation:.1%}", busiest),

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.config import check_choice, check_integer
+from penstock.cluster.roles import DECODE, PREFILL, WorkerRoles, role_for
+from penstock.config import check_choice
 from penstock.logs import tell
-from penstock.runtime.program import PAGE_TOKENS
-from penstock.serving.workers.moving.copy_pages import MIN_PAGES
 
 if TYPE_CHECKING:
     from penstock.serving.workers.worker_connection import WorkerConnection
@@ -33,42 +31,6 @@ __all__ = [
     "warn_of_roles",
 ]
 
-PREFILL: Final = "prefill"
-DECODE: Final = "decode"
-
-
-@dataclass(frozen=True)
-class WorkerRoles:
-    """How many workers of a model have each role; 0 and 0: none has one."""
-
-    num_prefill: int = 0
-    num_decode: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse one role without the other."""
-        least = 1 if self.num_prefill or self.num_decode else 0
-        check_integer("prefill_workers", self.num_prefill, least, 256)
-        check_integer("decode_workers", self.num_decode, least, 256)
-
-    @property
-    def num_workers(self) -> int:
-        """The workers that have a role."""
-        return self.num_prefill + self.num_decode
-
-    def role_of(self, number: int) -> str:
-        """Return the role of the worker that starts as this one, from 0; "" without roles."""
-        if not self.num_workers:
-            return ""
-        return PREFILL if number < self.num_prefill else DECODE
-
-    def without(self, role: str) -> WorkerRoles:
-        """Return the roles after a worker was drained: at least one worker of each, if there are roles."""
-        if not self.num_workers:
-            return self
-        num_prefill, num_decode = self.num_prefill - (role == PREFILL), self.num_decode - (role == DECODE)
-        return WorkerRoles(max(1, num_prefill), max(1, num_decode))
-
-
 NO_ROLES: Final = WorkerRoles()
 
 
@@ -76,14 +38,6 @@ def check_role(value: str) -> str:
     """Return the role that a worker asks for, "" for none.  Raises InvalidArgumentError."""
     check_choice("role", value, ("", PREFILL, DECODE))
     return value
-
-
-def role_for(num_tokens: int, *, has_begun: bool) -> str:
-    """Return the role whose workers a request goes to.
-
-    A short prompt runs where its answer does, because copying its pages takes longer than computing them.
-    """
-    return DECODE if has_begun or num_tokens < MIN_PAGES * PAGE_TOKENS else PREFILL
 
 
 def of_role(connections: Sequence[WorkerConnection], role: str) -> Sequence[WorkerConnection]:

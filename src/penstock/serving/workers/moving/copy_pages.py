@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.cluster.roles import MIN_PAGES
 from penstock.runtime.program import PAGE_TOKENS
 from penstock.serving.proto import wire_pb2 as pb
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MIN_PAGES", "copy_pages"]
 
-MIN_PAGES: Final = 2
-"""A text of fewer pages is computed again."""
 _WINDOW: Final = 4
 """The most parts on their way."""
 _ANSWER_S: Final = 5.0
