@@ -1,4 +1,4 @@
-"""Penstock: inference of language models.
+"""Penstock: inference of language models and of other networks.
 
 Names are imported when they are first used.  Importing the package is cheap and never loads PyTorch.
 """
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from penstock.llm.streamers import Streamer, TextStreamer
     from penstock.models.loader import load_network
     from penstock.models.registry import register_network
+    from penstock.networks.network import CompiledModule, Network, capture, compile, read_network
+    from penstock.networks.predictor import Predictor, open_predictor
     from penstock.offline.export import export
     from penstock.offline.infer_config import InferConfig
     from penstock.offline.pipeline import pipeline
@@ -58,6 +60,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "Choice",
     "Classification",
     "Client",
+    "CompiledModule",
     "Conversation",
     "DeadlineError",
     "Delta",
@@ -72,9 +75,11 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "InvalidArgumentError",
     "InvalidFileError",
     "LLM",
+    "Network",
     "NotFoundError",
     "OutOfMemoryError",
     "PenstockError",
+    "Predictor",
     "ProgramLimits",
     "QueueFullError",
     "Ranked",
@@ -93,11 +98,15 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "UnavailableError",
     "UnsupportedError",
     "__version__",
+    "capture",
+    "compile",
     "custom_op",
     "export",
     "load_network",
     "load_ops",
+    "open_predictor",
     "pipeline",
+    "read_network",
     "register_network",
 ]
 
@@ -130,6 +139,8 @@ _HOMES = {
     "penstock.core.library": ("load_ops",),
     "penstock.models.loader": ("load_network",),
     "penstock.models.registry": ("register_network",),
+    "penstock.networks.network": ("CompiledModule", "Network", "capture", "compile", "read_network"),
+    "penstock.networks.predictor": ("Predictor", "open_predictor"),
     "penstock.offline.export": ("export",),
     "penstock.offline.infer_config": ("InferConfig",),
     "penstock.offline.pipeline": ("pipeline",),

@@ -24,6 +24,7 @@ LAYERS = (
     "engine",
     "text",
     "hub",
+    "networks",
     "runtime",
     "graph",
     "models",
@@ -62,6 +63,8 @@ TORCH_ALLOWED = (
     "ops/eager.py",
     "ops/custom.py",
     "graph/capture.py",
+    "graph/general/torch/",
+    "networks/network.py",
     "runtime/eager.py",
 )
 MAX_FILE_LINES = 600

@@ -117,7 +117,7 @@ def _scores(site: Site, parts: _Heads, mask: Tensor | None, scale: float, softca
         k = site.reshape(wide, (b, heads, keys, d))
     scores: Tensor = site.add("matmul", parts.q, k, transpose_b=True, scale=scale)
     mode = site.int("qk_matmul_output_mode")
-    if mode == 0 and site.version < 24 or (mode == 0 and softcap == 0.0):
+    if (mode == 0 and site.version < 24) or (mode == 0 and softcap == 0.0):
         return scores
     if softcap > 0:
         scores = site.binary("mul", site.unary("tanh", site.binary("div", scores, softcap)), softcap)

@@ -93,7 +93,9 @@ class Site:
             raise InvalidFileError(f"node {self.node.name} ({self.node.op}): expected an input {at}, got none")
         array = value.value if isinstance(value, Tensor) else value() if callable(value) else value
         if array is None:
-            raise self.refused(f"input {self.node.inputs[at]} must be constant; it depends on the inputs of the network")
+            raise self.refused(
+                f"input {self.node.inputs[at]} must be constant; it depends on the inputs of the network"
+            )
         return array
 
     def is_raw(self, at: int) -> bool:

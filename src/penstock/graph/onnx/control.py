@@ -52,5 +52,3 @@ def _if(site: Site) -> tuple[Tensor | None, ...]:
     results = site.run_graph(graph)  # type: ignore[misc]
     count = len(site.node.outputs)
     return tuple(results) if len(results) >= count else (None,) * count
-
-

@@ -80,7 +80,9 @@ def _clip(site: Site) -> Tensor:
         return site.unary("clip", x, site.float("min", -_LARGEST), site.float("max", _LARGEST))
     low, high = site.optional(1), site.optional(2)
     if x.dtype == DType.F32 and site.is_plain(low, high):
-        bounds = [float(site.numbers(at).reshape(-1)[0]) if site.has(at) else sign * np.inf for at, sign in ((1, -1), (2, 1))]
+        bounds = [
+            float(site.numbers(at).reshape(-1)[0]) if site.has(at) else sign * np.inf for at, sign in ((1, -1), (2, 1))
+        ]
         if not np.isnan(bounds).any():
             return site.unary("clip", x, *(float(np.clip(bound, -_LARGEST, _LARGEST)) for bound in bounds))
     if low is not None:

@@ -48,7 +48,9 @@ def _pads(
         for i in range(2):
             size, stride = x.shape[1 + i], strides[i]
             reach = dilations[i] * (kernel[i] - 1) + 1
-            total = reach - 1 if stride == 1 else largest(((size + stride - 1) // stride - 1) * stride + reach - size, 0)
+            total = (
+                reach - 1 if stride == 1 else largest(((size + stride - 1) // stride - 1) * stride + reach - size, 0)
+            )
             small = total // 2
             begins.append(small if mode == "SAME_UPPER" else total - small)
             ends.append(total - small if mode == "SAME_UPPER" else small)
@@ -116,9 +118,7 @@ def _computed_conv(site: Site, x: Tensor, weight: Tensor, groups: int, window: d
         mine = taps if groups == 1 else [site.cut(tap, 3, group * inner, (group + 1) * inner) for tap in taps]
         windows = site.reshape(site.concat(mine, 3), (n * oh * ow, kh * kw * inner))
         filters = site.cut(weight, 0, group * outputs, (group + 1) * outputs)
-        parts.append(
-            site.add("matmul", windows, site.reshape(filters, (outputs, kh * kw * inner)), transpose_b=True)
-        )
+        parts.append(site.add("matmul", windows, site.reshape(filters, (outputs, kh * kw * inner)), transpose_b=True))
     return site.reshape(site.concat(parts, 1), (n, oh, ow, weight.shape[0]))
 
 

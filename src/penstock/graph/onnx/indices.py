@@ -47,9 +47,7 @@ def _scatter_elements(site: Site) -> Tensor:
 
 @reads("ScatterND")
 def _scatter_nd(site: Site) -> Tensor:
-    made: Tensor = site.add(
-        "scatter_nd", site.x(0), site.x(1), site.x(2), reduction=site.str("reduction", "none")
-    )
+    made: Tensor = site.add("scatter_nd", site.x(0), site.x(1), site.x(2), reduction=site.str("reduction", "none"))
     return made
 
 

@@ -73,7 +73,9 @@ def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > _MAX_PROTO_BYTES:
-            raise InvalidFileError(f"{path}: expected at most 2 GiB, got {size} bytes; larger weights are external data")
+            raise InvalidFileError(
+                f"{path}: expected at most 2 GiB, got {size} bytes; larger weights are external data"
+            )
         return path.read_bytes()
     except OSError as error:
         raise FileAccessError(f"{path}: {error.strerror or error}") from error

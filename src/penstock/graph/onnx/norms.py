@@ -24,7 +24,9 @@ def _along_channels(site: Site, values: Tensor, rank: int) -> Tensor:
 def _batch_norm(site: Site) -> Tensor:
     x = site.x(0)
     site.require(not site.flag("training_mode") and site.flag("spatial", True), "training_mode is not supported")
-    site.require(not any(site.wanted(at) for at in range(1, len(site.node.outputs))), "outputs of training are not computed")
+    site.require(
+        not any(site.wanted(at) for at in range(1, len(site.node.outputs))), "outputs of training are not computed"
+    )
     site.expect(x.rank >= 2, "2 dimensions or more")
     parts = [site.x(at) for at in range(1, 5)]
     eps = site.float("epsilon", 1e-5)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 
-
-
 from penstock.graph.general.draft import Tensor
 from penstock.graph.general.sizes import product
 from penstock.graph.ir import DType
@@ -179,5 +177,3 @@ def _contracted(
     made = site.add("matmul", left, right, transpose_b=True)
     labels = [*batch, *rows, *columns]
     return site.reshape(made, [sizes[label] for label in labels]), labels
-
-

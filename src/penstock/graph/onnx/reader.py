@@ -190,7 +190,9 @@ class _Walk:
         if function is not None:
             return missing if is_missing else self._call(node, function, values, scope)
         if node.domain:
-            raise UnsupportedError("this domain is not ONNX's, and no loaded library of custom ops has an op of the name")
+            raise UnsupportedError(
+                "this domain is not ONNX's, and no loaded library of custom ops has an op of the name"
+            )
         version = scope.opsets.get("", MAX_OPSET)
         if reader is None:
             if is_missing and node.op in EXPANDED:

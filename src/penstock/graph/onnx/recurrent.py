@@ -56,7 +56,9 @@ def _lstm(site: Site) -> tuple[Tensor, ...]:
     hidden, direction = _checked(site, 4, ("sigmoid", "tanh", "tanh"))
     site.require(not site.flag("input_forget"), "input_forget is not supported")
     peepholes = site.optional(7)
-    site.require(peepholes is None or (site.is_plain(peepholes) and not site.raw(7).any()), "peepholes are not supported")
+    site.require(
+        peepholes is None or (site.is_plain(peepholes) and not site.raw(7).any()), "peepholes are not supported"
+    )
     made = site.add(
         "lstm", _input(site), site.x(1), site.x(2), site.optional(3), _rows(site, 5), _rows(site, 6), site.optional(4),
         hidden=hidden, direction=direction,

@@ -120,7 +120,12 @@ def _resized(
 
 
 def _resized_axes(
-    site: Site, x: Tensor, axes: Sequence[int], scales: Sequence[float], sizes: Sequence[SizeLike], rules: dict[str, Any]
+    site: Site,
+    x: Tensor,
+    axes: Sequence[int],
+    scales: Sequence[float],
+    sizes: Sequence[SizeLike],
+    rules: dict[str, Any],
 ) -> Tensor:
     others = [at for at in range(x.rank) if at not in axes]
     order = [*axes, *others]

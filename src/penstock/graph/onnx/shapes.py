@@ -327,7 +327,4 @@ def _space_to_depth(site: Site) -> Tensor:
     site.expect(x.rank == 4 and block > 0, "4 dimensions and a block size")
     n, c, h, w = x.shape
     split = site.reshape(x, (n, c, h // block, block, w // block, block))
-    return site.reshape(
-        site.permute(split, (0, 3, 5, 1, 2, 4)), (n, c * block * block, h // block, w // block)
-    )
-
+    return site.reshape(site.permute(split, (0, 3, 5, 1, 2, 4)), (n, c * block * block, h // block, w // block))

@@ -48,6 +48,7 @@ def capture_module(
     names = _argument_names(module, args, kwargs)
     free = _FreeSizes(sizes or {})
     dynamic = {key: free.of_argument(value, key, shapes or {}) for key, value in names.items()}
+    args, kwargs = free.widened(args, kwargs)
     training = module.training
     module.eval()
     try:
@@ -92,6 +93,15 @@ class _FreeSizes:
         }
         self.axes.append(free)
         return {axis: self._dim(n) for axis, n in free.items()}
+
+    def widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with free sizes of 1 made 2: PyTorch takes a size of 1 to be fixed."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        for at, axes in enumerate(self.axes):
+            for axis in axes:
+                if leaves[at].shape[axis] == 1:
+                    leaves[at] = torch.cat([leaves[at], leaves[at]], axis)
+        return pytree.tree_unflatten(leaves, spec)  # type: ignore[no-any-return]
 
     def _dim(self, name: str) -> Any:
         if not name.isidentifier() or not name.isascii():

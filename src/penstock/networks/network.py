@@ -1,0 +1,134 @@
+"""A captured network that has no file yet: what it takes and gives, and how it is saved, run and compared."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.graph.general.draft import Draft, Tensor
+from penstock.graph.general.lower import write_network
+from penstock.graph.general.sizes import as_text
+from penstock.networks.predictor import Predictor, open_predictor
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["CompiledModule", "Network", "SavedNetwork", "TensorInfo", "capture", "compile", "read_network"]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or an output: its name, its type ("f32"), and its sizes as expressions ("B", "3", "32*H_32")."""
+
+    name: str
+    dtype: str
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SavedNetwork:
+    """The result of ``Network.save``."""
+
+    path: Path
+    num_nodes: int
+    num_weights: int
+    file_bytes: int
+
+
+class Network:
+    """A network that ``capture`` or ``read_network`` made.  It holds the weights until it is saved or compiled."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    @property
+    def name(self) -> str:
+        """The name of the class, or of the ONNX file without its suffix."""
+        return self._draft.name
+
+    @property
+    def inputs(self) -> list[TensorInfo]:
+        """The inputs, in order."""
+        return [_info(tensor, tensor.name) for tensor in self._draft.inputs]
+
+    @property
+    def outputs(self) -> list[TensorInfo]:
+        """The outputs, in order."""
+        named = zip(self._draft.outputs, self._draft.output_names, strict=True)
+        return [_info(tensor, name) for tensor, name in named]
+
+    def save(self, path: str | os.PathLike[str], *, properties: Mapping[str, str] | None = None) -> SavedNetwork:
+        """Write the bundle ``path``, which ends in .psm; it appears complete or not at all.
+
+        ``properties`` are stored as they are, for programs that read the file.
+        """
+        target = Path(path)
+        if target.suffix != ".psm":
+            raise InvalidArgumentError(f"path: expected a name that ends in .psm, got {target.name}", param="path")
+        graph = write_network(self._draft, target, properties=properties)
+        return SavedNetwork(target, len(graph.nodes), len(graph.weights), target.stat().st_size)
+
+    def compile(self, *, threads: int = 0) -> Predictor:
+        """Return the network ready to run, without a file that stays.  ``threads`` 0: as many as there are cores."""
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            saved = self.save(Path(folder) / "network.psm")
+            return open_predictor(saved.path, threads=threads)
+
+
+def _info(tensor: Tensor, name: str) -> TensorInfo:
+    return TensorInfo(name, tensor.dtype.name.lower(), tuple(as_text(size) for size in tensor.shape))
+
+
+def capture(
+    module: nn.Module, example: Any, *, shapes: Mapping[str, Sequence[Any]] | None = None,
+    sizes: Mapping[str, int | tuple[int, ...]] | None = None, name: str = "",
+) -> Network:  # fmt: skip
+    """Capture any ``torch.nn.Module``, in eval mode, with its weights.
+
+    ``example`` is a tensor, a tuple of arguments, or a dict of keyword arguments.  Sizes are the example's unless
+    ``shapes`` names them, by argument: ``{"x": ("B", 3, "H", "W")}``.  ``sizes`` gives a named size a range, (least,
+    most) or (least, most, multiple).  Floating-point numbers are float32.
+
+    Raises UnsupportedError with every operation that has no op, for a module that branches on values, and for one that
+    needs a size that was declared free.
+    """
+    try:
+        from penstock.graph.general.torch.capture import capture_module
+    except ModuleNotFoundError as error:
+        raise UnsupportedError("capture requires PyTorch: pip install 'penstock[torch]'") from error
+    return Network(capture_module(module, example, shapes=shapes, sizes=sizes, name=name))
+
+
+def read_network(path: str | os.PathLike[str], *, sizes: Mapping[str, Any] | None = None) -> Network:
+    """Read an ONNX file; ``sizes`` as in ``penstock.graph.onnx.read_onnx``: {"batch": 1, "H": (32, 1024, 32)}."""
+    from penstock.graph.onnx.reader import read_onnx
+
+    return Network(read_onnx(path, sizes))
+
+
+class CompiledModule:
+    """A module that was captured and runs in the native core: it takes and returns PyTorch's tensors."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network with the arguments of the module's forward.  Returns a tensor, or a tuple of several."""
+        import torch
+
+        values = [*args, *kwargs.values()]
+        arrays = [value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value for value in values]
+        outputs = tuple(torch.from_numpy(array) for array in self._predictor.run(arrays))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+def compile(
+    module: nn.Module, example: Any, *, threads: int = 0, **options: Any
+) -> CompiledModule:
+    """Return ``module`` as a function of tensors that the core computes; ``options`` are those of ``capture``."""
+    return CompiledModule(capture(module, example, **options).compile(threads=threads))

@@ -1,0 +1,68 @@
+"""Bundles of general networks, ready to run: arrays by name in, arrays by name out."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from penstock.core import native
+from penstock.core.predict import NetworkProgram, NetworkValue
+
+__all__ = ["Predictor", "open_predictor"]
+
+Arrays = Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
+
+
+class Predictor:
+    """A general network with its memory.  Calls from several threads run one at a time."""
+
+    def __init__(self, model: native.Model, context: native.Context) -> None:
+        self._program = NetworkProgram(model, context)
+        self._lock = threading.Lock()
+
+    @property
+    def inputs(self) -> list[NetworkValue]:
+        """The inputs, in order."""
+        return self._program.inputs
+
+    @property
+    def outputs(self) -> list[NetworkValue]:
+        """The outputs, in order."""
+        return self._program.outputs
+
+    def run(self, arrays: Arrays) -> list[npt.NDArray[Any]]:
+        """Return the outputs in order, for inputs in order or by name.
+
+        Raises InvalidArgumentError with the input's name for a wrong type or shape.
+        """
+        with self._lock:
+            return self._program.predict(arrays)
+
+    def predict(self, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Return the outputs by name."""
+        return {value.name: array for value, array in zip(self.outputs, self.run(arrays), strict=True)}
+
+    def close(self) -> None:
+        """Give the memory back."""
+        with self._lock:
+            self._program.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def open_predictor(path: str | os.PathLike[str], *, threads: int = 0) -> Predictor:
+    """Open the bundle of a general network.  ``threads`` 0: as many as there are cores.
+
+    Raises UnsupportedError for the bundle of a language model, and InvalidFileError for a damaged file.
+    """
+    return Predictor(native.Model.open(path), native.Context(num_threads=threads))
