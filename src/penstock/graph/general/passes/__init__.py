@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.graph.general.draft import Draft
+from penstock.graph.general.passes.chains import join_chains
 from penstock.graph.general.passes.fuse_conv import fuse_convolutions
 from penstock.graph.general.passes.layout import move_permutes
 from penstock.graph.general.passes.patterns import recognise
@@ -19,3 +20,4 @@ def optimise(draft: Draft) -> None:
     move_permutes(draft)
     merge_reshapes(draft)
     fuse_convolutions(draft)
+    join_chains(draft)
