@@ -12,6 +12,7 @@ from penstock.graph.general.sizes import SizeLike
 from penstock.graph.ir import DType
 from penstock.graph.onnx.context import Site
 from penstock.graph.onnx.registry import reads
+from penstock.graph.onnx.shapes import padded
 
 __all__: list[str] = []
 
@@ -65,8 +66,7 @@ def _mask(site: Site, parts: _Heads) -> Tensor | None:
         if not (isinstance(missing, int) and missing <= 0) and missing != 0:
             allowed = mask if mask.dtype == DType.BOOL else None
             pads = (*[0] * (2 * mask.rank - 1), missing)
-            wide = site.add("pad", site.cast(mask, DType.F32), pads=pads, mode="constant",
-                            value=0.0 if allowed is not None else -float(np.finfo(np.float32).max))  # fmt: skip
+            wide = padded(site, site.cast(mask, DType.F32), pads, 0.0 if allowed is not None else -math.inf)
             mask = site.cast(wide, DType.BOOL) if allowed is not None else wide
     allowed = _allowed(site, parts, rows, keys)
     if allowed is None or mask is None:

@@ -163,7 +163,12 @@ def _cast(site: Site) -> Tensor:
 
 
 def _to_integer(site: Site, x: Tensor, wanted: DType) -> Tensor:
-    if x.value is not None and x.value.dtype != object and x.dtype == DType.F32 and wanted != DType.BOOL:
+    if (
+        x.value is not None
+        and x.value.dtype != object
+        and x.dtype == DType.F32
+        and wanted not in (DType.F32, DType.BOOL)
+    ):
         values = np.trunc(x.value)
         if np.isfinite(values).all() and (np.abs(values) < 2**31).all():
             return site.cast(site.constant(values.astype(np.int64)), wanted)

@@ -27,6 +27,8 @@ def _gather_elements(site: Site) -> Tensor:
 
 @reads("GatherND")
 def _gather_nd(site: Site) -> Tensor:
+    site.expect(site.x(1).rank > 0, "indices of one dimension or more")
+    site.fixed(site.x(1).shape[-1], "the number of indices")
     made: Tensor = site.add("gather_nd", site.x(0), site.x(1), batch_dims=site.int("batch_dims"))
     return made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 
+
 from penstock.graph.general.draft import Tensor
 from penstock.graph.general.sizes import product
 from penstock.graph.ir import DType

@@ -35,7 +35,9 @@ def _reduce(site: Site) -> Tensor:
     if x.dtype == DType.BOOL:
         x = site.cast(x, DType.I32)
     total: Tensor = site.add("reduce", _prepared(site, x, op), kind=_KINDS[op], axes=chosen, keep=keep)
-    return site.cast(_finished(site, total, op), site.x().dtype)
+    if site.x().dtype == DType.BOOL:
+        return site.binary("gt", total, 0)
+    return _finished(site, total, op)
 
 
 def _prepared(site: Site, x: Tensor, op: str) -> Tensor:

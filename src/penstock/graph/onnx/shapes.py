@@ -15,7 +15,7 @@ from penstock.graph.onnx.context import ELEMENT_TYPES, FLOATS_AS_F32, Site
 from penstock.graph.onnx.load import element_name
 from penstock.graph.onnx.registry import reads
 
-__all__: list[str] = []
+__all__ = ["padded"]
 
 _FAR: Final = 1 << 31
 _MAX_SMALL: Final = 1 << 16
@@ -228,9 +228,22 @@ def _pad(site: Site) -> Tensor:
         return x
     mode = site.str("mode", "constant")
     site.expect(mode in ("constant", "reflect", "edge", "wrap"), "a mode of constant, reflect, edge or wrap")
-    site.require(math.isfinite(value), f"a pad of {value} is not supported")
-    made: Tensor = site.add("pad", x, pads=tuple(pads), mode=mode, value=value)
-    return made
+    return padded(site, x, pads, value, mode)
+
+
+def padded(site: Site, x: Tensor, pads: Sequence[SizeLike], value: float, mode: str = "constant") -> Tensor:
+    """Return ``x`` with pads, all begins first; attributes are finite, so infinite ones are put beside it."""
+    if math.isfinite(value) or mode != "constant":
+        made: Tensor = site.add("pad", x, pads=tuple(pads), mode=mode, value=value)
+        return made
+    for axis in range(x.rank):
+        parts = [x]
+        for at, pad in ((0, pads[axis]), (len(parts), pads[x.rank + axis])):
+            if pad != 0:
+                sizes = (*x.shape[:axis], pad, *x.shape[axis + 1 :])
+                parts.insert(at if at == 0 else len(parts), site.add("expand", site.like(x, value), sizes=sizes))
+        x = site.concat(parts, axis)
+    return x
 
 
 @reads("Constant")
@@ -327,4 +340,5 @@ def _space_to_depth(site: Site) -> Tensor:
     site.expect(x.rank == 4 and block > 0, "4 dimensions and a block size")
     n, c, h, w = x.shape
     split = site.reshape(x, (n, c, h // block, block, w // block, block))
-    return site.reshape(site.permute(split, (0, 3, 5, 1, 2, 4)), (n, c * block * block, h // block, w // block))
+    order = (0, 3, 5, 1, 2, 4) if site.str("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return site.reshape(site.permute(split, order), (n, c * block * block, h // block, w // block))
