@@ -82,7 +82,7 @@ class Site:
             value = self._values[at] = as_constant(self.draft, self.raw(at), self.node.inputs[at])
         return value
 
-    def all(self) -> list[Tensor]:
+    def every(self) -> list[Tensor]:
         """Return the inputs, all of which must be there."""
         return [self.x(at) for at in range(self.count())]
 
@@ -134,7 +134,7 @@ class Site:
         found = self.node.attrs.get(name)
         return default if found is None else found
 
-    def int(self, name: str, default: int = 0) -> int:
+    def int_attr(self, name: str, default: int = 0) -> int:
         """Return an integer attribute."""
         return int(self._typed(name, default, int))
 
@@ -142,11 +142,11 @@ class Site:
         """Return an attribute that is 0 or 1."""
         return bool(self._typed(name, int(default), int))
 
-    def float(self, name: str, default: float = 0.0) -> float:
+    def float_attr(self, name: str, default: float = 0.0) -> float:
         """Return a float attribute."""
         return float(self._typed(name, default, (int, float)))
 
-    def str(self, name: str, default: str = "") -> str:
+    def str_attr(self, name: str, default: str = "") -> str:
         """Return a string attribute."""
         return str(self._typed(name, default, str))
 

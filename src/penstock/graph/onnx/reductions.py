@@ -69,7 +69,7 @@ def _arg_reduce(site: Site) -> Tensor:
         "arg_reduce",
         site.x(),
         kind="max" if site.node.op == "ArgMax" else "min",
-        axis=site.axis(site.int("axis"), site.x().rank),
+        axis=site.axis(site.int_attr("axis"), site.x().rank),
         keep=site.flag("keepdims", True),
         last=site.flag("select_last_index"),
     )
@@ -79,12 +79,12 @@ def _arg_reduce(site: Site) -> Tensor:
 @reads("TopK")
 def _top_k(site: Site) -> tuple[Tensor, ...]:
     x = site.x()
-    k = site.sizes(1)[0] if site.version >= 10 else site.int("k")
+    k = site.sizes(1)[0] if site.version >= 10 else site.int_attr("k")
     made: tuple[Tensor, ...] = site.add(
         "top_k",
         x,
         k=(k,),
-        axis=site.axis(site.int("axis", -1), x.rank),
+        axis=site.axis(site.int_attr("axis", -1), x.rank),
         largest=site.flag("largest", True),
         sorted=site.flag("sorted", True),
     )
