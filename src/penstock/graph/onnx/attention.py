@@ -108,7 +108,7 @@ def _allowed(site: Site, parts: _Heads, rows: SizeLike, keys: SizeLike) -> Tenso
 
 def _scores(site: Site, parts: _Heads, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
     """Return the product of queries and keys as the mode says: plain, capped, masked, or as probabilities."""
-    b, heads, s, d = parts.q.shape
+    b, heads, _, d = parts.q.shape
     kv_heads, keys = parts.k.shape[1], parts.k.shape[2]
     k = parts.k
     if kv_heads != heads:

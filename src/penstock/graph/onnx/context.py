@@ -190,7 +190,7 @@ class Site:
 
     def like(self, x: Tensor, number: float) -> Tensor:
         """Return a number as a constant of the type of ``x``."""
-        return self.draft.constant(np.array(number, NUMPY_TYPES.get(x.dtype, np.dtype(np.float32))))
+        return self.draft.constant(np.asarray(number).astype(NUMPY_TYPES.get(x.dtype, np.float32)))
 
     def constant(self, value: Any) -> Tensor:
         """Return a constant."""

@@ -149,7 +149,8 @@ def _is_inf(site: Site) -> Tensor:
 
 @reads("Where")
 def _where(site: Site) -> Tensor:
-    return site.add("where", *site.every())
+    made: Tensor = site.add("where", *site.every())
+    return made
 
 
 @reads("Cast")

@@ -51,8 +51,7 @@ def _body(schema: Any, node: Node, version: int, types: list[bytes]) -> bytes:
         data: bytes = schema.get_context_dependent_function_with_opset_version(chosen, _proto(node), types)
         return data
     versions = [v for v in schema.function_opset_versions if v <= version] or list(schema.function_opset_versions)
-    data = schema.get_function_with_opset_version(max(versions)) if versions else b""
-    return data
+    return bytes(schema.get_function_with_opset_version(max(versions))) if versions else b""
 
 
 def _proto(node: Node) -> bytes:

@@ -137,18 +137,20 @@ def _lp_norm(site: Site) -> Tensor:
 @reads("Softmax", "LogSoftmax")
 def _softmax(site: Site) -> Tensor:
     x = site.cast(site.x(), DType.F32)
-    log = site.node.op == "LogSoftmax"
     if site.version >= 13:
-        made: Tensor = site.add("softmax", x, axis=site.axis(site.int_attr("axis", -1), x.rank), log=log)
-        return made
+        return _softmax_along(site, x, site.axis(site.int_attr("axis", -1), x.rank))
     axis = site.int_attr("axis", 1)
     axis = axis + x.rank if axis < 0 else axis
     site.expect(0 <= axis <= x.rank, f"an axis of 0 to {x.rank}")
     if axis == x.rank - 1:
-        made = site.add("softmax", x, axis=axis, log=log)
-        return made
+        return _softmax_along(site, x, axis)
     rows = site.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
-    return site.reshape(site.add("softmax", rows, axis=1, log=log), x.shape)
+    return site.reshape(_softmax_along(site, rows, 1), x.shape)
+
+
+def _softmax_along(site: Site, x: Tensor, axis: int) -> Tensor:
+    made: Tensor = site.add("softmax", x, axis=axis, log=site.node.op == "LogSoftmax")
+    return made
 
 
 @reads("Hardmax")

@@ -52,7 +52,7 @@ def _gemm(site: Site) -> Tensor:
         a = site.permute(a, (1, 0)) if site.flag("transA") else a
         weight = b if turned else site.permute(b, (1, 0))
         bias = _bias(site, c, weight) if alpha == 1.0 and beta == 1.0 else None
-        y = site.add("linear", a, weight, bias)
+        y: Tensor = site.add("linear", a, weight, bias)
         y = site.binary("mul", y, alpha) if alpha != 1.0 else y
         c = None if bias is not None else c
     else:

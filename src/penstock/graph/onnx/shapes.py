@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,15 +18,13 @@ from penstock.graph.onnx.registry import reads
 __all__ = ["padded"]
 
 _FAR: Final = 1 << 31
-_MAX_SMALL: Final = 1 << 16
 
 
 @reads("Shape")
 def _shape(site: Site) -> Tensor:
-    shape = site.x().shape
-    return site.constant(
-        list(shape)[site.int_attr("start") : site.int_attr("end", len(shape))] or np.zeros(0, np.int64)
-    )
+    shape = list(site.x().shape)
+    part = shape[site.int_attr("start") : site.int_attr("end", len(shape))]
+    return site.constant(part or np.zeros(0, np.int64))
 
 
 @reads("Size")
@@ -37,7 +35,7 @@ def _size(site: Site) -> Tensor:
 @reads("Reshape")
 def _reshape(site: Site) -> Tensor:
     x = site.x()
-    sizes = list(site.sizes(1)) if site.version >= 5 else list(site.ints("shape") or ())
+    sizes: list[SizeLike] = list(site.sizes(1))
     if not site.flag("allowzero"):
         for at, size in enumerate(sizes):
             if isinstance(size, int) and size == 0:
@@ -271,11 +269,8 @@ def _constant_of_shape(site: Site) -> Tensor:
     return _filled(site, sizes, dtype, value[0])
 
 
-def _filled(site: Site, sizes: Sequence[SizeLike], dtype: DType, value: float) -> Tensor:
-    whole = all(isinstance(size, int) for size in sizes)
-    if whole and product(sizes) <= _MAX_SMALL:  # type: ignore[operator]
-        return site.constant(np.full([int(n) for n in sizes], value, NUMPY_TYPES[dtype]))  # type: ignore[arg-type]
-    scalar = site.constant(np.array(value, NUMPY_TYPES[dtype]))
+def _filled(site: Site, sizes: Sequence[SizeLike], dtype: DType, value: Any) -> Tensor:
+    scalar = site.constant(np.asarray(value).astype(NUMPY_TYPES[dtype]))
     made: Tensor = site.add("expand", scalar, sizes=tuple(sizes))
     return made
 
@@ -308,7 +303,7 @@ def _eye_like(site: Site) -> Tensor:
     rows, columns = (site.fixed(size, "a size") for size in x.shape)
     site.expect(rows * columns <= 1 << 24, "at most 2^24 elements")
     k = max(-_FAR, min(site.int_attr("k"), _FAR))
-    return site.constant(np.eye(rows, columns, k, dtype=NUMPY_TYPES[dtype]))
+    return site.constant(np.eye(rows, columns, k).astype(NUMPY_TYPES[dtype]))
 
 
 @reads("Trilu")
