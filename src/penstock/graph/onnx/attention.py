@@ -12,6 +12,7 @@ from penstock.graph.general.sizes import SizeLike
 from penstock.graph.ir import DType
 from penstock.graph.onnx.context import Site
 from penstock.graph.onnx.registry import reads
+from penstock.graph.onnx.shapes import padded
 
 __all__: list[str] = []
 
@@ -36,7 +37,7 @@ def _split(site: Site, x: Tensor, heads: int) -> Tensor:
 
 @reads("Attention")
 def _attention(site: Site) -> tuple[Tensor | None, ...]:
-    heads, kv_heads = site.int("q_num_heads"), site.int("kv_num_heads")
+    heads, kv_heads = site.int_attr("q_num_heads"), site.int_attr("kv_num_heads")
     q, k, v = (_split(site, site.x(at), heads if at == 0 else kv_heads) for at in range(3))
     past: SizeLike = 0
     if site.has(4):
@@ -47,7 +48,7 @@ def _attention(site: Site) -> tuple[Tensor | None, ...]:
     scale = site.attr("scale")
     size = site.fixed(q.shape[3], "the size of a head")
     factor = float(scale) if scale is not None else 1.0 / math.sqrt(size)
-    softcap = site.float("softcap")
+    softcap = site.float_attr("softcap")
     scores = _scores(site, parts, mask, factor, softcap) if site.wanted(3) else None
     y: Tensor = site.add("sdpa", q, k, v, mask, scale=factor, causal=False, softcap=softcap)
     if site.x(0).rank == 3:
@@ -65,8 +66,7 @@ def _mask(site: Site, parts: _Heads) -> Tensor | None:
         if not (isinstance(missing, int) and missing <= 0) and missing != 0:
             allowed = mask if mask.dtype == DType.BOOL else None
             pads = (*[0] * (2 * mask.rank - 1), missing)
-            wide = site.add("pad", site.cast(mask, DType.F32), pads=pads, mode="constant",
-                            value=0.0 if allowed is not None else -float(np.finfo(np.float32).max))  # fmt: skip
+            wide = padded(site, site.cast(mask, DType.F32), pads, 0.0 if allowed is not None else -math.inf)
             mask = site.cast(wide, DType.BOOL) if allowed is not None else wide
     allowed = _allowed(site, parts, rows, keys)
     if allowed is None or mask is None:
@@ -93,7 +93,7 @@ def _allowed(site: Site, parts: _Heads, rows: SizeLike, keys: SizeLike) -> Tenso
     rules = []
     if site.flag("is_causal"):
         rules.append(site.binary("le", place, position))
-    left, right = site.int("left_window_size", -1), site.int("right_window_size", -1)
+    left, right = site.int_attr("left_window_size", -1), site.int_attr("right_window_size", -1)
     if left >= 0:
         rules.append(site.binary("ge", place, site.binary("sub", position, left)))
     if right >= 0:
@@ -108,7 +108,7 @@ def _allowed(site: Site, parts: _Heads, rows: SizeLike, keys: SizeLike) -> Tenso
 
 def _scores(site: Site, parts: _Heads, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
     """Return the product of queries and keys as the mode says: plain, capped, masked, or as probabilities."""
-    b, heads, s, d = parts.q.shape
+    b, heads, _, d = parts.q.shape
     kv_heads, keys = parts.k.shape[1], parts.k.shape[2]
     k = parts.k
     if kv_heads != heads:
@@ -116,7 +116,7 @@ def _scores(site: Site, parts: _Heads, mask: Tensor | None, scale: float, softca
         wide = site.add("expand", site.reshape(k, (b, kv_heads, 1, keys, d)), sizes=(b, kv_heads, groups, keys, d))
         k = site.reshape(wide, (b, heads, keys, d))
     scores: Tensor = site.add("matmul", parts.q, k, transpose_b=True, scale=scale)
-    mode = site.int("qk_matmul_output_mode")
+    mode = site.int_attr("qk_matmul_output_mode")
     if (mode == 0 and site.version < 24) or (mode == 0 and softcap == 0.0):
         return scores
     if softcap > 0:
@@ -139,13 +139,13 @@ def _scores(site: Site, parts: _Heads, mask: Tensor | None, scale: float, softca
 def _rotary(site: Site) -> Tensor:
     x, cosine, sine = site.x(0), site.x(1), site.x(2)
     rank = x.rank
-    heads = site.int("num_heads")
+    heads = site.int_attr("num_heads")
     rows = site.permute(x, (0, 2, 1, 3)) if rank == 4 else x  # [B, S, heads, D]
     if rank == 3:
         site.expect(heads > 0, "num_heads for 3 dimensions")
         rows = site.reshape(x, (x.shape[0], x.shape[1], heads, x.shape[2] // heads))
     size = site.fixed(rows.shape[3], "the size of a head")
-    turned = site.int("rotary_embedding_dim") or size
+    turned = site.int_attr("rotary_embedding_dim") or size
     site.expect(0 < turned <= size and turned % 2 == 0, "an even rotary_embedding_dim")
     if site.has(3):
         cosine, sine = (site.add("gather", table, site.x(3), axis=0) for table in (cosine, sine))

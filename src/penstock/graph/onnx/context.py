@@ -82,7 +82,7 @@ class Site:
             value = self._values[at] = as_constant(self.draft, self.raw(at), self.node.inputs[at])
         return value
 
-    def all(self) -> list[Tensor]:
+    def every(self) -> list[Tensor]:
         """Return the inputs, all of which must be there."""
         return [self.x(at) for at in range(self.count())]
 
@@ -134,7 +134,7 @@ class Site:
         found = self.node.attrs.get(name)
         return default if found is None else found
 
-    def int(self, name: str, default: int = 0) -> int:
+    def int_attr(self, name: str, default: int = 0) -> int:
         """Return an integer attribute."""
         return int(self._typed(name, default, int))
 
@@ -142,11 +142,11 @@ class Site:
         """Return an attribute that is 0 or 1."""
         return bool(self._typed(name, int(default), int))
 
-    def float(self, name: str, default: float = 0.0) -> float:
+    def float_attr(self, name: str, default: float = 0.0) -> float:
         """Return a float attribute."""
         return float(self._typed(name, default, (int, float)))
 
-    def str(self, name: str, default: str = "") -> str:
+    def str_attr(self, name: str, default: str = "") -> str:
         """Return a string attribute."""
         return str(self._typed(name, default, str))
 
@@ -190,7 +190,7 @@ class Site:
 
     def like(self, x: Tensor, number: float) -> Tensor:
         """Return a number as a constant of the type of ``x``."""
-        return self.draft.constant(np.array(number, NUMPY_TYPES.get(x.dtype, np.dtype(np.float32))))
+        return self.draft.constant(np.asarray(number).astype(NUMPY_TYPES.get(x.dtype, np.float32)))
 
     def constant(self, value: Any) -> Tensor:
         """Return a constant."""

@@ -51,7 +51,7 @@ def _binary(site: Site) -> Tensor:
 @reads(*_WITH_PARAMETERS)
 def _with_parameters(site: Site) -> Tensor:
     kind, defaults = _WITH_PARAMETERS[site.node.op]
-    return site.unary(kind, site.x(), *(site.float(name, default) for name, default in defaults.items()))
+    return site.unary(kind, site.x(), *(site.float_attr(name, default) for name, default in defaults.items()))
 
 
 @reads("Relu")
@@ -62,12 +62,12 @@ def _relu(site: Site) -> Tensor:
 
 @reads("Gelu")
 def _gelu(site: Site) -> Tensor:
-    return site.unary("gelu_tanh" if site.str("approximate", "none") == "tanh" else "gelu", site.x())
+    return site.unary("gelu_tanh" if site.str_attr("approximate", "none") == "tanh" else "gelu", site.x())
 
 
 @reads("Swish")
 def _swish(site: Site) -> Tensor:
-    x, alpha = site.x(), site.float("alpha", 1.0)
+    x, alpha = site.x(), site.float_attr("alpha", 1.0)
     if alpha == 1.0:
         return site.unary("silu", x)
     return site.binary("mul", x, site.unary("sigmoid", site.binary("mul", x, alpha)))
@@ -77,7 +77,7 @@ def _swish(site: Site) -> Tensor:
 def _clip(site: Site) -> Tensor:
     x = site.x()
     if site.version < 11:
-        return site.unary("clip", x, site.float("min", -_LARGEST), site.float("max", _LARGEST))
+        return site.unary("clip", x, site.float_attr("min", -_LARGEST), site.float_attr("max", _LARGEST))
     low, high = site.optional(1), site.optional(2)
     if x.dtype == DType.F32 and site.is_plain(low, high):
         bounds = [
@@ -111,7 +111,7 @@ def _mod(site: Site) -> Tensor:
 @reads("Max", "Min", "Sum", "Mean")
 def _variadic(site: Site) -> Tensor:
     kind = {"Max": "max", "Min": "min"}.get(site.node.op, "add")
-    inputs = site.all()
+    inputs = site.every()
     site.expect(bool(inputs), "an input or more")
     total = inputs[0]
     for other in inputs[1:]:
@@ -121,7 +121,7 @@ def _variadic(site: Site) -> Tensor:
 
 @reads("BitShift")
 def _bit_shift(site: Site) -> Tensor:
-    return site.binary("shift_left" if site.str("direction") == "LEFT" else "shift_right", site.x(0), site.x(1))
+    return site.binary("shift_left" if site.str_attr("direction") == "LEFT" else "shift_right", site.x(0), site.x(1))
 
 
 @reads("BitwiseNot")
@@ -149,12 +149,13 @@ def _is_inf(site: Site) -> Tensor:
 
 @reads("Where")
 def _where(site: Site) -> Tensor:
-    return site.add("where", *site.all())
+    made: Tensor = site.add("where", *site.every())
+    return made
 
 
 @reads("Cast")
 def _cast(site: Site) -> Tensor:
-    element = site.int("to")
+    element = site.int_attr("to")
     if element in FLOATS_AS_F32:
         return site.cast(site.x(), DType.F32)
     site.require(element in ELEMENT_TYPES, f"a cast to {element_name(element)} is not supported")
@@ -163,7 +164,12 @@ def _cast(site: Site) -> Tensor:
 
 
 def _to_integer(site: Site, x: Tensor, wanted: DType) -> Tensor:
-    if x.value is not None and x.value.dtype != object and x.dtype == DType.F32 and wanted != DType.BOOL:
+    if (
+        x.value is not None
+        and x.value.dtype != object
+        and x.dtype == DType.F32
+        and wanted not in (DType.F32, DType.BOOL)
+    ):
         values = np.trunc(x.value)
         if np.isfinite(values).all() and (np.abs(values) < 2**31).all():
             return site.cast(site.constant(values.astype(np.int64)), wanted)

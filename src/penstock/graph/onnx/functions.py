@@ -26,7 +26,7 @@ _ELEMENTS: Final = {
 
 def standard_body(node: Node, version: int, inputs: Sequence[Tensor | None]) -> Function | None:
     """Return the body of an op for these inputs; None if it has none."""
-    if node.op not in EXPANDED or node.source is None:
+    if node.op not in EXPANDED:
         return None
     onnx = onnx_package()
     try:
@@ -48,12 +48,19 @@ def _body(schema: Any, node: Node, version: int, types: list[bytes]) -> bytes:
     if schema.has_context_dependent_function:
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
         chosen = max(versions, default=schema.context_dependent_function_opset_versions[0])
-        data: bytes = schema.get_context_dependent_function_with_opset_version(
-            chosen, node.source.SerializeToString(), types
-        )
+        data: bytes = schema.get_context_dependent_function_with_opset_version(chosen, _proto(node), types)
         return data
     versions = [v for v in schema.function_opset_versions if v <= version] or list(schema.function_opset_versions)
-    data = schema.get_function_with_opset_version(max(versions)) if versions else b""
+    return bytes(schema.get_function_with_opset_version(max(versions))) if versions else b""
+
+
+def _proto(node: Node) -> bytes:
+    if node.source is None:  # of a body: its attributes have the values of the node around it
+        helper = onnx_package().helper
+        attrs = {key: value for key, value in node.attrs.items() if isinstance(value, (int, float, str, list))}
+        made: bytes = helper.make_node(node.op, node.inputs, node.outputs, **attrs).SerializeToString()
+        return made
+    data: bytes = node.source.SerializeToString()
     return data
 
 

@@ -41,7 +41,7 @@ def _pads(
     site: Site, x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[SizeLike, ...]:
     """Return top, left, bottom and right of the windows over [N, H, W, C]."""
-    mode = site.str("auto_pad", "NOTSET")
+    mode = site.str_attr("auto_pad", "NOTSET")
     site.expect(all(n > 0 for n in (*kernel, *strides, *dilations)), "kernels, strides and dilations of 1 or more")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         begins, ends = [], []
@@ -84,7 +84,7 @@ def _conv(site: Site) -> Tensor:
     kernel = tuple(site.fixed(size, "the kernel") for size in weight.shape[2:])
     strides, dilations = _pair(site, "strides", rank, 1), _pair(site, "dilations", rank, 1)
     pads = _pads(site, rows, kernel, strides, dilations)
-    groups = site.int("group", 1)
+    groups = site.int_attr("group", 1)
     site.expect(groups > 0, "a group or more")
     weight = site.permute(weight, (0, 2, 3, 1))
     window: dict[str, Any] = {"kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads}
@@ -132,7 +132,7 @@ def _conv_transpose(site: Site) -> Tensor:
     if rank == 3:
         weight = site.reshape(weight, (*weight.shape[:2], 1, weight.shape[2]))
     kernel = tuple(site.fixed(size, "the weight") for size in weight.shape[2:])
-    groups = site.int("group", 1)
+    groups = site.int_attr("group", 1)
     site.expect(groups > 0 and weight.shape[0] % groups == 0, "groups that divide the channels")
     last = weight_channels_last(site.draft, weight, site.node.name, transposed=True, groups=groups)
     strides, dilations = _pair(site, "strides", rank, 1), _pair(site, "dilations", rank, 1)
@@ -150,7 +150,7 @@ def _transposed_pads(
 ) -> tuple[tuple[SizeLike, ...], tuple[SizeLike, ...]]:
     spare: list[SizeLike] = list(_pair(site, "output_padding", rank, 0))
     shape = site.ints("output_shape")
-    mode = site.str("auto_pad", "NOTSET")
+    mode = site.str_attr("auto_pad", "NOTSET")
     if shape is None and mode not in ("SAME_UPPER", "SAME_LOWER"):
         return ((0, 0, 0, 0) if mode == "VALID" else _given_pads(site, x)), tuple(spare)
     site.expect(shape is None or len(shape) >= rank - 2, f"{rank - 2} sizes as output_shape")
@@ -196,7 +196,7 @@ def _average_pool(site: Site) -> Tensor:
 
 @reads("LpPool")
 def _lp_pool(site: Site) -> Tensor:
-    x, p = site.x(), site.float("p", 2)
+    x, p = site.x(), site.float_attr("p", 2)
     site.expect(p > 0, "p above 0")
     site.require(not site.flag("ceil_mode"), "ceil_mode of LpPool is not supported")
     rows = to_rows(site, x)
@@ -218,7 +218,7 @@ def _global_pool(site: Site) -> Tensor:
 
 @reads("GlobalLpPool")
 def _global_lp_pool(site: Site) -> Tensor:
-    x, p = site.x(), float(site.int("p", 2))
+    x, p = site.x(), float(site.int_attr("p", 2))
     site.expect(x.rank > 2 and p > 0, "an image, and p above 0")
     power = site.unary("square", x) if p == 2 else site.binary("pow", site.unary("abs", x), p)
     total = site.add("reduce", power, kind="sum", axes=tuple(range(2, x.rank)), keep=True)
@@ -227,12 +227,12 @@ def _global_lp_pool(site: Site) -> Tensor:
 
 @reads("LRN")
 def _lrn(site: Site) -> Tensor:
-    x, size = site.x(), site.int("size", 1)
+    x, size = site.x(), site.int_attr("size", 1)
     site.expect(x.rank > 2 and 0 < size < 1 << 16, "an image and a size of 1 or more")
     before = (size - 1) // 2
     flat = site.reshape(site.unary("square", x), (x.shape[0], x.shape[1], product(x.shape[2:]), 1))
     mean = site.add("avg_pool", flat, kernel=(size, 1), strides=(1, 1), pads=(before, 0, size - 1 - before, 0),
                     count_pads=True)  # fmt: skip
-    scaled = site.binary("mul", site.reshape(mean, x.shape), site.float("alpha", 1e-4))
-    power = site.binary("pow", site.binary("add", scaled, site.float("bias", 1.0)), site.float("beta", 0.75))
+    scaled = site.binary("mul", site.reshape(mean, x.shape), site.float_attr("alpha", 1e-4))
+    power = site.binary("pow", site.binary("add", scaled, site.float_attr("bias", 1.0)), site.float_attr("beta", 0.75))
     return site.binary("div", x, power)

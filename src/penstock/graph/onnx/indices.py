@@ -14,20 +14,22 @@ __all__: list[str] = []
 @reads("Gather")
 def _gather(site: Site) -> Tensor:
     x = site.x(0)
-    made: Tensor = site.add("gather", x, site.x(1), axis=site.axis(site.int("axis"), x.rank))
+    made: Tensor = site.add("gather", x, site.x(1), axis=site.axis(site.int_attr("axis"), x.rank))
     return made
 
 
 @reads("GatherElements")
 def _gather_elements(site: Site) -> Tensor:
     x = site.x(0)
-    made: Tensor = site.add("gather_elements", x, site.x(1), axis=site.axis(site.int("axis"), x.rank))
+    made: Tensor = site.add("gather_elements", x, site.x(1), axis=site.axis(site.int_attr("axis"), x.rank))
     return made
 
 
 @reads("GatherND")
 def _gather_nd(site: Site) -> Tensor:
-    made: Tensor = site.add("gather_nd", site.x(0), site.x(1), batch_dims=site.int("batch_dims"))
+    site.expect(site.x(1).rank > 0, "indices of one dimension or more")
+    site.fixed(site.x(1).shape[-1], "the number of indices")
+    made: Tensor = site.add("gather_nd", site.x(0), site.x(1), batch_dims=site.int_attr("batch_dims"))
     return made
 
 
@@ -39,15 +41,15 @@ def _scatter_elements(site: Site) -> Tensor:
         x,
         site.x(1),
         site.x(2),
-        axis=site.axis(site.int("axis"), x.rank),
-        reduction=site.str("reduction", "none"),
+        axis=site.axis(site.int_attr("axis"), x.rank),
+        reduction=site.str_attr("reduction", "none"),
     )
     return made
 
 
 @reads("ScatterND")
 def _scatter_nd(site: Site) -> Tensor:
-    made: Tensor = site.add("scatter_nd", site.x(0), site.x(1), site.x(2), reduction=site.str("reduction", "none"))
+    made: Tensor = site.add("scatter_nd", site.x(0), site.x(1), site.x(2), reduction=site.str_attr("reduction", "none"))
     return made
 
 
@@ -56,7 +58,7 @@ def _one_hot(site: Site) -> Tensor:
     indices = site.cast(site.x(0), DType.I64)
     depth = site.sizes(1)[0] if site.raw(1).dtype.kind in "iuO" else int(site.numbers(1).reshape(-1)[0])
     values = site.x(2)
-    axis = site.axis(site.int("axis", -1), indices.rank + 1)
+    axis = site.axis(site.int_attr("axis", -1), indices.rank + 1)
     low = site.binary("lt", indices, 0)
     span = site.reshape(site.constant([depth]), ())
     indices = site.add("where", low, site.binary("add", indices, span), indices)
@@ -72,7 +74,7 @@ def _one_hot(site: Site) -> Tensor:
 def _reverse_sequence(site: Site) -> Tensor:
     """Element i of the time axis is that of length - 1 - i before the length, and i itself behind it."""
     x, lengths = site.x(0), site.cast(site.x(1), DType.I64)
-    batch, time = site.int("batch_axis", 1), site.int("time_axis", 0)
+    batch, time = site.int_attr("batch_axis", 1), site.int_attr("time_axis", 0)
     site.expect({batch, time} == {0, 1} and x.rank >= 2, "batch_axis and time_axis of 0 and 1")
     steps: SizeLike = x.shape[time]
 

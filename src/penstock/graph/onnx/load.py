@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,7 +101,7 @@ class _Loader:
             raise InvalidFileError(f"graph {proto.name}: expected at most {MAX_DEPTH} graphs inside each other")
         graph = Graph(proto.name, [self.node(item, depth) for item in proto.node])
         for tensor in proto.initializer:
-            graph.constants[tensor.name] = lambda tensor=tensor: self._array(tensor)
+            graph.constants[tensor.name] = partial(self._array, tensor)
         if proto.sparse_initializer:
             raise UnsupportedError(f"graph {proto.name}: sparse initializers are not supported")
         graph.inputs = [_port(item) for item in proto.input if item.name not in graph.constants]

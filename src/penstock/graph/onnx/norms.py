@@ -29,7 +29,7 @@ def _batch_norm(site: Site) -> Tensor:
     )
     site.expect(x.rank >= 2, "2 dimensions or more")
     parts = [site.x(at) for at in range(1, 5)]
-    eps = site.float("epsilon", 1e-5)
+    eps = site.float_attr("epsilon", 1e-5)
     if site.is_plain(*parts):
         scale, bias, mean, variance = (site.numbers(at) for at in range(1, 5))
         factor = scale / np.sqrt(variance + eps)
@@ -47,10 +47,10 @@ def _batch_norm(site: Site) -> Tensor:
 def _over_last(site: Site, op: str, weight: Tensor, bias: Tensor | None, **attrs: Any) -> Tensor:
     """Normalise over the axes from ``axis`` on: as rows."""
     x = site.x(0)
-    axis = site.axis(site.int("axis", -1), x.rank)
+    axis = site.axis(site.int_attr("axis", -1), x.rank)
     inner = product(x.shape[axis:])
     rows = site.reshape(x, (product(x.shape[:axis]), inner))
-    eps = site.float("epsilon", 1e-5)
+    eps = site.float_attr("epsilon", 1e-5)
     fits = weight.shape == x.shape[axis:] and (bias is None or bias.shape == x.shape[axis:])
     if fits and site.is_plain(weight, bias):
         weight = site.reshape(weight, (inner,))
@@ -68,11 +68,11 @@ def _layer_norm(site: Site) -> tuple[Tensor | None, ...]:
     y = _over_last(site, "layer_norm", site.x(1), site.optional(2))
     if not (site.wanted(1) or site.wanted(2)):
         return (y,)
-    axes = tuple(range(site.axis(site.int("axis", -1), x.rank), x.rank))
+    axes = tuple(range(site.axis(site.int_attr("axis", -1), x.rank), x.rank))
     mean = site.add("reduce", x, kind="mean", axes=axes, keep=True)
     squares = site.unary("square", site.binary("sub", x, mean))
     variance = site.add("reduce", squares, kind="mean", axes=axes, keep=True)
-    root = site.unary("sqrt", site.binary("add", variance, site.float("epsilon", 1e-5)))
+    root = site.unary("sqrt", site.binary("add", variance, site.float_attr("epsilon", 1e-5)))
     return y, mean, site.unary("reciprocal", root)
 
 
@@ -85,7 +85,7 @@ def _by_groups(site: Site, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
     x = site.x(0)
     site.expect(x.rank > 2 and groups > 0, "an image and a group or more")
     channels = site.fixed(x.shape[1], "the number of channels")
-    eps = site.float("epsilon", 1e-5)
+    eps = site.float_attr("epsilon", 1e-5)
     constant = site.is_plain(weight, bias)
     ones = np.ones(channels, np.float32)
     terms = (weight, bias) if constant else (site.constant(ones), site.constant(0 * ones))
@@ -109,7 +109,7 @@ def _instance_norm(site: Site) -> Tensor:
 
 @reads("GroupNormalization")
 def _group_norm(site: Site) -> Tensor:
-    groups = site.int("num_groups", 1)
+    groups = site.int_attr("num_groups", 1)
     weight, bias = site.x(1), site.x(2)
     channels = site.fixed(site.x(0).shape[1], "the number of channels")
     if site.version < 21:  # a number for each group
@@ -125,7 +125,7 @@ def _group_norm(site: Site) -> Tensor:
 
 @reads("LpNormalization")
 def _lp_norm(site: Site) -> Tensor:
-    x, axis, p = site.x(), site.int("axis", -1), site.int("p", 2)
+    x, axis, p = site.x(), site.int_attr("axis", -1), site.int_attr("p", 2)
     site.expect(p in (1, 2), "p of 1 or 2")
     kind = "abs" if p == 1 else "square"
     total = site.add("reduce", site.unary(kind, x), kind="sum", axes=(site.axis(axis, x.rank),), keep=True)
@@ -137,25 +137,27 @@ def _lp_norm(site: Site) -> Tensor:
 @reads("Softmax", "LogSoftmax")
 def _softmax(site: Site) -> Tensor:
     x = site.cast(site.x(), DType.F32)
-    log = site.node.op == "LogSoftmax"
     if site.version >= 13:
-        made: Tensor = site.add("softmax", x, axis=site.axis(site.int("axis", -1), x.rank), log=log)
-        return made
-    axis = site.int("axis", 1)
+        return _softmax_along(site, x, site.axis(site.int_attr("axis", -1), x.rank))
+    axis = site.int_attr("axis", 1)
     axis = axis + x.rank if axis < 0 else axis
     site.expect(0 <= axis <= x.rank, f"an axis of 0 to {x.rank}")
     if axis == x.rank - 1:
-        made = site.add("softmax", x, axis=axis, log=log)
-        return made
+        return _softmax_along(site, x, axis)
     rows = site.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
-    return site.reshape(site.add("softmax", rows, axis=1, log=log), x.shape)
+    return site.reshape(_softmax_along(site, rows, 1), x.shape)
+
+
+def _softmax_along(site: Site, x: Tensor, axis: int) -> Tensor:
+    made: Tensor = site.add("softmax", x, axis=axis, log=site.node.op == "LogSoftmax")
+    return made
 
 
 @reads("Hardmax")
 def _hardmax(site: Site) -> Tensor:
     x = site.x()
     shape = x.shape
-    axis = site.int("axis", -1 if site.version >= 13 else 1)
+    axis = site.int_attr("axis", -1 if site.version >= 13 else 1)
     axis = axis + x.rank if axis < 0 else axis
     if site.version < 13:
         x = site.reshape(x, (product(shape[:axis]), product(shape[axis:])))

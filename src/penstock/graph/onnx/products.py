@@ -46,13 +46,13 @@ def _gemm(site: Site) -> Tensor:
     a, b, c = site.x(0), site.x(1), site.optional(2)
     site.expect(a.rank == 2 and b.rank == 2, "matrices")
     site.require(a.dtype == DType.F32, f"products of {a.dtype.name.lower()} are not supported")
-    alpha, beta = site.float("alpha", 1.0), site.float("beta", 1.0)
+    alpha, beta = site.float_attr("alpha", 1.0), site.float_attr("beta", 1.0)
     turned = site.flag("transB")
     if site.is_plain(b) and not site.is_plain(a):
         a = site.permute(a, (1, 0)) if site.flag("transA") else a
         weight = b if turned else site.permute(b, (1, 0))
         bias = _bias(site, c, weight) if alpha == 1.0 and beta == 1.0 else None
-        y = site.add("linear", a, weight, bias)
+        y: Tensor = site.add("linear", a, weight, bias)
         y = site.binary("mul", y, alpha) if alpha != 1.0 else y
         c = None if bias is not None else c
     else:
@@ -91,10 +91,10 @@ def exact_product(site: Site, a: Tensor, b: Tensor) -> Tensor:
 
 @reads("Einsum")
 def _einsum(site: Site) -> Tensor:
-    equation = site.str("equation").replace(" ", "")
+    equation = site.str_attr("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
-    operands = site.all()
+    operands = site.every()
     site.expect(len(terms) == len(operands) and bool(operands), "as many terms as inputs")
     labels = [_labels(site, term, tensor.rank) for term, tensor in zip(terms, operands, strict=True)]
     dots = max((tuple(label for label in item if label.isdigit()) for item in labels), key=len)

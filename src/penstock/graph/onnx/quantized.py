@@ -33,8 +33,8 @@ def _shaped(site: Site, x: Tensor, at: int, axis: int) -> Tensor | None:
 @reads("QuantizeLinear")
 def _quantize(site: Site) -> Tensor:
     x = site.x(0)
-    scale, zero = _shaped(site, x, 1, site.int("axis", 1)), _shaped(site, x, 2, site.int("axis", 1))
-    element = site.int("output_dtype")
+    scale, zero = _shaped(site, x, 1, site.int_attr("axis", 1)), _shaped(site, x, 2, site.int_attr("axis", 1))
+    element = site.int_attr("output_dtype")
     dtype = zero.dtype if zero is not None else ELEMENT_TYPES.get(element, DType.F32) if element else DType.U8
     site.require(dtype in _BOUNDS and scale is not None, "types other than int8 and uint8 are not supported")
     return _rounded(site, site.binary("div", site.cast(x, DType.F32), scale), zero, dtype)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def _dequantize(site: Site) -> Tensor:
     if all(site.is_raw(at) for at in range(site.count()) if site.has(at)):
         return site.constant(_dequantized(site))
     x = site.x(0)
-    axis = site.int("axis", 1)
+    axis = site.int_attr("axis", 1)
     scale, zero = _shaped(site, x, 1, axis), _shaped(site, x, 2, axis)
     site.expect(scale is not None, "a scale")
     values = site.cast(x, DType.F32)
@@ -64,7 +64,7 @@ def _dequantize(site: Site) -> Tensor:
 def _dequantized(site: Site) -> NDArray[np.float32]:
     x, scale = site.raw(0), site.raw(1).astype(np.float32)
     zero = site.raw(2) if site.has(2) else np.zeros_like(scale, np.int32)
-    axis, block = site.int("axis", 1), site.int("block_size")
+    axis, block = site.int_attr("axis", 1), site.int_attr("block_size")
     values = _whole(x) - _whole(_spread(site, zero, x.shape, axis, block))
     spread: NDArray[np.float32] = _spread(site, scale, x.shape, axis, block)
     return values.astype(np.float32) * spread
@@ -115,9 +115,9 @@ def _conv_integer(site: Site, x: Tensor, weight: Tensor) -> Tensor:
     """Return the exact sums of a convolution, whose terms are few enough or split over channels."""
     site.require(x.rank == 4, "images of two dimensions only")
     site.require(site.is_plain(weight), "its weight must be constant")
-    site.require(site.str("auto_pad", "NOTSET") in ("NOTSET", "VALID"), "auto_pad is not supported")
+    site.require(site.str_attr("auto_pad", "NOTSET") in ("NOTSET", "VALID"), "auto_pad is not supported")
     kernel = tuple(site.fixed(size, "the kernel") for size in weight.shape[2:])
-    inner, groups = site.fixed(weight.shape[1], "channels"), site.int("group", 1)
+    inner, groups = site.fixed(weight.shape[1], "channels"), site.int_attr("group", 1)
     taps = kernel[0] * kernel[1]
     site.require(taps <= 256 and (groups == 1 or taps * inner <= 256), "a kernel of so many terms is not supported")
     pads = site.ints("pads") or (0, 0, 0, 0)

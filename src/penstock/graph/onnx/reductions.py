@@ -35,7 +35,9 @@ def _reduce(site: Site) -> Tensor:
     if x.dtype == DType.BOOL:
         x = site.cast(x, DType.I32)
     total: Tensor = site.add("reduce", _prepared(site, x, op), kind=_KINDS[op], axes=chosen, keep=keep)
-    return site.cast(_finished(site, total, op), site.x().dtype)
+    if site.x().dtype == DType.BOOL:
+        return site.binary("gt", total, 0)
+    return _finished(site, total, op)
 
 
 def _prepared(site: Site, x: Tensor, op: str) -> Tensor:
@@ -67,7 +69,7 @@ def _arg_reduce(site: Site) -> Tensor:
         "arg_reduce",
         site.x(),
         kind="max" if site.node.op == "ArgMax" else "min",
-        axis=site.axis(site.int("axis"), site.x().rank),
+        axis=site.axis(site.int_attr("axis"), site.x().rank),
         keep=site.flag("keepdims", True),
         last=site.flag("select_last_index"),
     )
@@ -77,12 +79,12 @@ def _arg_reduce(site: Site) -> Tensor:
 @reads("TopK")
 def _top_k(site: Site) -> tuple[Tensor, ...]:
     x = site.x()
-    k = site.sizes(1)[0] if site.version >= 10 else site.int("k")
+    k = site.sizes(1)[0] if site.version >= 10 else site.int_attr("k")
     made: tuple[Tensor, ...] = site.add(
         "top_k",
         x,
         k=(k,),
-        axis=site.axis(site.int("axis", -1), x.rank),
+        axis=site.axis(site.int_attr("axis", -1), x.rank),
         largest=site.flag("largest", True),
         sorted=site.flag("sorted", True),
     )

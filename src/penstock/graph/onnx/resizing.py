@@ -24,7 +24,7 @@ def _upsample(site: Site) -> Tensor:
 
 def _old_rules(site: Site, scales: Sequence[float]) -> dict[str, Any]:
     """Return the rules before opset 11: coordinates divided by the scale."""
-    mode = site.str("mode", "nearest")
+    mode = site.str_attr("mode", "nearest")
     down = any(scale < 1 for scale in scales)
     return {
         "mode": "linear" if mode in ("linear", "bilinear") else mode,
@@ -55,10 +55,10 @@ def _resize(site: Site) -> Tensor:
             scales[axis] = float(number)
         sizes = _scaled(site, x, scales)
     rules = {
-        "mode": site.str("mode", "nearest"),
-        "coordinates": site.str("coordinate_transformation_mode", "half_pixel"),
-        "rounding": site.str("nearest_mode", "round_prefer_floor"),
-        "cubic_a": site.float("cubic_coeff_a", -0.75),
+        "mode": site.str_attr("mode", "nearest"),
+        "coordinates": site.str_attr("coordinate_transformation_mode", "half_pixel"),
+        "rounding": site.str_attr("nearest_mode", "round_prefer_floor"),
+        "cubic_a": site.float_attr("cubic_coeff_a", -0.75),
         "exclude_outside": site.flag("exclude_outside"),
     }
     site.require(rules["coordinates"] != "tf_crop_and_resize", "tf_crop_and_resize is not supported")
@@ -73,7 +73,7 @@ def _is_smaller(size: SizeLike, than: SizeLike) -> bool:
 
 
 def _keep_ratio(site: Site, x: Tensor, axes: Sequence[int], scales: list[float], sizes: list[SizeLike]) -> None:
-    policy = site.str("keep_aspect_ratio_policy", "stretch")
+    policy = site.str_attr("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return
     site.expect(policy in ("not_larger", "not_smaller"), "a policy of stretch, not_larger or not_smaller")

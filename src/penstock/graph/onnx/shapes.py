@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from penstock.graph.general.draft import NUMPY_TYPES, Tensor
 from penstock.graph.general.sizes import SizeLike, bounds, largest, product, smallest
 from penstock.graph.ir import DType
-from penstock.graph.onnx.context import ELEMENT_TYPES, FLOATS_AS_F32, Site
+from penstock.graph.onnx.context import ELEMENT_TYPES, FLOATS_AS_F32, Site, Value
 from penstock.graph.onnx.load import element_name
 from penstock.graph.onnx.registry import reads
 
-__all__: list[str] = []
+__all__ = ["padded"]
 
 _FAR: Final = 1 << 31
-_MAX_SMALL: Final = 1 << 16
 
 
 @reads("Shape")
 def _shape(site: Site) -> Tensor:
-    shape = site.x().shape
-    return site.constant(list(shape)[site.int("start") : site.int("end", len(shape))] or np.zeros(0, np.int64))
+    shape = list(site.x().shape)
+    part = shape[site.int_attr("start") : site.int_attr("end", len(shape))]
+    return site.constant(part or np.zeros(0, np.int64))
 
 
 @reads("Size")
@@ -35,7 +35,7 @@ def _size(site: Site) -> Tensor:
 @reads("Reshape")
 def _reshape(site: Site) -> Tensor:
     x = site.x()
-    sizes = list(site.sizes(1)) if site.version >= 5 else list(site.ints("shape") or ())
+    sizes: list[SizeLike] = list(site.sizes(1))
     if not site.flag("allowzero"):
         for at, size in enumerate(sizes):
             if isinstance(size, int) and size == 0:
@@ -63,7 +63,7 @@ def _resolved(shape: Sequence[SizeLike], sizes: list[SizeLike]) -> list[SizeLike
 @reads("Flatten")
 def _flatten(site: Site) -> Tensor:
     x = site.x()
-    axis = site.int("axis", 1)
+    axis = site.int_attr("axis", 1)
     axis = axis + x.rank if axis < 0 else axis
     site.expect(0 <= axis <= x.rank, f"an axis of 0 to {x.rank}")
     return site.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
@@ -105,9 +105,9 @@ def _transpose(site: Site) -> Tensor:
 
 @reads("Concat")
 def _concat(site: Site) -> Tensor:
-    parts = site.all()
+    parts = site.every()
     site.expect(bool(parts), "an input or more")
-    axis = site.axis(site.int("axis", 1 if site.version < 4 else 0), parts[0].rank)
+    axis = site.axis(site.int_attr("axis", 1 if site.version < 4 else 0), parts[0].rank)
     kept = [part for part in parts if part.shape[axis] != 0]
     return site.concat(kept or parts[:1], axis)
 
@@ -115,7 +115,7 @@ def _concat(site: Site) -> Tensor:
 @reads("Split")
 def _split(site: Site) -> tuple[Tensor, ...]:
     x = site.x()
-    axis = site.axis(site.int("axis"), x.rank)
+    axis = site.axis(site.int_attr("axis"), x.rank)
     count = len(site.node.outputs)
     sizes: tuple[SizeLike, ...]
     if site.version >= 13 and site.has(1):
@@ -123,7 +123,7 @@ def _split(site: Site) -> tuple[Tensor, ...]:
     elif site.version < 13 and site.ints("split") is not None:
         sizes = site.ints("split") or ()
     else:
-        count = site.int("num_outputs", count) if site.version >= 18 else count
+        count = site.int_attr("num_outputs", count) if site.version >= 18 else count
         site.expect(count > 0, "an output or more")
         chunk = (x.shape[axis] + count - 1) // count
         sizes = (*[chunk] * (count - 1), x.shape[axis] - chunk * (count - 1))
@@ -207,7 +207,7 @@ def _pad(site: Site) -> Tensor:
     value = 0.0
     if site.version < 11:
         given: Sequence[SizeLike] = site.ints("pads") or ()
-        value = site.float("value")
+        value = site.float_attr("value")
     else:
         given = site.sizes(1)
         if site.has(2):
@@ -226,21 +226,33 @@ def _pad(site: Site) -> Tensor:
             pads[axis], pads[x.rank + axis] = largest(pads[axis], 0), largest(pads[x.rank + axis], 0)
     if all(pad == 0 for pad in pads):
         return x
-    mode = site.str("mode", "constant")
+    mode = site.str_attr("mode", "constant")
     site.expect(mode in ("constant", "reflect", "edge", "wrap"), "a mode of constant, reflect, edge or wrap")
-    site.require(math.isfinite(value), f"a pad of {value} is not supported")
-    made: Tensor = site.add("pad", x, pads=tuple(pads), mode=mode, value=value)
-    return made
+    return padded(site, x, pads, value, mode)
+
+
+def padded(site: Site, x: Tensor, pads: Sequence[SizeLike], value: float, mode: str = "constant") -> Tensor:
+    """Return ``x`` with pads, all begins first; attributes are finite, so infinite ones are put beside it."""
+    if math.isfinite(value) or mode != "constant":
+        made: Tensor = site.add("pad", x, pads=tuple(pads), mode=mode, value=value)
+        return made
+    for axis in range(x.rank):
+        parts = [x]
+        for at, pad in ((0, pads[axis]), (len(parts), pads[x.rank + axis])):
+            if pad != 0:
+                sizes = (*x.shape[:axis], pad, *x.shape[axis + 1 :])
+                parts.insert(at if at == 0 else len(parts), site.add("expand", site.like(x, value), sizes=sizes))
+        x = site.concat(parts, axis)
+    return x
 
 
 @reads("Constant")
-def _constant(site: Site) -> Tensor:
+def _constant(site: Site) -> Value:
     for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         value = site.attr(name)
-        if value is not None:
-            is_float = name.startswith("value_float")
-            array = value if isinstance(value, np.ndarray) else np.array(value, np.float32 if is_float else np.int64)
-            return array  # type: ignore[no-any-return]  # kept as it is: readers may want its type in the file
+        if value is not None:  # an array stays one: readers may want its type in the file
+            kind = np.float32 if name.startswith("value_float") else np.int64
+            return value if isinstance(value, np.ndarray) else np.array(value, kind)
     raise site.refused("constants of strings and sparse tensors are not supported")
 
 
@@ -257,11 +269,8 @@ def _constant_of_shape(site: Site) -> Tensor:
     return _filled(site, sizes, dtype, value[0])
 
 
-def _filled(site: Site, sizes: Sequence[SizeLike], dtype: DType, value: float) -> Tensor:
-    whole = all(isinstance(size, int) for size in sizes)
-    if whole and product(sizes) <= _MAX_SMALL:  # type: ignore[operator]
-        return site.constant(np.full([int(n) for n in sizes], value, NUMPY_TYPES[dtype]))  # type: ignore[arg-type]
-    scalar = site.constant(np.array(value, NUMPY_TYPES[dtype]))
+def _filled(site: Site, sizes: Sequence[SizeLike], dtype: DType, value: Any) -> Tensor:
+    scalar = site.constant(np.asarray(value).astype(NUMPY_TYPES[dtype]))
     made: Tensor = site.add("expand", scalar, sizes=tuple(sizes))
     return made
 
@@ -293,8 +302,8 @@ def _eye_like(site: Site) -> Tensor:
         dtype = DType.F32 if element in FLOATS_AS_F32 else ELEMENT_TYPES[element]
     rows, columns = (site.fixed(size, "a size") for size in x.shape)
     site.expect(rows * columns <= 1 << 24, "at most 2^24 elements")
-    k = max(-_FAR, min(site.int("k"), _FAR))
-    return site.constant(np.eye(rows, columns, k, dtype=NUMPY_TYPES[dtype]))
+    k = max(-_FAR, min(site.int_attr("k"), _FAR))
+    return site.constant(np.eye(rows, columns, k).astype(NUMPY_TYPES[dtype]))
 
 
 @reads("Trilu")
@@ -308,11 +317,11 @@ def _trilu(site: Site) -> Tensor:
 
 @reads("DepthToSpace")
 def _depth_to_space(site: Site) -> Tensor:
-    x, block = site.x(), site.int("blocksize")
+    x, block = site.x(), site.int_attr("blocksize")
     site.expect(x.rank == 4 and block > 0, "4 dimensions and a block size")
     n, c, h, w = x.shape
     inner = c // (block * block)
-    if site.str("mode", "DCR") == "DCR":
+    if site.str_attr("mode", "DCR") == "DCR":
         split = site.reshape(x, (n, block, block, inner, h, w))
         order = (0, 3, 4, 1, 5, 2)
     else:
@@ -323,8 +332,9 @@ def _depth_to_space(site: Site) -> Tensor:
 
 @reads("SpaceToDepth")
 def _space_to_depth(site: Site) -> Tensor:
-    x, block = site.x(), site.int("blocksize")
+    x, block = site.x(), site.int_attr("blocksize")
     site.expect(x.rank == 4 and block > 0, "4 dimensions and a block size")
     n, c, h, w = x.shape
     split = site.reshape(x, (n, c, h // block, block, w // block, block))
-    return site.reshape(site.permute(split, (0, 3, 5, 1, 2, 4)), (n, c * block * block, h // block, w // block))
+    order = (0, 3, 5, 1, 2, 4) if site.str_attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return site.reshape(site.permute(split, order), (n, c * block * block, h // block, w // block))
