@@ -1,4 +1,6 @@
 // The C API for general networks.
+#include "network/network.h"
+
 #include "api/api.h"
 
 using namespace ps;

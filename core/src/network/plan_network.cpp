@@ -1,11 +1,9 @@
 // The plan of a general network for one set of input shapes, and its calls with addresses.
+#include "network/plan_network.h"
+
 #include <algorithm>
 
-#include "bundle/network_shapes.h"
 #include "ops/layout.h"
-#include "program/place_blocks.h"
-#include "program/plan_network.h"
-#include "program/program.h"
 
 namespace ps {
 namespace {
