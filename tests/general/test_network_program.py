@@ -47,7 +47,9 @@ def fresh(model: Model, context: Context, inputs: list[Array], flags: int = 0) -
 
 
 def same(a: list[Array], b: list[Array]) -> bool:
-    return all(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
+    return all(
+        x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True)
+    )
 
 
 def test_results_are_those_of_numpy(builder: NetworkBuilder, model: Model, context: Context) -> None:
@@ -101,7 +103,12 @@ def test_a_model_tells_its_inputs_and_outputs(path: Path, model: Model) -> None:
     assert [(s.name, s.min, s.max, s.example) for s in network_sizes(model)] == [("N", 1, 300, 4), ("h", 1, 8, 2)]
     graph, _ = read_graph(path)
     stored = mixed_network().graph
-    assert (graph.kind, graph.inputs, graph.outputs, graph.symbols) == (1, stored.inputs, stored.outputs, stored.symbols)
+    assert (graph.kind, graph.inputs, graph.outputs, graph.symbols) == (
+        1,
+        stored.inputs,
+        stored.outputs,
+        stored.symbols,
+    )
     assert graph.values == stored.values
     assert graph.weights["table"].shape == (1, 2, 3)
 
@@ -147,7 +154,7 @@ def test_each_kind_refuses_the_other(model: Model, context: Context) -> None:
 
 
 def test_a_network_of_sums_has_scalars_and_none(tmp_path: Path, context: Context) -> None:
-    """No inputs; a scalar as a constant; rows that are empty."""
+    """A scalar as a constant; rows that are empty."""
     b = NetworkBuilder(Symbol("N", 0, 4, example=1))
     x = b.input("x", "N,3")
     b.output(b.node("add", [x, x], "sum"), "N,3")
@@ -155,4 +162,5 @@ def test_a_network_of_sums_has_scalars_and_none(tmp_path: Path, context: Context
     with Model.open(b.write(tmp_path / "a.psm")) as model:
         total, scalar = fresh(model, context, [np.ones((0, 3), np.float32)])
     assert total.shape == (0, 3)
-    assert scalar.shape == () and scalar == 7
+    assert scalar.shape == ()
+    assert scalar == 7

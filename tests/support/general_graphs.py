@@ -15,8 +15,7 @@ from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import GENERAL_NETWORK, DType, Graph, Layout, Node, Operand, Symbol, Value, Weight
 
 Array = npt.NDArray[Any]
-ROWS = {DType.F32: Layout.ROWS_F32, DType.I64: Layout.ROWS_I64, DType.I32: Layout.ROWS_I32, DType.BOOL: Layout.ROWS_BOOL,
-        DType.U8: Layout.ROWS_U8, DType.I8: Layout.ROWS_I8, DType.F16: Layout.ROWS_F16}  # fmt: skip
+ROWS = {name: Layout[f"ROWS_{name}"] for name in ("F32", "F16", "I64", "I32", "U8", "I8", "BOOL")}
 NUMPY = {DType.F32: np.float32, DType.I64: np.int64, DType.I32: np.int32, DType.BOOL: np.bool_, DType.U8: np.uint8,
          DType.I8: np.int8, DType.F16: np.float16}  # fmt: skip
 
@@ -39,7 +38,7 @@ class NetworkBuilder:
 
     def constant(self, name: str, array: Array) -> str:
         dtype = next(dtype for dtype, kind in NUMPY.items() if kind == array.dtype)
-        self.graph.weights[name] = Weight(name, 1, max(array.size, 1), ROWS[dtype], (), shape=array.shape)
+        self.graph.weights[name] = Weight(name, 1, max(array.size, 1), ROWS[dtype.name], (), shape=array.shape)
         self.graph.values[name] = Value(name, dtype, (), weight=name)
         self.arrays[name] = array
         return name
