@@ -1,6 +1,7 @@
 // Conversion of the tables of core/bundle.fbs to a Graph.  Field numbers are positions in the schema.
 #include "bundle/metadata.h"
 
+#include "base/build.h"
 #include "ops/loaded.h"
 
 namespace ps {
@@ -302,6 +303,10 @@ ps_status read_indices(const FlatTable& root, int field, const char* name, Vec<i
 
 ps_status read_kind(const FlatTable& root, Graph* graph) {
   PS_TRY(root.read_i32(15, "kind", KIND_LANGUAGE_MODEL, &graph->kind));
+  if (graph->kind == KIND_NETWORK && !kBuildsNetworks) {
+    return fail(PS_UNSUPPORTED, "metadata.kind: this build leaves out general networks: build it with this bundle in "
+                                "PENSTOCK_OPS_FROM");
+  }
   if (graph->kind == KIND_LANGUAGE_MODEL || graph->kind == KIND_NETWORK) return PS_OK;
   return fail(PS_UNSUPPORTED,
               "metadata.kind: this version knows 0 (language model) and 1 (general network), the file has %d",

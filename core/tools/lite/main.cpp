@@ -10,6 +10,11 @@
 
 #include "generate.h"
 #include "network.h"
+#ifdef PENSTOCK_OPS_FROM
+#include "ops_from.h"  // of a build for given bundles
+#else
+#define PS_BUILD_NETWORKS 1
+#endif
 
 namespace lite {
 namespace {
@@ -281,7 +286,7 @@ int give_out(const Options& options, Generator* g, Output* out) {
 // Arrays in, arrays out.  A language model needs a prompt.
 int run_arrays(const Options& options, double start) {
   char message[2300] = "";
-  const int status = run_network(options, start, message, sizeof(message));
+  const int status = PS_BUILD_NETWORKS ? run_network(options, start, message, sizeof(message)) : kNotNetwork;
   if (status == 0) return 0;
   if (status != kNotNetwork) {
     report(message);
