@@ -17,7 +17,7 @@ endforeach()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${bundles})
 
 set(reader core/tools/generate/bundle_ops.cpp)
-foreach(source base/crc32 base/error base/memory bundle/file bundle/flatbuffer bundle/metadata ops/layout ops/loaded ops/schema ops/table)
+foreach(source base/crc32 base/error base/memory base/size_list bundle/file bundle/flatbuffer bundle/metadata ops/layout ops/loaded ops/schema ops/table)
   list(APPEND reader core/src/${source}.cpp)
 endforeach()
 list(TRANSFORM reader PREPEND ${CMAKE_SOURCE_DIR}/)

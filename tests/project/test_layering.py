@@ -260,6 +260,7 @@ CORE_LAYERS = {  # each folder of core/src to those that it may include beside i
     "sampling": ("base", "threads", "ops"),
     "passes": ("base", "ops", "bundle"),
     "program": ("base", "threads", "ops", "exchange", "bundle", "passes", "sampling"),
+    "network": ("base", "threads", "ops", "bundle", "program"),
     "tokenizer": ("base",),
     "api": (
         "base",
@@ -272,6 +273,7 @@ CORE_LAYERS = {  # each folder of core/src to those that it may include beside i
         "passes",
         "sampling",
         "program",
+        "network",
         "tokenizer",
     ),
 }

@@ -5,7 +5,6 @@
 #include "exchange/exchange.h"
 #include "ops/layout.h"
 #include "ops/loaded.h"
-#include "ops/size_list.h"
 #include "program/pages.h"
 #include "sampling/sample.h"
 

@@ -1,4 +1,6 @@
 // The C API for general networks.
+#include "network/network.h"
+
 #include "api/api.h"
 
 using namespace ps;
@@ -9,6 +11,12 @@ namespace {
 ps_status check_index(int64_t count, int32_t index) {
   if (index >= 0 && index < count) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "index: expected less than %lld, got %d", static_cast<long long>(count), index);
+}
+
+// The error of a build without them.  The compiler leaves out what follows a return of it.
+ps_status no_networks() {
+  return fail(PS_UNSUPPORTED,
+              "program: this build leaves out general networks: build it with the bundle of one in PENSTOCK_OPS_FROM");
 }
 
 ps_status describe_value(const Graph& graph, const Vec<int32_t>& values, int32_t index, ps_value_info* out) {
@@ -49,6 +57,7 @@ ps_status ps_model_size(const ps_model* model, int32_t index, ps_size_info* out)
 }
 
 ps_status ps_program_predict(ps_program* program, const ps_array* inputs, int32_t num_inputs) {
+  if (!kBuildsNetworks) return no_networks();
   const FloatEnvironment environment;
   const Use use(program, KIND_NETWORK);
   PS_TRY(use.status());
@@ -56,6 +65,7 @@ ps_status ps_program_predict(ps_program* program, const ps_array* inputs, int32_
 }
 
 ps_status ps_program_prepare(ps_program* program, const ps_array* inputs, int32_t num_inputs) {
+  if (!kBuildsNetworks) return no_networks();
   const FloatEnvironment environment;
   const Use use(program, KIND_NETWORK);
   PS_TRY(use.status());
@@ -63,6 +73,7 @@ ps_status ps_program_prepare(ps_program* program, const ps_array* inputs, int32_
 }
 
 ps_status ps_program_output(const ps_program* program, int32_t index, ps_array* out) {
+  if (!kBuildsNetworks) return no_networks();
   const Use use(program, KIND_NETWORK);
   PS_TRY(use.status());
   PS_TRY(require(out, "out"));

@@ -27,11 +27,13 @@ constexpr bool builds_op(const char* name) { return is_listed(PS_BUILD_OPS, name
 constexpr bool builds_scheme(const char* name) { return is_listed(PS_BUILD_SCHEMES, name); }
 constexpr bool builds_layout(int layout) { return uint64_t{PS_BUILD_LAYOUTS} >> layout & 1; }
 constexpr bool builds_kv(int layout) { return PS_BUILD_KV_LAYOUTS >> layout & 1; }
+constexpr bool kBuildsNetworks = PS_BUILD_NETWORKS;  // general networks
 #else
 constexpr bool builds_op(const char*) { return true; }
 constexpr bool builds_scheme(const char*) { return true; }
 constexpr bool builds_layout(int) { return true; }
 constexpr bool builds_kv(int) { return true; }
+constexpr bool kBuildsNetworks = true;
 #endif
 // The ops that attention's kernels compute; ops/op_ids.h checks that none is missing.
 constexpr const char* kAttentionOps[] = {"attention", "sink_attention", "latent_attention", "relative_attention",

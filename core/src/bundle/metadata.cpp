@@ -1,12 +1,13 @@
 // Conversion of the tables of core/bundle.fbs to a Graph.  Field numbers are positions in the schema.
 #include "bundle/metadata.h"
 
+#include "base/build.h"
 #include "ops/loaded.h"
 
 namespace ps {
 namespace {
 
-constexpr uint32_t kMaxName = 512, kMaxText = 1 << 20;
+constexpr uint32_t kMaxName = 512, kMaxAttr = 4096, kMaxText = 1 << 20;
 constexpr uint32_t kMaxOps = 256, kMaxValues = 65536, kMaxWeights = 65536, kMaxStates = 4096, kMaxGroups = 64,
                    kMaxNodes = 16384, kMaxSegments = 256, kMaxParts = 4096, kMaxAllParts = 1 << 18,
                    kMaxProperties = 1024;
@@ -184,7 +185,7 @@ ps_status read_value(const FlatTable& table, Graph* graph) {
   PS_TRY(table.read_vector(2, "shape", 24, 8, kMaxRank, &shape));
   PS_TRY(table.read_i32(3, "base", -1, &value.base));
   PS_TRY(table.read_i64(4, "offset", &value.offset));
-  PS_TRY(table.read_string(5, "sizes", kMaxName, false, &value.sizes));
+  PS_TRY(table.read_string(5, "sizes", kMaxAttr, false, &value.sizes));
   PS_TRY(table.read_i32(6, "weight", -1, &value.weight));
   if (graph->kind == KIND_NETWORK && shape.count) {
     return fail(PS_INVALID_FILE, "values[%lld].shape: expected none in a general network, got %u dims",
@@ -237,14 +238,14 @@ ps_status read_state(const FlatTable& table, Graph* graph) {
   return graph->states.push(state) ? PS_OK : no_memory();
 }
 
-ps_status read_attrs(const FlatTable& table, Node* node) {
+ps_status read_attrs(const FlatTable& table, uint32_t max_text, Node* node) {
   return each(table, 4, "attrs", kMaxAttrs, [&](const FlatTable& item) {
     Attr attr{};
     PS_TRY(read_name(item, 0, "name", &attr.name));
     PS_TRY(item.read_i32(1, "type", 0, &attr.type));
     PS_TRY(item.read_i64(2, "i", &attr.i));
     PS_TRY(item.read_f64(3, "f", &attr.f));
-    PS_TRY(item.read_string(4, "s", kMaxName, false, &attr.s));
+    PS_TRY(item.read_string(4, "s", max_text, false, &attr.s));
     node->attrs[node->num_attrs++] = attr;
     return PS_OK;
   });
@@ -267,7 +268,7 @@ ps_status read_node(const FlatTable& table, Graph* graph) {
   node.num_outputs = static_cast<int32_t>(outputs.count);
   if (inputs.count) memcpy(node.inputs, inputs.data, inputs.count * 8);
   if (outputs.count) memcpy(node.outputs, outputs.data, outputs.count * 4);
-  PS_TRY(read_attrs(table, &node));
+  PS_TRY(read_attrs(table, graph->kind == KIND_NETWORK ? kMaxAttr : kMaxName, &node));
   return graph->nodes.push(node) ? PS_OK : no_memory();
 }
 
@@ -302,6 +303,10 @@ ps_status read_indices(const FlatTable& root, int field, const char* name, Vec<i
 
 ps_status read_kind(const FlatTable& root, Graph* graph) {
   PS_TRY(root.read_i32(15, "kind", KIND_LANGUAGE_MODEL, &graph->kind));
+  if (graph->kind == KIND_NETWORK && !kBuildsNetworks) {
+    return fail(PS_UNSUPPORTED, "metadata.kind: this build leaves out general networks: build it with this bundle in "
+                                "PENSTOCK_OPS_FROM");
+  }
   if (graph->kind == KIND_LANGUAGE_MODEL || graph->kind == KIND_NETWORK) return PS_OK;
   return fail(PS_UNSUPPORTED,
               "metadata.kind: this version knows 0 (language model) and 1 (general network), the file has %d",

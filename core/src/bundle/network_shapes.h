@@ -3,7 +3,6 @@
 #define PENSTOCK_BUNDLE_NETWORK_SHAPES_H
 
 #include "ops/ops.h"
-#include "ops/size_list.h"
 
 namespace ps {
 

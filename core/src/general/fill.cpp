@@ -3,7 +3,7 @@
 #include "general/integers.h"
 #include "general/strided_copy.h"
 #include "ops/expect.h"
-#include "ops/size_list.h"
+#include "base/size_list.h"
 #include "simd/half.h"
 
 namespace ps {

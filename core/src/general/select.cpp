@@ -2,7 +2,7 @@
 // Hot: runs in every step.
 #include "general/integers.h"
 #include "ops/expect.h"
-#include "ops/size_list.h"
+#include "base/size_list.h"
 
 namespace ps {
 namespace {

@@ -1,13 +1,15 @@
-// Registration of custom ops, and the calls of their functions.
+// Registration of custom ops, the calls of their functions, and the failures of ops.
 #include "ops/loaded.h"
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <atomic>
 
 #include "base/float_environment.h"
+#include "ops/failure.h"
 
 namespace ps {
 namespace {
@@ -290,6 +292,17 @@ ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out) {
                 static_cast<long long>(out->per_thread));
   out->per_thread = round_up(out->per_thread, 64);  // so that every thread's is aligned
   return PS_OK;
+}
+
+void report_failure(const Call& call, const char* format, ...) {
+  OpFailure* const failure = call.failure;
+  if (!failure || failure->claimed.exchange(1, std::memory_order_acq_rel)) return;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(failure->error.text, sizeof(failure->error.text), format, arguments);
+  va_end(arguments);
+  failure->status = PS_INVALID_ARGUMENT;
+  failure->call = &call;
 }
 
 ps_status take_failure(OpFailure* failure) {

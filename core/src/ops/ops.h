@@ -7,6 +7,7 @@
 #define PENSTOCK_OPS_H
 
 #include "base/kernels.h"
+#include "base/size_list.h"
 #include "ops/graph.h"
 #include "ops/layout.h"
 #include "ops/op_ids.h"
@@ -14,7 +15,7 @@
 namespace ps {
 
 // A parsed schema.
-// ATTR_INTS: a list of sizes, stored as a string (ops/size_list.h).
+// ATTR_INTS: a list of sizes, stored as a string (base/size_list.h).
 enum AttrType { ATTR_INT = 1, ATTR_FLOAT = 2, ATTR_STRING = 3, ATTR_BOOL = 4, ATTR_INTS = 5 };
 struct Argument {
   Str name;
@@ -144,6 +145,9 @@ ps_status parse_schema(const char* schema, bool foreign, Signature* out);
 
 // Puts attributes into the schema's order; unknown, missing, mistyped and non-finite ones are refused by name.
 ps_status bind_attrs(int32_t op, const Attr* attrs, int32_t count, AttrValue* out);
+// Evaluates the lists among an op's attributes.  `storage` has room for kMaxAttrs * kMaxListLen numbers and lives as
+// long as `attrs`.
+ps_status evaluate_lists(int32_t op, const SizeNames& names, AttrValue* attrs, int64_t* storage);
 // Kinds and number of the operands against the schema.
 ps_status check_operands(int32_t op, const Spec* in, int32_t count);
 bool same_type(const Spec& a, const Spec& b);

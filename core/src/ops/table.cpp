@@ -120,6 +120,20 @@ ps_status bind_attrs(int32_t op, const Attr* attrs, int32_t count, AttrValue* ou
   return PS_OK;
 }
 
+ps_status evaluate_lists(int32_t op, const SizeNames& names, AttrValue* attrs, int64_t* storage) {
+  const Signature& sig = signature(op);
+  for (int32_t i = 0; i < sig.num_attrs; ++i) {
+    if (sig.attrs[i].type != ATTR_INTS) continue;
+    int64_t* const list = storage + i * kMaxListLen;
+    int32_t count = 0;
+    const ps_status status = evaluate_sizes(attrs[i].s, names, list, &count);
+    if (status != PS_OK) return prefix(status, "%.*s: ", PS_STR(sig.attrs[i].name));
+    attrs[i].i = count;
+    attrs[i].list = list;
+  }
+  return PS_OK;
+}
+
 ps_status check_operands(int32_t op, const Spec* in, int32_t count) {
   static const char* const kinds[] = {"nothing", "a value", "a weight", "a state"};
   const Signature& sig = signature(op);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/build.h"
 #include "base/crc32.h"
 #include "bundle/metadata.h"
 #include "bundle/validate.h"
@@ -56,7 +57,7 @@ ps_status open_checked(ps_model* model, const char* path, bool map, bool verify)
     return fail(PS_INVALID_FILE, "header.required_features: expected 0x%x for metadata.kind %d, got 0x%x",
                 needs_network ? 0 : kFeatureNetwork, model->graph.kind, header.required_features);
   }
-  if (needs_network) {
+  if (kBuildsNetworks && needs_network) {
     PS_TRY(validate_network(&model->graph));
     return verify ? verify_contents(*model, header) : PS_OK;
   }

@@ -1,7 +1,7 @@
 // Places of blocks by lifetime: each into the first gap, the largest first.
-#include "program/place_blocks.h"
-
 #include <algorithm>
+
+#include "program/plan.h"
 
 namespace ps {
 namespace {

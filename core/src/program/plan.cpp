@@ -3,7 +3,6 @@
 
 #include "bundle/validate.h"
 #include "ops/layout.h"
-#include "program/place_blocks.h"
 #include "program/program.h"
 #include "sampling/sample.h"
 

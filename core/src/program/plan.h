@@ -33,6 +33,16 @@ struct Plan {
 
 ps_status make_plan(const ps_model& model, const ps_context& context, const ps_program_options& options, Plan* out);
 
+struct Block {
+  int32_t value, first, last;  // alive from node to node, in the program's order
+  int64_t bytes, offset;
+};
+
+// Fills the offsets, so that blocks that are alive at the same time do not overlap, and sorts the blocks by size.
+// *bytes is where the last one ends.  `limit` names what is too large where that does not fit in 63 bits.
+ps_status place_blocks(Vec<Block>* blocks, const char* limit, int64_t* bytes);
+ps_status too_large(const char* limit);
+
 // A phase of a node, bound to its memory.
 struct Step {
   const Call* call;

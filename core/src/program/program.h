@@ -7,7 +7,7 @@
 #include "base/build.h"
 #include "program/batch.h"
 #include "program/estimate.h"
-#include "program/network.h"
+#include "program/network_memory.h"
 #include "program/plan.h"
 #include "program/ranks.h"
 #include "program/spans.h"

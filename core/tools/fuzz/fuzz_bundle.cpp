@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/size_list.h"
 #include "penstock_dev.h"
 #include "random.h"
 #include "seeds.h"
@@ -143,7 +144,7 @@ void mutate(Bytes* b, Random* r, const std::vector<Bytes>& seeds) {
 }
 
 struct Tally {
-  int64_t opened = 0, ran = 0, sampled = 0, hidden = 0, tails = 0, refused[PS_INTERNAL + 1] = {};
+  int64_t opened = 0, ran = 0, sampled = 0, hidden = 0, tails = 0, predicted = 0, refused[PS_INTERNAL + 1] = {};
   bool expect_message(ps_status status) {
     if (status == PS_OK) return true;
     if (status < 0 || status >= PS_INTERNAL || !*ps_error_message()) {
@@ -244,6 +245,84 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
   return ok;
 }
 
+size_t element_bytes(int32_t dtype) {
+  return dtype == PS_I64 ? 8 : dtype == PS_F32 || dtype == PS_I32 ? 4 : dtype == PS_F16 || dtype == PS_BF16 ? 2 : 1;
+}
+
+// The dims that the sizes of the file's example give an input; false: too many bytes to be worth the time.
+bool input_dims(const ps_value_info& value, const std::vector<ps::NamedSize>& sizes, ps_array* out, size_t* bytes) {
+  int64_t dims[ps::kMaxListLen];
+  int32_t count = 0;
+  const ps::Str text{value.sizes, static_cast<uint32_t>(strlen(value.sizes))};
+  const ps::SizeNames names{sizes.data(), static_cast<int32_t>(sizes.size())};
+  if (ps::evaluate_sizes(text, names, dims, &count) != PS_OK || count > 6) return false;
+  *out = ps_array{nullptr, value.dtype, count, {}};
+  *bytes = element_bytes(value.dtype);
+  for (int32_t d = 0; d < count; ++d) {
+    out->dims[d] = dims[d];
+    *bytes *= static_cast<size_t>(dims[d]);
+    if (dims[d] < 0 || *bytes > kMaxMemory) return false;
+  }
+  return true;
+}
+
+// Every byte of every output is read.
+bool read_outputs(const ps_program* program, const ps_model_info& info, Tally* tally) {
+  bool ok = true;
+  for (int32_t i = 0; i < info.num_outputs; ++i) {
+    ps_array array;
+    const ps_status status = ps_program_output(program, i, &array);
+    ok = tally->expect_message(status) && says(status == PS_OK, "an output", i) && ok;
+    if (status != PS_OK) continue;
+    size_t bytes = element_bytes(array.dtype);
+    for (int32_t d = 0; d < array.ndim; ++d) bytes *= static_cast<size_t>(array.dims[d]);
+    touch(array.data, bytes);
+  }
+  return ok;
+}
+
+// Two runs of a general network, with the sizes of its example and with others.
+bool run_network(ps_model* model, ps_context* context, const ps_model_info& info, Random* r, Tally* tally) {
+  ps_program_options options{};
+  options.struct_size = sizeof(options);
+  ps_program* program = nullptr;
+  ps_status status = ps_program_create_flagged(model, context, &options, r->below(2) ? PS_PROGRAM_POISON : 0, &program);
+  if (status != PS_OK) return tally->expect_message(status);
+  bool ok = true;
+  for (int32_t run = 0; run < 2; ++run) {
+    std::vector<ps::NamedSize> sizes;
+    for (int32_t i = 0; i < info.num_sizes; ++i) {
+      ps_size_info size{};
+      size.struct_size = sizeof(size);
+      ok = tally->expect_message(ps_model_size(model, i, &size)) && ok;
+      const int64_t value = run == 0 ? size.example : size.min + static_cast<int64_t>(r->below(4)) * size.multiple;
+      sizes.push_back(ps::NamedSize{ps::Str{size.name, static_cast<uint32_t>(strlen(size.name))}, value});
+    }
+    std::vector<ps_array> arrays(static_cast<size_t>(info.num_inputs));
+    std::vector<Bytes> data(arrays.size());
+    bool small = true;
+    for (int32_t i = 0; i < info.num_inputs && small; ++i) {
+      ps_value_info value{};
+      value.struct_size = sizeof(value);
+      size_t bytes = 0;
+      ok = tally->expect_message(ps_model_input(model, i, &value)) && ok;
+      const size_t at = static_cast<size_t>(i);
+      small = input_dims(value, sizes, &arrays[at], &bytes);
+      data[at].resize(small ? bytes : 0);
+      for (uint8_t& byte : data[at]) byte = value.dtype == PS_BOOL ? static_cast<uint8_t>(r->below(2)) : 0;
+      arrays[at].data = data[at].data();
+    }
+    if (!small) continue;
+    status = ps_program_predict(program, arrays.data(), info.num_inputs);
+    ok = tally->expect_message(status) && ok;
+    if (status != PS_OK) continue;
+    ++tally->predicted;
+    ok = read_outputs(program, info, tally) && ok;
+  }
+  ps_program_destroy(program);
+  return ok;
+}
+
 bool try_mutant(const char* path, ps_context* context, Random* r, Tally* tally) {
   ps_model_options options{};
   options.struct_size = sizeof(options);
@@ -259,7 +338,7 @@ bool try_mutant(const char* path, ps_context* context, Random* r, Tally* tally) 
   const void* data;
   int64_t bytes;
   ok = tally->expect_message(ps_model_segment(model, "config.json", &data, &bytes)) && ok;
-  ok = run_program(model, context, info, r, tally) && ok;
+  ok = (info.kind == 1 ? run_network : run_program)(model, context, info, r, tally) && ok;
   ps_model_close(model);
   return ok;
 }
@@ -309,12 +388,12 @@ int main(int argc, char** argv) {
   setitimer(ITIMER_PROF, &off, nullptr);
   alarm(0);
   for (ps_context* context : contexts) ps_context_destroy(context);
-  printf(
-      "mutants %lld opened %lld ran %lld sampled %lld hidden %lld tails %lld invalid_argument %lld invalid_file %lld "
-      "unsupported %lld\n",
-      static_cast<long long>(iterations), static_cast<long long>(tally.opened), static_cast<long long>(tally.ran),
-      static_cast<long long>(tally.sampled), static_cast<long long>(tally.hidden), static_cast<long long>(tally.tails),
-      static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]),
-      static_cast<long long>(tally.refused[PS_INVALID_FILE]), static_cast<long long>(tally.refused[PS_UNSUPPORTED]));
+  printf("mutants %lld opened %lld ran %lld sampled %lld hidden %lld tails %lld predicted %lld invalid_argument %lld "
+         "invalid_file %lld unsupported %lld\n",
+         static_cast<long long>(iterations), static_cast<long long>(tally.opened), static_cast<long long>(tally.ran),
+         static_cast<long long>(tally.sampled), static_cast<long long>(tally.hidden),
+         static_cast<long long>(tally.tails), static_cast<long long>(tally.predicted),
+         static_cast<long long>(tally.refused[PS_INVALID_ARGUMENT]),
+         static_cast<long long>(tally.refused[PS_INVALID_FILE]), static_cast<long long>(tally.refused[PS_UNSUPPORTED]));
   return 0;
 }

@@ -22,6 +22,7 @@ struct Needs {
   bool schemes[sizeof(kSchemeNames) / sizeof(*kSchemeNames)];
   uint64_t layouts;
   uint32_t kv_layouts;
+  bool networks;
 };
 
 ps_status read_graph(const char* path, Region* metadata, Graph* graph) {
@@ -57,6 +58,7 @@ ps_status add_bundle(const char* path, bool chooses_kv, Needs* needs) {
   for (const Weight& weight : graph.weights) {
     if (weight.layout >= 0 && weight.layout < 64) needs->layouts |= uint64_t{1} << weight.layout;
   }
+  needs->networks |= graph.kind == KIND_NETWORK;
   if (!chooses_kv) needs->kv_layouts |= 1u << auto_kv_layout(graph.scheme);
   return PS_OK;
 }
@@ -89,8 +91,9 @@ ps_status write_header(const char* path, const Needs& needs) {
   for (size_t i = 0; i < sizeof(kSchemeNames) / sizeof(*kSchemeNames); ++i) {
     if (needs.schemes[i]) fprintf(out, " %s", kSchemeNames[i]), printf(" %s", kSchemeNames[i]);
   }
-  fprintf(out, " \"\n#define PS_BUILD_LAYOUTS 0x%llxu\n#define PS_BUILD_KV_LAYOUTS 0x%xu\n",
-          static_cast<unsigned long long>(needs.layouts), needs.kv_layouts);
+  fprintf(out,
+          " \"\n#define PS_BUILD_LAYOUTS 0x%llxu\n#define PS_BUILD_KV_LAYOUTS 0x%xu\n#define PS_BUILD_NETWORKS %d\n",
+          static_cast<unsigned long long>(needs.layouts), needs.kv_layouts, needs.networks);
   printf("; keys and values");
   for (int32_t layout = PS_KV_F32; layout <= PS_KV_INT8; ++layout) {
     if (needs.kv_layouts >> layout & 1) printf(" %s", kv_layout_name(layout));

@@ -64,6 +64,7 @@ bool Generator::open(double start) {
   if (ps_model_open(options_.bundle, &model, &model_) != PS_OK) return failed("");
   info_.struct_size = sizeof(info_);
   if (ps_model_describe(model_, &info_) != PS_OK) return failed("");
+  if (info_.kind != 0) return fail("BUNDLE: expected a language model for a PROMPT, got a general network (--input)");
   if (options_.huge && ps_model_load_huge(model_, context_) != PS_OK) return failed("--weights");
   for (int64_t i = 0; i < options_.stops.size; ++i) stops_.add(options_.stops.data[i]);
   if (info_.format_minor > info_.known_format_minor) {

@@ -9,6 +9,12 @@
 #include <unistd.h>
 
 #include "generate.h"
+#include "network.h"
+#ifdef PENSTOCK_OPS_FROM
+#include "ops_from.h"  // of a build for given bundles
+#else
+#define PS_BUILD_NETWORKS 1
+#endif
 
 namespace lite {
 namespace {
@@ -277,7 +283,23 @@ int give_out(const Options& options, Generator* g, Output* out) {
   return 0;
 }
 
+// Arrays in, arrays out.  A language model needs a prompt.
+int run_arrays(const Options& options, double start) {
+  char message[2300] = "";
+  const int status = PS_BUILD_NETWORKS ? run_network(options, start, message, sizeof(message)) : kNotNetwork;
+  if (status == 0) return 0;
+  if (status != kNotNetwork) {
+    report(message);
+    return status;
+  }
+  report(options.inputs.size || options.outputs.size
+             ? "--input: expected a general network, got a language model, which takes a PROMPT"
+             : "PROMPT: expected a text, or - for standard input, got nothing");
+  return 2;
+}
+
 int run(const Options& options, double start) {
+  if (!options.prompt) return run_arrays(options, start);
   Generator generator(options);
   if (!generator.open(start)) return report_argument(generator.error());
   const char* prompt = options.prompt;

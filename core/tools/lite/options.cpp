@@ -14,8 +14,10 @@ namespace lite {
 
 const char kHelp[] =
     "usage: penstock-lite [options] BUNDLE PROMPT\n"
+    "       penstock-lite [options] BUNDLE --input x.npy [--output y.npy]\n"
     "\n"
-    "Continue a prompt with a .psm bundle, streaming to standard output; no Python.\n"
+    "Continue a prompt with a .psm bundle, streaming to standard output; no Python.  Or run the bundle of a general\n"
+    "network on arrays in files.\n"
     "Sampling that is not given comes from the bundle's generation_config.json.\n"
     "\n"
     "  BUNDLE               a .psm file, as penstock export makes it\n"
@@ -43,6 +45,10 @@ const char kHelp[] =
     "  --ops LIB.so         a shared library with ops of your own (docs/guides/custom-ops.md), which is run: once for "
     "each\n"
     "  --ids                PROMPT is token ids (1,2,3 or 1 2 3), and so is what is printed: needs no tokenizer\n"
+    "  --input [NAME=]FILE  an input of a general network, as numpy.save writes it: once for each, in their order or "
+    "by "
+    "name\n"
+    "  --output [NAME=]FILE where an output goes, likewise; without it the beginning of each output is printed\n"
     "  --json               print one object instead of text\n"
     "  --bench              go on past end tokens and print speed and memory on standard error\n"
     "  --version            print the version\n"
@@ -113,6 +119,13 @@ struct Parser {
     return true;
   }
 
+  bool array(const char* option, const char* text, Array<const char*>* out) {
+    if (!text || !*text) return fail(option, "a file of numpy.save, or NAME=FILE", text);
+    if (out->size == 64) return fail(option, "at most 64 arrays", text);
+    out->push(text);
+    return true;
+  }
+
   bool library(const char* path, Options* out) {
     if (!path || !*path) return fail("--ops", "the file of a shared library", path);
     out->ops.push(path);
@@ -137,6 +150,8 @@ struct Parser {
     if (strcmp(name, "--prompt-lookup") == 0)
       return whole(name, value, 0, kMaxDraft, "a whole number from 0 to 15", &out->prompt_lookup);
     if (strcmp(name, "--ops") == 0) return library(value, out);
+    if (strcmp(name, "--input") == 0) return array(name, value, &out->inputs);
+    if (strcmp(name, "--output") == 0) return array(name, value, &out->outputs);
     return -1;
   }
 
@@ -201,7 +216,8 @@ bool parse_options(int argc, char** argv, Options* out, char* message, uint64_t 
   }
   if (out->help || out->version) return true;
   if (!out->bundle) return parser.fail("BUNDLE", "a .psm file", nullptr);
-  if (!out->prompt) return parser.fail("PROMPT", "a text, or - for standard input", nullptr);
+  if (out->prompt && (out->inputs.size || out->outputs.size))
+    return parser.fail("PROMPT", "none with --input and --output", out->prompt);
   if (out->ids && out->stops.size) return parser.fail("--stop", "an answer in text", "--ids");
   return true;
 }

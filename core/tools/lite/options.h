@@ -18,7 +18,7 @@ struct Options {
   double temperature = -1, top_p = -1;
   uint64_t seed = 0;
   const char* kv_cache = "auto";
-  Array<const char*> stops, ops;
+  Array<const char*> stops, ops, inputs, outputs;
   bool has_seed = false, ids = false, bench = false, json = false, ignore_eos = false, huge = false, verify = false,
        help = false, version = false;
 };

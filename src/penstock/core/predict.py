@@ -24,9 +24,11 @@ from penstock.core.library import (
 from penstock.core.native import Model
 from penstock.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["NUMPY_DTYPES", "NetworkProgram", "NetworkSize", "NetworkValue", "network_inputs", "network_outputs",
-           "network_sizes"]  # fmt: skip
+__all__ = ["GENERAL_NETWORK", "NUMPY_DTYPES", "NetworkProgram", "NetworkSize", "NetworkValue", "network_inputs",
+           "network_outputs", "network_sizes"]  # fmt: skip
 
+GENERAL_NETWORK: Final = 1
+"""``ModelInfo.kind`` of a general network."""
 Array = npt.NDArray[Any]
 Inputs = Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
 
@@ -116,7 +118,7 @@ class NetworkProgram(Handle):
 
     def __init__(self, model: Model, context: Context, flags: int = 0) -> None:
         """Make a program.  ``flags`` are those of ``ProgramOptions``, for tests and measurements."""
-        if model.info.kind != 1:
+        if model.info.kind != GENERAL_NETWORK:
             raise UnsupportedError("model: expected a general network, got a language model", param="model")
         options, out = sized(ProgramOptionsStruct), ctypes.c_void_p()
         at = model.handle, context.handle, ctypes.byref(options), flags, ctypes.byref(out)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from penstock.core.native import Model
 from penstock.graph.bundle import read_graph
-from penstock.graph.ir import Graph, Weight
+from penstock.graph.ir import GENERAL_NETWORK, Graph, Weight
 
 __all__ = ["describe"]
 
@@ -21,7 +22,8 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
 
     Keys: file_bytes, network, scheme, vocab_size, context_len, parameters, weight_bytes, weight_bytes_per_token,
     bits_per_weight (of linear layers and the output head, with scales and padding; 0 without any), bytes_by_part,
-    bytes_by_layout, ops (name to count), states, page_groups, weights, segments, properties.
+    bytes_by_layout, ops (name to count), states, page_groups, weights, segments, properties; of a general network also
+    inputs, outputs and sizes.
     """
     with Model.open(path, verify=verify) as model:
         info = model.info
@@ -49,7 +51,17 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
         "weights": [_describe_weight(weight) for weight in graph.weights.values()],
         "segments": [{"name": s.name, "bytes": s.num_bytes, "crc32": f"{s.crc32:08x}"} for s in segments],
         "properties": dict(graph.properties),
+        **(_describe_network(graph) if graph.kind == GENERAL_NETWORK else {}),
     }
+
+
+def _describe_network(graph: Graph) -> dict[str, Any]:
+    def values(names: list[str]) -> list[dict[str, str]]:
+        found = [graph.values[name] for name in names]
+        return [{"name": value.name, "dtype": value.dtype.name.lower(), "sizes": value.sizes} for value in found]
+
+    sizes = [asdict(symbol) for symbol in graph.symbols]
+    return {"inputs": values(graph.inputs), "outputs": values(graph.outputs), "sizes": sizes}
 
 
 def _bits_per_weight(graph: Graph) -> float:

@@ -14,7 +14,7 @@ from penstock.lite.sequences import OutputSpec
 from penstock.lite.tensor import Tensor, array_of
 from penstock.validation import refusal, wrong_type
 
-__all__ = ["INPUTS", "check_inputs", "check_outputs", "checked_dims", "input_tensors"]
+__all__ = ["INPUTS", "check_inputs", "check_outputs", "checked_dims", "input_tensors", "named_tensors"]
 
 INPUTS: Final = ("token_ids", "num_tokens", "reset")
 _MAX_DIMS: Final = (1 << 16, 1 << 24)
@@ -33,7 +33,7 @@ def input_tensors(batch_size: int, seq_len: int) -> list[Tensor]:
     return [Tensor(array, name=name) for name, array in zip(INPUTS, filled, strict=True)]
 
 
-def _tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
+def named_tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
     """Return the tensors in the order of ``names``: matched by name if every tensor has one of them, else as given."""
     if not isinstance(given, (list, tuple)):
         raise wrong_type(what, "a list of Tensors", given)
@@ -69,7 +69,7 @@ def check_inputs(given: object, vocab_size: int, dims: tuple[int, int] | None) -
 
     Their shapes must be those of ``dims`` [B, T]; None accepts any shapes that agree.
     """
-    tensors = _tensors(given, "inputs", INPUTS)
+    tensors = named_tensors(given, "inputs", INPUTS)
     token_ids = _checked(tensors[0], INPUTS[0], np.int32, dims or (None, None)).copy()
     batch_size, seq_len = token_ids.shape
     num_tokens = _checked(tensors[1], INPUTS[1], np.int32, (batch_size,)).copy()
@@ -97,7 +97,7 @@ def _check_range(array: npt.NDArray[np.int32], name: str, low: int, high: int) -
 
 def check_outputs(given: object, specs: Sequence[OutputSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return checked tensors that the outputs can be written to."""
-    tensors = _tensors(given, "outputs", [spec.name for spec in specs])
+    tensors = named_tensors(given, "outputs", [spec.name for spec in specs])
     for tensor, spec, shape in zip(tensors, specs, shapes, strict=True):
         if not _checked(tensor, spec.name, spec.dtype, shape).flags.writeable:
             raise InvalidArgumentError(f"{spec.name}: expected writable memory, got read-only memory", param=spec.name)
@@ -106,7 +106,7 @@ def check_outputs(given: object, specs: Sequence[OutputSpec], shapes: Sequence[S
 
 def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
     """Return B and T of the shapes that ``resize`` was called with."""
-    tensors = _tensors(inputs, "inputs", INPUTS)
+    tensors = named_tensors(inputs, "inputs", INPUTS)
     if not isinstance(dims, (list, tuple)) or len(dims) != len(INPUTS):
         raise refusal("dims", f"{len(INPUTS)} shapes, one per input", dims)
     by_tensor = {id(tensor): shape for tensor, shape in zip(inputs, dims, strict=True)}  # type: ignore[call-overload]

@@ -10,9 +10,11 @@ from typing import Any, Protocol, Self
 
 from penstock.core import native as core
 from penstock.core.forked import check_process, is_forked
+from penstock.core.predict import GENERAL_NETWORK
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.device import Context
 from penstock.lite.inputs import check_inputs, check_outputs, checked_dims, input_tensors
+from penstock.lite.network import Network
 from penstock.lite.open_model import ModelType, OpenModel
 from penstock.lite.sequences import Sequences
 from penstock.lite.settings import ModelConfig
@@ -43,13 +45,17 @@ class Model:
     a sequence is split into calls.  A network whose attention is not causal takes each sequence whole, in one call with
     ``reset`` 1, and cannot continue one.
 
+    A general network (an image classifier, a detector ...) has the inputs and outputs of its file instead, with their
+    names and types.  A size that the file leaves open is -1 in ``shape``: ``resize`` sets it, or the data of a tensor.
+    ``predict`` takes any sizes that the network allows.
+
     Calls from several threads run one at a time; use a ModelParallelRunner to run them in parallel.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._opened: OpenModel | None = None
-        self._sequences: Sequences | None = None
+        self._sequences: Sequences | Network | None = None
         self._dims = (1, 1)
         self._pid = 0
         self.group: WeightGroup | None = None
@@ -79,8 +85,7 @@ class Model:
         with ExitStack() as joining:
             try:
                 settings = opened.config
-                sequences = Sequences(opened.native, opened.bind(), settings, settings.batch_size)
-                _check_seq_len(settings.seq_len, sequences)
+                sequences = _program_of(opened)
                 if self.group is not None:
                     joining.enter_context(self.group.share_weights(self, opened))
                 opened.agree()
@@ -97,12 +102,14 @@ class Model:
 
     def get_inputs(self) -> list[Tensor]:
         """Return new tensors for ``predict``: ``token_ids`` 0, ``num_tokens`` T, ``reset`` 1."""
-        with self.in_use():
-            return input_tensors(*self._dims)
+        with self.in_use() as (_, sequences):
+            return sequences.inputs() if isinstance(sequences, Network) else input_tensors(*self._dims)
 
     def get_outputs(self) -> list[Tensor]:
         """Return new tensors with the names, types and shapes of the outputs."""
         with self.in_use() as (_, sequences):
+            if isinstance(sequences, Network):
+                return sequences.outputs()
             return [
                 Tensor(name=spec.name, dtype=spec.dtype, shape=sequences.shape_of(spec, *self._dims))
                 for spec in sequences.specs
@@ -114,6 +121,9 @@ class Model:
         A new T has no other effect.  A new B creates a new program, in which all sequences are empty.
         """
         with self.in_use() as (opened, sequences):
+            if isinstance(sequences, Network):
+                sequences.resize(inputs, dims)
+                return
             batch_size, seq_len = checked_dims(inputs, dims)
             _check_seq_len(seq_len, sequences)
             if opened.rank.world > 1 and batch_size > opened.config.batch_size:
@@ -135,6 +145,8 @@ class Model:
         and a model that is closed or was built before a fork.
         """
         with self.in_use() as (opened, sequences):
+            if isinstance(sequences, Network):
+                return sequences.predict(inputs, outputs)
             arrays = check_inputs(inputs, opened.info.vocab_size, self._dims)
             targets = None
             if outputs is not None:
@@ -156,6 +168,11 @@ class Model:
         InvalidFileError when the file was replaced or changed.
         """
         with self.in_use() as (opened, sequences):
+            if isinstance(sequences, Network):
+                raise UnsupportedError(
+                    "update_weights: expected a language model, got a general network; export it again",
+                    param="update_weights",
+                )
             if opened.rank.world > 1:
                 raise UnsupportedError(
                     "update_weights: expected a whole bundle, got that of a rank; export it again",
@@ -183,6 +200,9 @@ class Model:
         """
         with self.in_use() as (opened, sequences):
             info = opened.describe()
+            if isinstance(sequences, Network):
+                info |= sequences.describe()
+                return info if key is None else _entry(info, key)
             plan = core.plan(opened.native, opened.bind().native, sequences.options)
             info |= {"context_len": sequences.context_len, "planned_bytes": plan.total_bytes - plan.weight_bytes}
         return info if key is None else _entry(info, key)
@@ -222,7 +242,7 @@ class Model:
         return self._opened
 
     @contextmanager
-    def in_use(self) -> Iterator[tuple[OpenModel, Sequences]]:
+    def in_use(self) -> Iterator[tuple[OpenModel, Sequences | Network]]:
         """Hold the model's lock and yield its bundle and its sequences.
 
         Raises InvalidArgumentError for a model that is not built, is closed, or was built before a fork.
@@ -239,6 +259,14 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _program_of(opened: OpenModel) -> Sequences | Network:
+    if opened.info.kind == GENERAL_NETWORK:
+        return Network(opened.native, opened.bind())
+    sequences = Sequences(opened.native, opened.bind(), opened.config, opened.config.batch_size)
+    _check_seq_len(opened.config.seq_len, sequences)
+    return sequences
 
 
 def _check_seq_len(seq_len: int, sequences: Sequences) -> None:

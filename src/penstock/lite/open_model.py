@@ -12,6 +12,7 @@ from typing import Any
 from penstock.core import native as core
 from penstock.core.comm import SharedComm
 from penstock.core.metadata import check_same
+from penstock.core.predict import GENERAL_NETWORK
 from penstock.errors import UnsupportedError
 from penstock.file_kinds import refuse_mindspore
 from penstock.lite.affinity import BoundContext, chosen_cores
@@ -97,8 +98,11 @@ class OpenModel:
 
     def _join(self) -> None:
         """Choose threads and cores; of the bundle of a rank, wait for the other ranks."""
-        options = program_options(self.info, self.config, self.config.batch_size)
-        self.rank = rank_of(self.path, self.native, options)
+        if self.info.kind == GENERAL_NETWORK:
+            self.rank = core.RankInfo(0, 1, 0)
+        else:
+            options = program_options(self.info, self.config, self.config.batch_size)
+            self.rank = rank_of(self.path, self.native, options)
         cpu = self.context.cpu
         check_rank(self.path, self.rank, cpu)
         self._cores = share_of_cores(cpu, self.rank) or chosen_cores(cpu)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from penstock.core.forked import check_process, is_forked
+from penstock.core.predict import GENERAL_NETWORK
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.affinity import BoundContext
 from penstock.lite.device import Context
@@ -69,6 +70,11 @@ class ModelParallelRunner:
             try:
                 if opened.rank.world > 1:
                     raise UnsupportedError(f"{opened.path}: expected a whole bundle, got that of a rank; use a Model")
+                if opened.info.kind == GENERAL_NETWORK:
+                    raise UnsupportedError(
+                        f"{opened.path}: expected a language model, got a general network; use a Model for each thread",
+                        param="model_path",
+                    )
                 num_threads = opened.context.cpu.thread_num or 1
                 cores = len(os.sched_getaffinity(0))
                 for index in range(opened.context.parallel.workers_num or max(1, cores // num_threads)):

@@ -13,7 +13,8 @@ from penstock.core.layouts import KV_NUMBERS
 from penstock.core.library import CLOSED
 from penstock.core.memory import make_memory, use_small_pages
 from penstock.core.metadata import read_metadata, state_groups
-from penstock.errors import OutOfMemoryError, PenstockError
+from penstock.core.predict import GENERAL_NETWORK
+from penstock.errors import OutOfMemoryError, PenstockError, UnsupportedError
 from penstock.runtime.machine import memory
 from penstock.runtime.page_prefault import PagePrefault
 from penstock.runtime.program import (
@@ -293,6 +294,11 @@ class NativeProgram:
         try:
             model, verify_s = open_verified(path, verify)
             try:
+                if model.info.kind == GENERAL_NETWORK:
+                    raise UnsupportedError(
+                        f"{path}: expected a language model, got a general network; use penstock.lite.Model",
+                        param="model",
+                    )
                 fitted, plan = fit_limits(model, context, limits or ProgramLimits())
                 start = time.perf_counter()
                 if fitted.weights == "huge":  # after the plan: weights that do not fit are refused before they are read

@@ -17,6 +17,7 @@ from penstock.file_kinds import is_gguf
 
 if TYPE_CHECKING:
     from penstock.checkpoint.folder import Checkpoint
+    from penstock.core.native import Model
 
 __all__ = ["add_parser", "run"]
 
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder")
     details = _bundle(path, args)
-    print(json.dumps(details) if args.json else _bundle_text(details))
+    as_text = _network_text if details["kind"] == "network" else _bundle_text
+    print(json.dumps(details) if args.json else as_text(details))
     return 0
 
 
@@ -175,9 +177,39 @@ def _tensor_lines(details: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _network(path: Path, model: Model, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the contents of a general network, whose memory depends on the inputs of each run."""
+    from penstock.graph.inspect import describe
+
+    return {"path": str(path), "kind": "network", **describe(path), "verified": bool(args.verify)} | {
+        "format_minor": model.info.format_minor
+    }
+
+
+def _network_text(details: dict[str, Any]) -> str:
+    checked = "; all checksums match" if details["verified"] else ""
+    lines = [
+        f"{details['path']}: a bundle of {format_bytes(details['file_bytes'])}{checked}",
+        f"network        {details['network']}, a general network",
+    ]
+    for kind in ("inputs", "outputs"):
+        lines.append(kind)
+        lines += [f"  {v['name']:<24} {v['dtype']:<5} [{v['sizes'].replace(',', ', ')}]" for v in details[kind]]
+    if details["sizes"]:
+        lines.append("sizes")
+        for size in details["sizes"]:
+            step = f", a multiple of {size['multiple']}" if size["multiple"] > 1 else ""
+            lines.append(f"  {size['name']:<24} {size['min']:,} to {size['max']:,}{step}")
+    lines.append(f"parameters     {details['parameters']:,}, {format_bytes(details['weight_bytes'])} of weights")
+    layouts = ", ".join(f"{name} {format_bytes(size)}" for name, size in details["bytes_by_layout"].items())
+    lines.append(f"layouts        {layouts or 'none'}")
+    return "\n".join([*lines, *_ops_and_segments(details)])
+
+
 def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from penstock.cli.options import limits_of
     from penstock.core import native
+    from penstock.core.predict import GENERAL_NETWORK
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.graph.inspect import describe
     from penstock.runtime.build import Progress
@@ -189,6 +221,9 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         if args.verify and path.stat().st_size >= _LARGE_BYTES:
             line(Progress("verify"))
         opened = native.Model.open(path, verify=args.verify)
+    if opened.info.kind == GENERAL_NETWORK:
+        with opened as model:
+            return _network(path, model, args)
     with opened as model, native.Context() as context:
         context_len = program_limits.context_len or model.info.context_len
         if context_len > model.info.context_len:
@@ -247,8 +282,13 @@ def _bundle_lines(details: dict[str, Any]) -> list[str]:
     lines += [f"  {name:<16} {format_bytes(size):>10}" for name, size in details["bytes_by_part"].items()]
     layouts = ", ".join(f"{name} {format_bytes(size)}" for name, size in details["bytes_by_layout"].items())
     lines.append(f"layouts        {layouts}")
+    return lines + _ops_and_segments(details)
+
+
+def _ops_and_segments(details: dict[str, Any]) -> list[str]:
     ops = [f"{count} {name}" for name, count in sorted(details["ops"].items(), key=lambda item: -item[1])]
-    lines.append(f"ops            {sum(details['ops'].values())}: {', '.join(ops)}")
-    lines.append("segments")
-    lines += [f"  {s['name']:<24} {format_bytes(s['bytes']):>10}  crc32 {s['crc32']}" for s in details["segments"]]
-    return lines
+    return [
+        f"ops            {sum(details['ops'].values())}: {', '.join(ops)}",
+        "segments",
+        *(f"  {s['name']:<24} {format_bytes(s['bytes']):>10}  crc32 {s['crc32']}" for s in details["segments"]),
+    ]

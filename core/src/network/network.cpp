@@ -1,11 +1,10 @@
 // Runs of a general network: the plan of the inputs' shapes, inputs and outputs, and the walk.
 // Hot: runs in every step.
-#include "program/network.h"
+#include "network/network.h"
 
 #include "base/clock.h"
 #include "ops/layout.h"
-#include "program/plan_network.h"
-#include "program/program.h"
+#include "network/plan_network.h"
 
 namespace ps {
 namespace {

@@ -1,11 +1,9 @@
 // The plan of a general network for one set of input shapes, and its calls with addresses.
+#include "network/plan_network.h"
+
 #include <algorithm>
 
-#include "bundle/network_shapes.h"
 #include "ops/layout.h"
-#include "program/place_blocks.h"
-#include "program/plan_network.h"
-#include "program/program.h"
 
 namespace ps {
 namespace {
@@ -172,11 +170,36 @@ class NetworkPlanner {
     return PS_OK;
   }
 
+  // An elementwise op writes over an operand that nothing reads later.  `into`: the value whose block another's value
+  // takes, itself where it has its own.
+  ps_status share_blocks(Vec<int32_t>* first, Vec<int32_t>* last, Vec<int32_t>* into) {
+    if (!into->resize(graph_.values.size())) return no_memory();
+    for (int32_t v = 0; v < graph_.values.size(); ++v) (*into)[v] = v;
+    for (int32_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (node.op != OP_UNARY && node.op != OP_BINARY && node.op != OP_CHAIN) continue;
+      const int32_t out = node.outputs[0];
+      for (int32_t i = 0; i < node.num_inputs; ++i) {
+        if (node.inputs[i].kind != OPERAND_VALUE) continue;
+        const int32_t in = (*into)[graph_.values[node.inputs[i].index].root];
+        const bool same_bytes = num_elements(specs_[in]) == num_elements(specs_[out]) &&
+                                dtype_bytes(specs_[in].dtype) == dtype_bytes(specs_[out].dtype);
+        if ((*first)[in] < 0 || (*last)[in] != n || !same_bytes) continue;
+        (*into)[out] = in;
+        (*last)[in] = std::max((*last)[in], (*last)[out]);
+        (*first)[out] = -1;
+        break;
+      }
+    }
+    return PS_OK;
+  }
+
   ps_status place_values() {
     const int64_t count = graph_.values.size();
-    Vec<int32_t> first, last;
+    Vec<int32_t> first, last, into;
     Vec<Block> blocks;
     PS_TRY(collect_lifetimes(&first, &last));
+    PS_TRY(share_blocks(&first, &last, &into));
     if (!plan_->offsets.resize(count) || !plan_->sizes.resize(count)) return no_memory();
     for (int32_t v = 0; v < count; ++v) {
       plan_->offsets[v] = -1;
@@ -188,7 +211,7 @@ class NetworkPlanner {
     const int32_t after = static_cast<int32_t>(graph_.nodes.size());
     for (int32_t i = 0; i < graph_.network_outputs.size(); ++i) {  // inputs and constants become outputs by a copy
       const int32_t v = graph_.network_outputs[i];
-      if (first[graph_.values[v].root] >= 0) continue;
+      if (first[into[graph_.values[v].root]] >= 0) continue;
       Block block{static_cast<int32_t>(count) + i, after, after, 0, 0};
       PS_TRY(bytes_of(specs_[v], &block.bytes));
       if (!blocks.push(block)) return no_memory();
@@ -203,6 +226,10 @@ class NetworkPlanner {
       }
       plan_->offsets[block.value] = block.offset;
       plan_->sizes[block.value] = block.bytes;
+    }
+    for (int32_t v = 0; v < count; ++v) {
+      plan_->offsets[v] = plan_->offsets[into[v]];
+      plan_->sizes[v] = plan_->sizes[into[v]];
     }
     return describe_outputs(copies);
   }

@@ -1,9 +1,9 @@
 // The steps in which a general network's plan is made.
-#ifndef PENSTOCK_PROGRAM_PLAN_NETWORK_H
-#define PENSTOCK_PROGRAM_PLAN_NETWORK_H
+#ifndef PENSTOCK_NETWORK_PLAN_NETWORK_H
+#define PENSTOCK_NETWORK_PLAN_NETWORK_H
 
 #include "bundle/network_shapes.h"
-#include "program/network.h"
+#include "program/program.h"
 
 namespace ps {
 

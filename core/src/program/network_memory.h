@@ -1,8 +1,7 @@
-// Programs of general networks: a plan for each set of input shapes, the last ones kept, in one arena.
-#ifndef PENSTOCK_PROGRAM_NETWORK_H
-#define PENSTOCK_PROGRAM_NETWORK_H
+// What a program of a general network keeps: a plan for each set of input shapes, the last ones, in one arena.
+#ifndef PENSTOCK_PROGRAM_NETWORK_MEMORY_H
+#define PENSTOCK_PROGRAM_NETWORK_MEMORY_H
 
-#include "penstock.h"
 #include "program/plan.h"
 
 namespace ps {
@@ -44,11 +43,6 @@ struct NetworkMemory {
   Region staging;            // inputs that cannot be read where the caller has them
   Vec<const uint8_t*> inputs;
 };
-
-// Plans for inputs of these shapes; their data is not read.
-ps_status prepare_network(ps_program* program, const ps_array* inputs, int32_t num_inputs);
-ps_status run_network(ps_program* program, const ps_array* inputs, int32_t num_inputs);
-ps_status network_output(const ps_program& program, int32_t index, ps_array* out);
 
 }  // namespace ps
 

@@ -1,5 +1,5 @@
 // The parser of lists of sizes.  It checks everything, as the text comes from files.
-#include "ops/size_list.h"
+#include "base/size_list.h"
 
 #include <string.h>
 
@@ -176,20 +176,6 @@ uint64_t sizes_used(Str expression, const SizeNames& names) {
     at += name.size ? name.size : 1;
   }
   return used;
-}
-
-ps_status evaluate_lists(int32_t op, const SizeNames& names, AttrValue* attrs, int64_t* storage) {
-  const Signature& sig = signature(op);
-  for (int32_t i = 0; i < sig.num_attrs; ++i) {
-    if (sig.attrs[i].type != ATTR_INTS) continue;
-    int64_t* const list = storage + i * kMaxListLen;
-    int32_t count = 0;
-    const ps_status status = evaluate_sizes(attrs[i].s, names, list, &count);
-    if (status != PS_OK) return prefix(status, "%.*s: ", PS_STR(sig.attrs[i].name));
-    attrs[i].i = count;
-    attrs[i].list = list;
-  }
-  return PS_OK;
 }
 
 }  // namespace ps

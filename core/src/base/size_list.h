@@ -1,12 +1,12 @@
 // Lists of sizes as files write them, "B,12*S,(H+1)//2": integers and named sizes, + - * // %, max(a,b) and min(a,b).
-#ifndef PENSTOCK_OPS_SIZE_LIST_H
-#define PENSTOCK_OPS_SIZE_LIST_H
+#ifndef PENSTOCK_BASE_SIZE_LIST_H
+#define PENSTOCK_BASE_SIZE_LIST_H
 
-#include "ops/ops.h"
+#include "base/error.h"
 
 namespace ps {
 
-constexpr int32_t kMaxListLen = 2 * kMaxRank + 4;  // pads have two numbers for each axis
+constexpr int32_t kMaxListLen = 16;  // pads have two numbers for each of 6 axes
 
 struct NamedSize {
   Str name;
@@ -27,10 +27,6 @@ ps_status evaluate_sizes(Str text, const SizeNames& names, int64_t* out, int32_t
 ps_status split_sizes(Str text, Str* out, int32_t* count);
 // Bit i: the expression uses names.items[i], of at most 64.
 uint64_t sizes_used(Str expression, const SizeNames& names);
-
-// Evaluates the lists among an op's attributes.  `storage` has room for kMaxAttrs * kMaxListLen numbers and lives as
-// long as `attrs`.
-ps_status evaluate_lists(int32_t op, const SizeNames& names, AttrValue* attrs, int64_t* storage);
 
 }  // namespace ps
 
