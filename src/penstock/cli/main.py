@@ -32,6 +32,7 @@ GROUPS: Final = {
         "batch": "answer a file of requests",
         "embed": "print a vector for each line of a file",
         "rerank": "order the lines of a file by their relevance to a query",
+        "predict": "run a network that is no language model over arrays in files",
         "infer": "answer prompts with a bundle, a pair of bundles or a model folder",
     },
     "models": {

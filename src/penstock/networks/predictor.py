@@ -10,7 +10,9 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from penstock.core import native
-from penstock.core.predict import NetworkProgram, NetworkValue
+from penstock.core.predict import NetworkProgram, NetworkSize, NetworkValue, network_sizes
+from penstock.errors import InvalidArgumentError
+from penstock.graph.general.sizes import evaluate
 
 __all__ = ["Predictor", "open_predictor"]
 
@@ -22,6 +24,7 @@ class Predictor:
 
     def __init__(self, model: native.Model, context: native.Context) -> None:
         self._program = NetworkProgram(model, context)
+        self.sizes: list[NetworkSize] = network_sizes(model)
         self._lock = threading.Lock()
 
     @property
@@ -33,6 +36,16 @@ class Predictor:
     def outputs(self) -> list[NetworkValue]:
         """The outputs, in order."""
         return self._program.outputs
+
+    def shape_of(self, value: NetworkValue, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """Return the shape of an input or output for ``sizes``; those that are left out are the least."""
+        names = {size.name: size.example or size.min for size in self.sizes}
+        unknown = set(sizes or {}) - set(names)
+        if unknown:
+            raise InvalidArgumentError(
+                f"sizes: expected {', '.join(names) or 'none'}, got {', '.join(sorted(unknown))}", param="size"
+            )
+        return tuple(evaluate(size, {**names, **(sizes or {})}) for size in value.sizes)
 
     def run(self, arrays: Arrays) -> list[npt.NDArray[Any]]:
         """Return the outputs in order, for inputs in order or by name.

@@ -19,13 +19,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "export",
-        "Make a bundle from a checkpoint folder or a GGUF file. Pass MODEL and OUT.psm, or a YAML file with "
-        "--config-path or --model-dir.",
+        "Make a bundle from a checkpoint folder, a GGUF file or an ONNX file. Pass MODEL and OUT.psm, or a YAML file "
+        "with --config-path or --model-dir.",
         "penstock export my-model my-model.psm --scheme w8a8\npenstock export smollm2-135m smollm2.psm --yes\n"
-        "penstock export my-model my-model-tp2 --tp 2 --pp 2\npenstock export --config-path run_model.yaml",
+        "penstock export my-model my-model-tp2 --tp 2 --pp 2\npenstock export --config-path run_model.yaml\n"
+        "penstock export net.onnx net.psm --size batch=1:64 --size H=32:1024:32",
     )
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="a checkpoint folder, a GGUF file, or ORG/NAME of a hub"
+        "model", metavar="MODEL", nargs="?", help="a checkpoint folder, a GGUF file, an ONNX file, or ORG/NAME of a hub"
     )
     parser.add_argument("out", metavar="OUT.psm", nargs="?", help="the bundle to write; an existing file is replaced")
     parser.add_argument(
@@ -46,6 +47,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="argmax|topk:K",
         help="end the graph in the likeliest token id, or the K likeliest, which allows greedy answers only (default: "
         "logits)",
+    )
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=N|MIN:MAX[:MULTIPLE]",
+        help="of an ONNX file: fix a size that it leaves open, or limit it; NAME is the file's, or INPUT/AXIS; repeat "
+        "for more (default: from 1)",
     )
     add_options(parser, "--yes", "--ops")
     for name, text in (("--tp", "ranks"), ("--pp", "stages"), ("--cp", "parts of a context")):
@@ -72,6 +81,10 @@ def run(args: argparse.Namespace) -> int:
     from penstock.offline.export_config import ExportConfig, read_export_config
     from penstock.quant.scheme import find_scheme
 
+    if args.model is not None and args.model.lower().endswith(".onnx"):
+        return _export_onnx(args)
+    if args.size:
+        raise InvalidArgumentError("--size: expected an ONNX file as MODEL", param="size")
     if args.scheme is not None:
         find_scheme(args.scheme)
     if args.tail is not None:
@@ -105,6 +118,40 @@ def run(args: argparse.Namespace) -> int:
     if report["tokenizer_note"]:
         print(f"without Python this bundle reads and writes token ids only: {report['tokenizer_note']}")
     return 0
+
+
+def _export_onnx(args: argparse.Namespace) -> int:
+    from penstock.networks.network import read_network
+
+    for name in ("scheme", "network", "tail", "config", "config_path", "model_dir", "tp", "pp", "cp"):
+        if getattr(args, name) is not None:
+            option = name.replace("_", "-")
+            raise InvalidArgumentError(f"--{option}: expected a language model, got an ONNX file", param=name)
+    if args.rounded:
+        raise InvalidArgumentError("--rounded: expected a language model, got an ONNX file", param="rounded")
+    if args.out is None or not args.out.endswith(".psm"):
+        raise InvalidArgumentError(f"OUT.psm: expected a name that ends in .psm, got {args.out}", param="out")
+    start = time.monotonic()
+    network = read_network(args.model, sizes=dict(_size(text) for text in args.size))
+    saved = network.save(args.out)
+    print(
+        f"{saved.path}: {network.name}, {saved.num_nodes} nodes, {format_bytes(saved.file_bytes)} "
+        f"in {time.monotonic() - start:.1f} s"
+    )
+    for kind, tensors in (("input", network.inputs), ("output", network.outputs)):
+        for tensor in tensors:
+            print(f"{kind} {tensor.name}: {tensor.dtype} [{', '.join(tensor.sizes)}]")
+    return 0
+
+
+def _size(text: str) -> tuple[str, int | tuple[int, ...]]:
+    """Return the name and the number or the range of a --size."""
+    name, equals, numbers = text.rpartition("=")
+    parts = numbers.split(":")
+    if not equals or not name or len(parts) > 3 or not all(part.isdecimal() for part in parts):
+        raise InvalidArgumentError(f"--size: expected NAME=N or NAME=MIN:MAX[:MULTIPLE], got {text!r}", param="size")
+    values = tuple(int(part) for part in parts)
+    return name, values[0] if len(values) == 1 else values
 
 
 def _export_ranks(args: argparse.Namespace, source: Path | None) -> int:

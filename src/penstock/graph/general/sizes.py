@@ -18,7 +18,7 @@ __all__ = [
     "Size",
     "SizeLike",
     "SizeSymbol",
-    "as_text",
+    "as_text", "evaluate",
     "bounds",
     "is_equal",
     "largest",
@@ -199,6 +199,39 @@ def as_text(size: SizeLike) -> str:
             piece = "*".join((str(abs(factor)), *atoms))
         text += ("-" if factor < 0 else "+" if text else "") + piece
     return text
+
+
+def evaluate(text: str, names: Mapping[str, int]) -> int:
+    """Return the number that an expression of a file has for these sizes.
+
+    Raises InvalidArgumentError for a name that is not among them, and for a text that is no expression.
+    """
+    try:
+        return _evaluate(ast.parse(text, mode="eval").body, names)
+    except (SyntaxError, KeyError, TypeError) as error:
+        raise InvalidArgumentError(f"sizes: expected an expression over {', '.join(names)}, got {text!r}") from error
+
+
+def _evaluate(node: ast.expr, names: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand, names)
+    if isinstance(node, ast.BinOp):
+        function = _OPERATORS[type(node.op)]
+        return int(function(_evaluate(node.left, names), _evaluate(node.right, names)))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
+        function = {"max": max, "min": min}[node.func.id]
+        return int(function(*(_evaluate(argument, names) for argument in node.args)))
+    raise TypeError(f"no expression: {ast.dump(node)}")
+
+
+_OPERATORS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}  # fmt: skip
 
 
 def _terms(size: SizeLike) -> dict[_Monomial, int]:

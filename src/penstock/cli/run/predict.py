@@ -1,0 +1,146 @@
+"""``penstock predict NET.psm``: run the bundle of a general network over arrays in files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.options import add_options, add_parser_of
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+
+if TYPE_CHECKING:
+    from penstock.networks.predictor import Predictor
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = add_parser_of(
+        subparsers,
+        "predict",
+        "Run a network that is no language model, from the bundle that penstock export or penstock.capture made. "
+        "Inputs are .npy files. Without one, an input is zeros of the sizes that --size gives.",
+        "penstock predict net.psm --input x=image.npy --output result.npz\n"
+        "penstock predict net.psm --size B=8 --runs 20",
+    )
+    parser.add_argument("model", metavar="NET.psm", help="the bundle of a general network")
+    parser.add_argument(
+        "-i",
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE.npy",
+        help="an input; the name may be left out if there is one; repeat for more (default: zeros)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.npz", help="write all outputs by name, or of one output FILE.npy (default: none)"
+    )
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="a size of inputs that have no file; repeat for more (default: the least)",
+    )
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="times to run; the median is shown (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
+    add_options(parser, "--threads")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the network and describe its outputs."""
+    import numpy as np
+
+    from penstock.networks.predictor import open_predictor
+
+    if args.runs < 1:
+        raise InvalidArgumentError(f"--runs: expected 1 or more, got {args.runs}", param="runs")
+    with open_predictor(args.model, threads=args.threads or 0) as predictor:
+        arrays = _inputs(args, predictor)
+        seconds = []
+        for _ in range(args.runs):
+            start = time.perf_counter()
+            outputs = predictor.predict(arrays)
+            seconds.append(time.perf_counter() - start)
+    if args.output is not None:
+        _write(Path(args.output), outputs)
+    milliseconds = 1e3 * float(np.median(seconds))
+    if args.json:
+        print(json.dumps({"milliseconds": milliseconds, "outputs": {k: _summary(v) for k, v in outputs.items()}}))
+        return 0
+    for name, array in outputs.items():
+        values = _summary(array)
+        line = ", ".join(f"{key} {values[key]:.6g}" for key in ("min", "mean", "max") if values[key] is not None)
+        print(f"{name}: {values['dtype']} {values['shape']}{', ' if line else ''}{line}")
+    print(f"{milliseconds:.2f} ms" + (f", the median of {args.runs} runs" if args.runs > 1 else ""))
+    return 0
+
+
+def _inputs(args: argparse.Namespace, predictor: Predictor) -> dict[str, Any]:
+    import numpy as np
+
+    from penstock.core.predict import NUMPY_DTYPES
+
+    names = [value.name for value in predictor.inputs]
+    arrays: dict[str, Any] = {}
+    for text in args.input:
+        name, equals, path = text.partition("=")
+        if not equals:
+            if len(names) != 1:
+                raise InvalidArgumentError(f"--input: expected NAME=FILE.npy, one of {', '.join(names)}", param="input")
+            name, path = names[0], text
+        if name not in names:
+            raise InvalidArgumentError(f"--input: expected one of {', '.join(names)}, got {name!r}", param="input")
+        arrays[name] = _read(Path(path))
+    sizes = dict(_size(text) for text in args.size)
+    for value in predictor.inputs:
+        if value.name not in arrays:
+            arrays[value.name] = np.zeros(predictor.shape_of(value, sizes), NUMPY_DTYPES[value.dtype])
+    return arrays
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, equals, number = text.rpartition("=")
+    if not equals or not number.isdecimal():
+        raise InvalidArgumentError(f"--size: expected NAME=N, got {text!r}", param="size")
+    return name, int(number)
+
+
+def _read(path: Path) -> Any:
+    import numpy as np
+
+    try:
+        return np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise FileAccessError(f"{path}: {error.strerror or error}", param="input") from error
+    except ValueError as error:
+        raise InvalidFileError(f"{path}: expected a .npy file of numbers, got another", param="input") from error
+
+
+def _write(path: Path, outputs: dict[str, Any]) -> None:
+    import numpy as np
+
+    if path.suffix not in (".npz", ".npy") or (path.suffix == ".npy" and len(outputs) != 1):
+        raise InvalidArgumentError(
+            f"--output: expected FILE.npz, or FILE.npy of a network with one output, got {path}", param="output"
+        )
+    try:
+        if path.suffix == ".npy":
+            np.save(path, next(iter(outputs.values())), allow_pickle=False)
+        else:
+            np.savez(path, **outputs)
+    except OSError as error:
+        raise FileAccessError(f"{path}: {error.strerror or error}", param="output") from error
+
+
+def _summary(array: Any) -> dict[str, Any]:
+    shape = list(array.shape)
+    if array.size == 0:
+        return {"dtype": str(array.dtype), "shape": shape, "min": None, "mean": None, "max": None}
+    numbers = {"min": float(array.min()), "mean": float(array.mean()), "max": float(array.max())}
+    return {"dtype": str(array.dtype), "shape": shape, **numbers}
