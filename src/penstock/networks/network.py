@@ -127,8 +127,6 @@ class CompiledModule:
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def compile(
-    module: nn.Module, example: Any, *, threads: int = 0, **options: Any
-) -> CompiledModule:
+def compile(module: nn.Module, example: Any, *, threads: int = 0, **options: Any) -> CompiledModule:
     """Return ``module`` as a function of tensors that the core computes; ``options`` are those of ``capture``."""
     return CompiledModule(capture(module, example, **options).compile(threads=threads))

@@ -37,7 +37,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="an input; the name may be left out if there is one; repeat for more (default: zeros)",
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE.npz", help="write all outputs by name, or of one output FILE.npy (default: none)"
+        "-o",
+        "--output",
+        metavar="FILE.npz",
+        help="write all outputs by name, or of one output FILE.npy (default: none)",
     )
     parser.add_argument(
         "--size",
@@ -46,7 +49,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="NAME=N",
         help="a size of inputs that have no file; repeat for more (default: the least)",
     )
-    parser.add_argument("--runs", type=int, default=1, metavar="N", help="times to run; the median is shown (default: 1)")
+    parser.add_argument(
+        "--runs", type=int, default=1, metavar="N", help="times to run; the median is shown (default: 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
     add_options(parser, "--threads")
     parser.set_defaults(run=run)

@@ -6,20 +6,23 @@ compare equal and most divisions disappear.  An expression without a name is a p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from penstock.errors import UnsupportedError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
     "MAX_SIZE",
     "Size",
     "SizeLike",
     "SizeSymbol",
-    "as_text", "evaluate",
+    "as_text",
     "bounds",
+    "evaluate",
     "is_equal",
     "largest",
     "product",

@@ -122,8 +122,7 @@ def _number(tensor: Tensor) -> str | None:
         value is None
         or value.dtype != np.float32
         or value.size != 1
-        or (value.ndim > 0
-        and value.shape != (1,) * value.ndim)
+        or (value.ndim > 0 and value.shape != (1,) * value.ndim)
     ):
         return None
     return _text(float(value.reshape(-1)[0]))
