@@ -12,37 +12,63 @@ __attribute__((noinline)) float log1(float x) {
   return t[0];
 }
 
+// exp_sum with whole blocks apart from the tail: the same bits.
+float softmax_exp(const float* x, float* y, int64_t n, float shift, bool stores) {
+  const F16 top = f_set(shift);
+  F16 sum = f_set(0.f);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const F16 e = f_exp(f_load(x + i) - top);
+    sum = sum + e;
+    if (stores) f_store(y + i, e);
+  }
+  if (i < n) {
+    const int k = int(n - i);
+    const F16 e = f_exp(f_load_n(x + i, k) - top);
+    sum = f_select(m_range(0, k), sum + e, sum);
+    if (stores) f_store_n(y + i, e, k);
+  }
+  return f_sum(sum);
+}
+
 void softmax_row(const float* x, float* y, int64_t n, bool log) {
   const float top = row_max(x, n);
-  const float sum = exp_sum(x, n, top, 1.f, log ? nullptr : y);
-  if (log) {
-    const F16 shift = f_set(top), rest = f_set(log1(sum));
-    for (int64_t i = 0; i < n; i += 16) {
-      const int k = tail(n, i);
-      f_store_n(y + i, (f_load_n(x + i, k) - shift) - rest, k);
-    }
-  } else {
-    const F16 factor = f_set(1.f / sum);
-    for (int64_t i = 0; i < n; i += 16) {
-      const int k = tail(n, i);
-      f_store_n(y + i, f_load_n(y + i, k) * factor, k);
-    }
+  const float sum = softmax_exp(x, y, n, top, !log);
+  const F16 shift = f_set(top), rest = f_set(log ? log1(sum) : 1.f / sum);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) f_store(y + i, log ? (f_load(x + i) - shift) - rest : f_load(y + i) * rest);
+  if (i < n) {
+    const int k = int(n - i);
+    f_store_n(y + i, log ? (f_load_n(x + i, k) - shift) - rest : f_load_n(y + i, k) * rest, k);
   }
 }
 
-// k columns, `inner` apart.
+template <bool whole>
+PS_INLINE F16 load_columns(const float* p, int k) {
+  if constexpr (whole) return f_load(p);
+  return f_load_n(p, k);
+}
+template <bool whole>
+PS_INLINE void store_columns(float* p, F16 v, int k) {
+  if constexpr (whole) return f_store(p, v);
+  f_store_n(p, v, k);
+}
+
+// k columns, `inner` apart; whole: k is 16.
+template <bool whole>
 void softmax_columns(const float* x, float* y, int64_t n, int64_t inner, int k, bool log) {
   F16 top = f_set(-kInfinity), sum = f_set(0.f);
-  for (int64_t i = 0; i < n; ++i) top = f_max(f_load_n(x + i * inner, k), top);
+  for (int64_t i = 0; i < n; ++i) top = f_max(load_columns<whole>(x + i * inner, k), top);
   for (int64_t i = 0; i < n; ++i) {
-    const F16 e = f_exp(f_load_n(x + i * inner, k) - top);
+    const F16 e = f_exp(load_columns<whole>(x + i * inner, k) - top);
     sum = sum + e;
-    if (!log) f_store_n(y + i * inner, e, k);
+    if (!log) store_columns<whole>(y + i * inner, e, k);
   }
   const F16 last = log ? f_log(sum) : f_set(1.f) / sum;
   for (int64_t i = 0; i < n; ++i) {
-    const F16 v = log ? (f_load_n(x + i * inner, k) - top) - last : f_load_n(y + i * inner, k) * last;
-    f_store_n(y + i * inner, v, k);
+    const F16 v =
+        log ? (load_columns<whole>(x + i * inner, k) - top) - last : load_columns<whole>(y + i * inner, k) * last;
+    store_columns<whole>(y + i * inner, v, k);
   }
 }
 
@@ -56,7 +82,8 @@ void softmax_items(const SoftmaxArgs& a, int64_t begin, int64_t end) {
     const int64_t first = item % blocks * kInnerBlock, offset = item / blocks * a.n * a.inner;
     const int64_t last = first + kInnerBlock < a.inner ? first + kInnerBlock : a.inner;
     for (int64_t j = first; j < last; j += 16)
-      softmax_columns(a.x + offset + j, a.y + offset + j, a.n, a.inner, tail(last, j), a.log);
+      (last - j >= 16 ? softmax_columns<true> : softmax_columns<false>)(a.x + offset + j, a.y + offset + j, a.n,
+                                                                        a.inner, tail(last, j), a.log);
   }
 }
 

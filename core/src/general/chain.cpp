@@ -162,8 +162,7 @@ void run_step(const Call& c, const Step& step, const float* x, Piece operand, fl
   const int64_t other_step = step.operand < 0 ? 0 : operand.step;
   const float *a = step.reversed ? other : x, *b = step.reversed ? x : other;
   const int64_t a_step = step.reversed ? other_step : 1, b_step = step.reversed ? 1 : other_step;
-  const auto map = is_lanes_binary(step.kind) ? c.kernels->map_binary : scalar_binary;
-  map(step.kind, a, a_step, b, b_step, y, n);
+  float_binary(*c.kernels, step.kind, a, a_step, b, b_step, y, n);
 }
 
 void run_chain(const Call& c, int64_t begin, int64_t end, int32_t) {

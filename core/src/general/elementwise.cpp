@@ -79,10 +79,8 @@ void binary_block(const Call& c, int32_t kind, Piece a, Piece b, int64_t n, uint
     store_integers(c.out[0].dtype, left, n, y);
   } else if (is_comparison(kind)) {
     compare_floats(kind, floats(a.data), a.step, floats(b.data), b.step, y, n);
-  } else if (is_lanes_binary(kind)) {
-    c.kernels->map_binary(kind, floats(a.data), a.step, floats(b.data), b.step, floats(y), n);
   } else {
-    scalar_binary(kind, floats(a.data), a.step, floats(b.data), b.step, floats(y), n);
+    float_binary(*c.kernels, kind, floats(a.data), a.step, floats(b.data), b.step, floats(y), n);
   }
 }
 

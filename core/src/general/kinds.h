@@ -22,6 +22,9 @@ ps_status parse_activation(AttrValue* act);
 // The kinds that are computed one at a time, through double: the same bits on every machine.
 void scalar_unary(int32_t kind, const float* x, float* y, int64_t n);
 void scalar_binary(int32_t kind, const float* a, int64_t a_step, const float* b, int64_t b_step, float* y, int64_t n);
+// Any kind of floats.
+void float_binary(const Kernels& kernels, int32_t kind, const float* a, int64_t a_step, const float* b, int64_t b_step,
+                  float* y, int64_t n);
 
 }  // namespace ps
 

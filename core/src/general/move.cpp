@@ -98,12 +98,12 @@ void run_concat(const Call& c, int64_t begin, int64_t end, int32_t) {
   const int32_t axis = static_cast<int32_t>(c.attrs[kConcatAxis].i);
   const int64_t row = extent(y, axis, y.rank), total = num_elements(y), bytes = dtype_bytes(y.dtype);
   const int64_t last = end * kItem < total ? end * kItem : total;
-  int64_t outer = begin * kItem / row, inside = begin * kItem % row;
+  int64_t outer = begin * kItem / row, inside = begin * kItem % row, sizes[kConcatInputs];
+  for (int32_t i = 0; i < kConcatInputs; ++i) sizes[i] = c.in[i].data ? extent(c.in[i], axis, y.rank) : 0;
   for (int64_t at = begin * kItem; at < last; ++outer, inside = 0) {
     int64_t start = 0;  // of an input in the row
     for (int32_t i = 0; i < kConcatInputs && at < last; ++i) {
-      if (!c.in[i].data) continue;
-      const int64_t own = extent(c.in[i], axis, y.rank);
+      const int64_t own = sizes[i];
       if (inside < start + own) {
         const int64_t from = inside - start, left = own - from, n = left < last - at ? left : last - at;
         copy_elements(y.data + at * bytes, c.in[i].data + (outer * own + from) * bytes, n * bytes);

@@ -51,7 +51,7 @@ void pad_row(const Call& c, const PadRow& row, int32_t axis, const uint8_t* x, u
   for (int64_t i = 0; i < out_size;) {
     const int64_t from = x ? source(mode, i - before, size) : -1;
     int64_t n = 1;
-    if (from == i - before) {  // the input itself
+    if (from >= 0 && from == i - before) {  // the input itself
       n = size - from < out_size - i ? size - from : out_size - i;
       memcpy(y + i * place, x + from * place, static_cast<size_t>(n * place));
     } else if (from < 0) {

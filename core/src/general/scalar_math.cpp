@@ -16,13 +16,43 @@ double nearest(double x) {  // |x| < 2^51
   return (x + magic) - magic;
 }
 
+// Coefficients of series, the highest power first.
+constexpr double reciprocal_factorial(int32_t n) {
+  double f = 1;
+  for (int32_t i = 2; i <= n; ++i) f *= i;
+  return 1 / f;
+}
+template <int32_t count>
+struct Series {
+  double c[count];
+};
+template <int32_t count>
+constexpr Series<count> factorials(int32_t first, int32_t step) {
+  Series<count> s{};
+  for (int32_t i = 0; i < count; ++i) s.c[count - 1 - i] = reciprocal_factorial(first + i * step);
+  return s;
+}
+constexpr Series<14> odd_reciprocals() {
+  Series<14> s{};
+  for (int32_t i = 0; i < 14; ++i) s.c[13 - i] = 1.0 / (2 * i + 1);
+  return s;
+}
+constexpr auto kExp = factorials<14>(0, 1), kOdd = odd_reciprocals();
+constexpr auto kSine = factorials<8>(1, 2), kCosine = factorials<8>(0, 2);
+
+template <int32_t count>
+double series(const Series<count>& s, double x) {
+  double p = s.c[0];
+  for (int32_t i = 1; i < count; ++i) p = s.c[i] + p * x;
+  return p;
+}
+
 double exp_of(double x) {
   if (x != x) return x;
   x = x < -400 ? -400 : x > 400 ? 400 : x;  // beyond a float's range
   const double n = nearest(x * 1.4426950408889634);
   const double r = (x - n * 0.6931471803691238) - n * 1.9082149292705877e-10;
-  double p = 1;
-  for (int32_t i = 13; i > 0; --i) p = 1 + p * r / i;
+  const double p = series(kExp, r);
   const uint64_t bits = static_cast<uint64_t>(1023 + static_cast<int64_t>(n)) << 52;
   double scale;
   memcpy(&scale, &bits, 8);
@@ -43,8 +73,7 @@ double log_of(double x) {
     --e;
   }
   const double s = (m - 1) / (m + 1), z = s * s;
-  double p = 0;
-  for (int32_t i = 21; i > 0; i -= 2) p = 1.0 / i + p * z;
+  const double p = series(kOdd, z);
   return 2 * s * p + (static_cast<double>(e) * 1.9082149292705877e-10 + static_cast<double>(e) * 0.6931471803691238);
 }
 
@@ -61,8 +90,7 @@ double atan_of(double x) {
     shift = kHalfPi / 2;
   }
   const double z = a * a;
-  double p = 0;
-  for (int32_t i = 27; i > 0; i -= 2) p = 1.0 / i - z * p;
+  const double p = series(kOdd, -z);
   const double r = base + sign * (shift + a * p);
   return x < 0 ? -r : x == 0 ? x : r;
 }
@@ -74,12 +102,7 @@ void sin_cos(double x, double* sine, double* cosine) {
   if (!(abs_of(r) < 1)) r = x - x;  // infinities: NaN; beyond any accuracy: 0
   const int64_t quadrant = static_cast<int64_t>(n);
   const double z = r * r;
-  double s = 1, c = 1;
-  for (int32_t i = 16; i > 0; i -= 2) {
-    s = 1 - z * s / (i * (i + 1));
-    c = 1 - z * c / (i * (i - 1));
-  }
-  s *= r;
+  const double s = r * series(kSine, -z), c = series(kCosine, -z);
   const double a = quadrant & 1 ? c : s, b = quadrant & 1 ? s : c;
   *sine = quadrant & 2 ? -a : a;
   *cosine = (quadrant + 1) & 2 ? -b : b;
@@ -137,7 +160,7 @@ double power(double a, double b) {
   if (b == 0 || a == 1) return 1;
   if (b == 1) return a;
   if (a != a || b != b) return a + b;
-  if (b == 0.5 && a >= 0) return __builtin_sqrt(a);
+  if (b == 0.5 && a > 0) return __builtin_sqrt(a);
   if (b == -1) return 1 / a;
   if (b == 3) return a * a * a;
   const double size = abs_of(a);
@@ -181,16 +204,19 @@ void scalar_unary(int32_t kind, const float* x, float* y, int64_t n) {
 }
 
 void scalar_binary(int32_t kind, const float* a, int64_t a_step, const float* b, int64_t b_step, float* y, int64_t n) {
-  if (kind == BINARY_POW && !b_step && *b == 2) {
-    for (int64_t i = 0; i < n; ++i) y[i] = a[i * a_step] * a[i * a_step];
-    return;
-  }
-  if (kind == BINARY_POW && !b_step && *b == 0.5f) {
-    for (int64_t i = 0; i < n; ++i) y[i] = __builtin_sqrtf(a[i * a_step]);
-    return;
-  }
   for (int64_t i = 0; i < n; ++i)
     y[i] = static_cast<float>(pair_value(kind, static_cast<double>(a[i * a_step]), static_cast<double>(b[i * b_step])));
+}
+
+void float_binary(const Kernels& kernels, int32_t kind, const float* a, int64_t a_step, const float* b, int64_t b_step,
+                  float* y, int64_t n) {
+  if (kind == BINARY_POW && !b_step && *b == 2.f) {  // squares are exact enough in float to have the same bits
+    b = a;
+    b_step = a_step;
+    kind = BINARY_MUL;
+  }
+  const auto map = is_lanes_binary(kind) ? kernels.map_binary : scalar_binary;
+  map(kind, a, a_step, b, b_step, y, n);
 }
 
 }  // namespace ps

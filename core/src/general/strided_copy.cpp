@@ -144,7 +144,14 @@ void StridedCopy::copy_rows(const uint8_t* x, uint8_t* y, int64_t begin, int64_t
     const int64_t left = dims[last] - index[last], n = left < end - at ? left : end - at;
     const uint8_t* from = x + offset * bytes;
     uint8_t* to = y + at * bytes;
-    if (stride == 1) {
+    if (stride == 1 && n == dims[last] && rank > 1) {  // whole rows, up to the end of the axis before
+      const int64_t rows = dims[last - 1] - index[last - 1], more = (end - at) / n, count = rows < more ? rows : more;
+      const int64_t size = n * bytes, step = strides[last - 1] * bytes;
+      for (int64_t i = 0; i < count; ++i) copy_elements(to + i * size, from + i * step, size);
+      at += (count - 1) * n;
+      offset += (count - 1) * strides[last - 1];
+      index[last - 1] += count - 1;
+    } else if (stride == 1) {
       copy_elements(to, from, n * bytes);
     } else if (stride == 0) {
       splat(from, bytes, n, to);
