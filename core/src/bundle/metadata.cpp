@@ -68,7 +68,8 @@ ps_status read_size(const FlatTable& table, Symbol symbol, Graph* graph) {
   PS_TRY(table.read_i64(3, "multiple", &symbol.multiple));
   PS_TRY(table.read_i64(4, "example", &symbol.example));
   if (symbol.multiple == 0) symbol.multiple = 1;
-  const bool is_sound = symbol.multiple > 0 && symbol.min >= 0 && symbol.min <= INT32_MAX;
+  const bool is_sound =
+      symbol.multiple > 0 && symbol.multiple <= INT32_MAX && symbol.min >= 0 && symbol.min <= INT32_MAX;
   if (symbol.example == 0 && is_sound) symbol.example = round_up(symbol.min, symbol.multiple);
   const int64_t index = table.place().index;
   PS_TRY(check_size(symbol, index));
