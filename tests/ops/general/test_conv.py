@@ -13,8 +13,8 @@ from tests.support.general_ops import check, contexts, run
 from tests.support.general_weights import conv_weight, packed, tiles, vector
 
 F = torch.nn.functional
-PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "groups": 1, "act": "none", "alpha": 0.0,
-         "beta": 0.0}  # fmt: skip
+PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "groups": 1, "act": "none",
+                         "alpha": 0.0, "beta": 0.0}  # fmt: skip
 
 
 def numbers(*shape: int, seed: int = 0, scale: float = 1) -> Any:
