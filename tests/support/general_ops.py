@@ -58,7 +58,7 @@ def run(
 
 def check(
     op: str,
-    inputs: Sequence[Array | None],
+    inputs: Sequence[Array | CoreTensor | None],
     *expected: Array,
     relative: float = 0,
     absolute: float = 0,

@@ -6,6 +6,16 @@
 namespace ps {
 namespace {
 
+// Activations that are applied while a block is stored; map_unary applies the others.
+PS_INLINE bool is_quick(const Activation& act) {
+  return act.kind == UNARY_NONE || act.kind == UNARY_RELU || act.kind == UNARY_CLIP;
+}
+PS_INLINE F16 quick(const Activation& act, F16 y) {
+  if (act.kind == UNARY_RELU) return unary_value(UNARY_RELU, y, y, y);
+  if (act.kind == UNARY_CLIP) return unary_value(UNARY_CLIP, y, f_set(act.alpha), f_set(act.beta));
+  return y;
+}
+
 // Adds bias and residual to a block [rows][n] of tiles, applies the activation and stores it; `width`: of the last
 // tile.
 __attribute__((noinline)) void store_pixels(const ConvArgs& a, const TapBlock& b, int64_t column, int width, int n,
@@ -17,10 +27,9 @@ __attribute__((noinline)) void store_pixels(const ConvArgs& a, const TapBlock& b
       F16 y = v[i * n + t];
       if (a.bias) y = y + f_load_n(a.bias + at, rows);
       if (a.residual) y = y + f_load_n(a.residual + b.pixels[i] * a.out_channels + at, rows);
-      v[i * n + t] = a.act.kind == UNARY_RELU ? f_max(f_set(0.f), y) : y;
+      v[i * n + t] = quick(a.act, y);
     }
-  if (a.act.kind != UNARY_RELU && a.act.kind != UNARY_NONE)
-    map_unary(a.act.kind, a.act.alpha, a.act.beta, (const float*)v, (float*)v, b.rows * n * 16);
+  if (!is_quick(a.act)) map_unary(a.act.kind, a.act.alpha, a.act.beta, (const float*)v, (float*)v, b.rows * n * 16);
   for (int i = 0; i < b.rows; ++i)
     for (int t = 0; t < n; ++t) {
       float* const y = a.y + b.pixels[i] * a.out_channels + column + t * 16;
@@ -84,30 +93,34 @@ void conv(const ConvArgs& a, const TapBlock* blocks, int64_t num_blocks, int64_t
 
 constexpr int kDepthwiseRows = 4;
 
+// Sixteen channels from c on, or n of them.
+template <int M, bool kWhole>
+PS_INLINE void depthwise_columns(const ConvArgs& a, const TapBlock& b, int first, int64_t c, int n) {
+  const auto load = [n](const float* p) { return kWhole ? f_load(p) : f_load_n(p, n); };
+  const float *const weight = (const float*)a.weight + c, *const *x = b.x + first;
+  F16 acc[M], y[M];
+  PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_set(0.f);
+  for (int32_t tap = 0; tap < b.taps; ++tap, x += b.rows) {
+    const F16 w = load(weight + (b.columns ? b.columns[tap] : tap) * a.out_channels);
+    PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(load(x[i] + c), w, acc[i]);
+  }
+  if (a.bias) PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = acc[i] + load(a.bias + c);
+  if (a.residual)
+    PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = acc[i] + load(a.residual + b.pixels[first + i] * a.out_channels + c);
+  PS_UNROLL for (int i = 0; i < M; ++i) y[i] = quick(a.act, acc[i]);
+  if (!is_quick(a.act)) map_unary(a.act.kind, a.act.alpha, a.act.beta, (const float*)y, (float*)y, M * 16);
+  PS_UNROLL for (int i = 0; i < M; ++i) {
+    float* const to = a.y + b.pixels[first + i] * a.out_channels + c;
+    if (kWhole) f_store(to, y[i]);
+    else f_store_n(to, y[i], n);
+  }
+}
+
 template <int M>
 void depthwise_block(const ConvArgs& a, const TapBlock& b, int first) {
-  const float* const weight = (const float*)a.weight;
-  TapBlock rows = b;
-  rows.rows = M;
-  rows.pixels = b.pixels + first;
-  for (int64_t c = 0; c < a.out_channels; c += 16) {
-    const int n = tail(a.out_channels, c);
-    F16 acc[M];
-    PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_set(0.f);
-    const float* const* x = b.x + first;
-    if (n == 16) {
-      for (int32_t tap = 0; tap < b.taps; ++tap, x += b.rows) {
-        const F16 w = f_load(weight + (b.columns ? b.columns[tap] : tap) * a.out_channels + c);
-        PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_load(x[i] + c), w, acc[i]);
-      }
-    } else {
-      for (int32_t tap = 0; tap < b.taps; ++tap, x += b.rows) {
-        const F16 w = f_load_n(weight + (b.columns ? b.columns[tap] : tap) * a.out_channels + c, n);
-        PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_load_n(x[i] + c, n), w, acc[i]);
-      }
-    }
-    store_pixels(a, rows, c, n, 1, acc);
-  }
+  int64_t c = 0;
+  for (; c + 16 <= a.out_channels; c += 16) depthwise_columns<M, true>(a, b, first, c, 16);
+  if (c < a.out_channels) depthwise_columns<M, false>(a, b, first, c, int(a.out_channels - c));
 }
 
 void depthwise(const ConvArgs& a, const TapBlock& b) {

@@ -53,7 +53,7 @@ constexpr bool kInteger =
 constexpr bool kAttention = builds_attention();
 // Fused activations are kinds of unary.
 constexpr bool kActivations =
-    builds_op("unary") || builds_op("chain") || builds_op("conv") || builds_op("conv_transpose");
+    builds_op("unary") || builds_op("chain") || builds_op("conv") || builds_op("conv_transpose") || builds_op("sdpa");
 #define PS_BLOCKS(id, name, ...) || builds_scheme(#name)
 constexpr bool kBlocks = false
 #include "base/block_schemes.inc"
@@ -120,7 +120,7 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
       .max = row_max,
       .exp_sum = exp_sum,
       .map_unary = kActivations ? map_unary : nullptr,
-      .map_binary = builds_op("binary") || builds_op("chain") ? map_binary : nullptr,
+      .map_binary = builds_op("binary") || builds_op("chain") || kPanels ? map_binary : nullptr,
       .softmax = builds_op("softmax") ? softmax_items : nullptr,
       .reduce = builds_op("reduce") ? reduce_any : nullptr,
       .windows = kWindows,

@@ -41,14 +41,17 @@ void advance(const Shape& out, Pixel* p) {
 // Fills the tables of blocks of output pixels.
 class TapTable {
  public:
-  TapTable(const Call& c, const float* zeros)
+  TapTable(const Call& c, const ConvMemory& memory)
       : x_(f32_data(c.in[0])),
-        zeros_(zeros),
+        zeros_(memory.zeros),
+        offsets_(memory.offsets),
         in_(shape_of(c.in[0])),
         out_(shape_of(c.out[0])),
         window_(window_of(c.attrs + kKernel)),
         groups_(c.attrs[kGroups].i),
-        joins_taps_(groups_ == 1 && !is_depthwise(c)) {}
+        joins_taps_(groups_ == 1 && !is_depthwise(c)) {
+    fill_offsets(memory.offsets);
+  }
 
   // The block of pixels [begin, end).  Returns the pointers that it wrote.
   int64_t fill(int64_t begin, int64_t end, const float** taps, int64_t* pixels, TapBlock* block) const {
@@ -80,7 +83,14 @@ class TapTable {
   void fill_row(const Pixel& p, int64_t columns, const float** taps, int64_t step) const {
     const int64_t top = p.y * window_.strides[0] - window_.pads[0], left = p.x * window_.strides[1] - window_.pads[1];
     const float* const image = x_ + p.image * in_.height * in_.width * in_.channels;
-    for (int64_t ky = 0, y = top; ky < window_.kernel[0]; ++ky, y += window_.dilations[0]) {
+    const int64_t height = window_.kernel[0], kw = window_.kernel[1];
+    if (top >= 0 && left >= 0 && top + (height - 1) * window_.dilations[0] < in_.height &&
+        left + (kw - 1) * window_.dilations[1] < in_.width) {
+      const float* const first = image + (top * in_.width + left) * in_.channels;
+      for (int64_t i = 0; i < height * kw; i += columns == 1 ? kw : 1, taps += step) *taps = first + offsets_[i];
+      return;
+    }
+    for (int64_t ky = 0, y = top; ky < height; ++ky, y += window_.dilations[0]) {
       const bool row_inside = y >= 0 && y < in_.height;
       const float* const row = row_inside ? image + y * in_.width * in_.channels : nullptr;
       for (int64_t kx = 0, x = left; kx < columns; ++kx, x += window_.dilations[1], taps += step)
@@ -88,7 +98,16 @@ class TapTable {
     }
   }
 
+  // Elements from the first tap to each.
+  void fill_offsets(int64_t* offsets) const {
+    for (int64_t ky = 0; ky < window_.kernel[0]; ++ky) {
+      for (int64_t kx = 0; kx < window_.kernel[1]; ++kx)
+        *offsets++ = (ky * window_.dilations[0] * in_.width + kx * window_.dilations[1]) * in_.channels;
+    }
+  }
+
   const float *const x_, *const zeros_;
+  const int64_t* const offsets_;
   const Shape in_, out_;
   const Window window_;
   const int64_t groups_;
@@ -131,7 +150,7 @@ void run_conv(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const ConvWork work = conv_work(c.attrs[kOutChannels].i, c.attrs[kGroups].i);
   const ConvMemory memory = conv_memory(c, thread, num_zeros(c), num_taps(c), chunk_pixels(c));
   const ConvArgs args = conv_args(c);
-  const TapTable table(c, memory.zeros);
+  const TapTable table(c, memory);
   const int64_t pixels = num_pixels(c), chunks = num_chunks(c), rows = c.kernels->windows.conv_rows;
   int64_t chunk = -1, blocks = 0;
   for (int64_t item = begin; item < end; ++item) {
@@ -154,7 +173,7 @@ void run_conv(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 void run_depthwise(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const ConvMemory memory = conv_memory(c, thread, num_zeros(c), num_taps(c), chunk_pixels(c));
   const ConvArgs args = conv_args(c);
-  const TapTable table(c, memory.zeros);
+  const TapTable table(c, memory);
   const int64_t pixels = num_pixels(c), chunks = num_chunks(c), rows = c.kernels->windows.depthwise_rows;
   const int64_t last = share_begin(pixels, end, chunks);
   for (int64_t from = share_begin(pixels, begin, chunks); from < last; from += rows) {
@@ -191,7 +210,7 @@ int64_t blocks_of_chunk(int64_t taps) { return std::max<int64_t>(1, std::min<int
 ps_status conv_memory_bytes(int64_t zeros, int64_t taps, int64_t rows, int64_t* out) {
   int64_t bytes;
   if (checked_mul(zeros, 4, &bytes) && checked_align(bytes, 64, &bytes) &&
-      checked_add(bytes, rows * (taps + 1) * 8 + rows * static_cast<int64_t>(sizeof(TapBlock)) + 64, out))
+      checked_add(bytes, taps * 8 + rows * (taps + 1) * 8 + rows * static_cast<int64_t>(sizeof(TapBlock)) + 64, out))
     return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "x: the pixels of a window do not fit in memory");
 }
@@ -202,6 +221,8 @@ ConvMemory conv_memory(const Call& c, int32_t thread, int64_t zeros, int64_t tap
   memset(p, 0, static_cast<size_t>(zeros * 4));
   m.zeros = reinterpret_cast<const float*>(p);
   p += round_up(zeros * 4, 64);
+  m.offsets = reinterpret_cast<int64_t*>(p);
+  p += taps * 8;
   m.taps = reinterpret_cast<const float**>(p);
   p += rows * taps * 8;
   m.pixels = reinterpret_cast<int64_t*>(p);

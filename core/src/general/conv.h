@@ -23,6 +23,7 @@ int64_t blocks_of_chunk(int64_t taps);
 // The memory of a thread: zeros that taps outside the image read, and the blocks of a chunk.
 struct ConvMemory {
   const float* zeros;
+  int64_t* offsets;  // [taps]
   const float** taps;
   int64_t* pixels;
   TapBlock* blocks;

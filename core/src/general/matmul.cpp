@@ -78,7 +78,7 @@ void run_matmul(const Call& c, int64_t begin, int64_t end, int32_t thread) {
     float* const out = f32_data(y) + (batch * s.rows + first) * s.cols + column;
     multiply(*c.kernels, PanelRows{x, s.inner, count}, panel, s.inner, width, out, s.cols);
     for (int64_t i = 0; scale != 1 && i < count; ++i)
-      for (int64_t j = 0; j < width; ++j) out[i * s.cols + j] *= scale;
+      c.kernels->map_binary(BINARY_MUL, out + i * s.cols, 1, &scale, 0, out + i * s.cols, width);
   }
 }
 

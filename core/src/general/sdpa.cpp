@@ -80,19 +80,23 @@ MaskRow mask_row(const Tensor& mask, int64_t batch, int64_t head, int64_t query)
   return MaskRow{mask.data + offset * (mask.dtype == PS_F32 ? 4 : 1), last};
 }
 
+// y = kind(y, b[i * step])
+void change(const Kernels& kernels, int32_t kind, float* y, const float* b, int64_t step, int64_t n) {
+  kernels.map_binary(kind, y, 1, b, step, y, n);
+}
+
 // Scores of `keys` keys to what softmax takes: scaled, capped, masked.
 void mask_scores(const Call& c, const MaskRow& mask, int64_t keys, float* scores) {
   const float scale = static_cast<float>(c.attrs[kScale].f), cap = static_cast<float>(c.attrs[kSoftcap].f);
-  for (int64_t i = 0; i < keys; ++i) scores[i] *= scale;
+  change(*c.kernels, BINARY_MUL, scores, &scale, 0, keys);
   if (cap > 0) {
-    for (int64_t i = 0; i < keys; ++i) scores[i] /= cap;
+    change(*c.kernels, BINARY_DIV, scores, &cap, 0, keys);
     c.kernels->map_unary(UNARY_TANH, 0, 0, scores, scores, keys);
-    for (int64_t i = 0; i < keys; ++i) scores[i] *= cap;
+    change(*c.kernels, BINARY_MUL, scores, &cap, 0, keys);
   }
   if (!mask.data) return;
   if (c.in[kMask].dtype == PS_F32) {
-    const float* const m = reinterpret_cast<const float*>(mask.data);
-    for (int64_t i = 0; i < keys; ++i) scores[i] += m[i * mask.step];
+    change(*c.kernels, BINARY_ADD, scores, reinterpret_cast<const float*>(mask.data), mask.step, keys);
   } else {
     for (int64_t i = 0; i < keys; ++i) {
       if (!mask.data[i * mask.step]) scores[i] = -INFINITY;
@@ -100,23 +104,21 @@ void mask_scores(const Call& c, const MaskRow& mask, int64_t keys, float* scores
   }
 }
 
-// The probabilities of a query.  One that sees no key has none.
-void softmax(const Kernels& kernels, float* scores, int64_t keys) {
+// The weights of a query's keys.  Returns the factor that makes their sum 1.  A query that sees no key has none.
+float softmax(const Kernels& kernels, float* scores, int64_t keys) {
   const float top = kernels.max(scores, keys);
-  if (top == -INFINITY) {
-    for (int64_t i = 0; i < keys; ++i) {
-      if (scores[i] == -INFINITY) scores[i] = 0;  // not a NaN
-    }
-    return;
+  if (top > -INFINITY) return 1 / kernels.exp_sum(scores, keys, top, 1, scores);
+  for (int64_t i = 0; i < keys; ++i) {
+    if (scores[i] == -INFINITY) scores[i] = 0;  // not a NaN
   }
-  const float factor = 1 / kernels.exp_sum(scores, keys, top, 1, scores);
-  for (int64_t i = 0; i < keys; ++i) scores[i] *= factor;
+  return 1;
 }
 
 void run_attend(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const Sizes s = sizes_of(c);
   const bool causal = c.attrs[kCausal].i != 0;
   float* const scores = reinterpret_cast<float*>(c.thread_scratch + thread * c.thread_scratch_bytes);
+  float factors[kQueryRows];
   for (int64_t item = begin; item < end; ++item) {
     const int64_t chunk = item % chunks(s), head = item / chunks(s),
                   kv = head / s.heads * s.kv_heads + head % s.heads / (s.heads / s.kv_heads);
@@ -130,7 +132,7 @@ void run_attend(const Call& c, int64_t begin, int64_t end, int32_t thread) {
       const MaskRow mask = c.in[kMask].data ? mask_row(c.in[kMask], head / s.heads, head % s.heads, i) : MaskRow{};
       mask_scores(c, mask, keys, row);
       for (int64_t j = i + 1; causal && j < keys; ++j) row[j] = -INFINITY;
-      softmax(*c.kernels, row, keys);
+      factors[i - first] = softmax(*c.kernels, row, keys);
     }
     float* const out = f32_data(c.out[0]) + (head * s.queries + first) * s.value_dim;
     for (int64_t j = 0; j < s.value_dim; j += panel_columns(*c.kernels)) {
@@ -141,6 +143,8 @@ void run_attend(const Call& c, int64_t begin, int64_t end, int32_t thread) {
                  packed_values(c, s) + kv * s.value_floats + k * s.keys, keys, std::min(width, s.value_dim - k),
                  out + k, s.value_dim);
     }
+    for (int64_t i = first; i < last; ++i)
+      change(*c.kernels, BINARY_MUL, out + (i - first) * s.value_dim, &factors[i - first], 0, s.value_dim);
   }
 }
 

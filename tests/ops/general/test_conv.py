@@ -13,8 +13,8 @@ from tests.support.general_ops import check, contexts, run
 from tests.support.general_weights import conv_weight, packed, tiles, vector
 
 F = torch.nn.functional
-PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "groups": 1, "act": "none", "alpha": 0.0,
-         "beta": 0.0}  # fmt: skip
+PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "groups": 1, "act": "none",
+                         "alpha": 0.0, "beta": 0.0}  # fmt: skip
 
 
 def numbers(*shape: int, seed: int = 0, scale: float = 1) -> Any:
@@ -30,7 +30,7 @@ def nhwc(x: Any) -> Any:
 
 
 # image (N, H, W, C), outputs, kernel, attributes
-CONVS = (
+CONVS: Any = (
     ((1, 5, 7, 3), 8, (1, 1), {}),
     ((2, 9, 8, 5), 17, (3, 3), {"pads": (1, 1, 1, 1)}),
     ((1, 13, 12, 3), 33, (7, 7), {"pads": (3, 3, 3, 3), "strides": (2, 2)}),
@@ -103,7 +103,7 @@ def test_conv_has_the_same_bits_in_any_batch_and_as_linear() -> None:
     assert linear[0].tobytes() == together.tobytes()
 
 
-TRANSPOSED = (
+TRANSPOSED: Any = (
     ((1, 4, 5, 3), 8, (2, 2), {"strides": (2, 2)}),
     ((2, 3, 4, 6), 5, (3, 3), {"strides": (2, 1), "pads": (1, 1, 1, 1), "output_pads": (1, 0)}),
     ((1, 5, 5, 4), 20, (4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),

@@ -15,7 +15,7 @@ from tests.support.general_weights import vector
 
 F = torch.nn.functional
 PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "ceil": False}
-POOLS = (
+POOLS: Any = (
     ((1, 6, 7, 5), (2, 2), {"strides": (2, 2)}),
     ((2, 9, 8, 20), (3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
     ((1, 9, 10, 3), (3, 2), {"strides": (2, 3), "ceil": True}),

@@ -48,12 +48,13 @@ def test_wrong_products_are_refused_by_name() -> None:
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any = None, **attrs: Any) -> None:
-    tensors = [torch.from_numpy(x).double() for x in (q, k, v)]
+    tensors: Any = [torch.from_numpy(x).double() for x in (q, k, v)]
+    function: Any = torch.nn.functional.scaled_dot_product_attention
     theirs = torch.from_numpy(mask) if mask is not None else None
     if theirs is not None and theirs.dtype == torch.float32:
         theirs = theirs.double()
     scale = attrs.pop("scale", q.shape[-1] ** -0.5)
-    expected = torch.nn.functional.scaled_dot_product_attention(
+    expected = function(
         *tensors, attn_mask=theirs, is_causal=attrs.get("causal", False), scale=scale, enable_gqa=True
     )  # fmt: skip
     check("sdpa", [q, k, v, mask], expected.float().numpy(), absolute=5e-6, scale=scale, softcap=0.0,

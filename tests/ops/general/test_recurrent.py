@@ -57,7 +57,7 @@ def test_recurrent_layers_match_torch(op: str, steps: int, batch: int, inputs: i
             y, last = module(torch.from_numpy(x), tuple(start) if op == "lstm" else start[0])
         expected = [y.numpy().reshape(steps, batch, directions, hidden).swapaxes(1, 2)]
         expected += [h.numpy() for h in (last if op == "lstm" else [last])]
-        attrs = {"hidden": hidden, "direction": "bidirectional" if directions == 2 else "forward"}
+        attrs: dict[str, Any] = {"hidden": hidden, "direction": "bidirectional" if directions == 2 else "forward"}
         if op == "gru":
             attrs["linear_before_reset"] = True
         check(op, [x, *weights_of(op, module), *states, None], *expected, absolute=3e-6, **attrs)
@@ -67,7 +67,7 @@ def test_reverse_and_lengths() -> None:
     module = module_of("lstm", 6, 10)
     x, weights = numbers(6, 4, 6), weights_of("lstm", module)
     output = [((6, 1, 4, 10), np.float32), ((1, 4, 10), np.float32), ((1, 4, 10), np.float32)]
-    lengths = np.int32([6, 3, 0, 1])
+    lengths = np.array([6, 3, 0, 1])
     for direction in ("forward", "reverse"):
         for dtype in (np.int32, np.int64):
             y, h, _ = run(
@@ -127,7 +127,7 @@ def test_wrong_recurrent_layers_are_refused_by_name() -> None:
         ([x, w, w, bias, None, None, None], {}, "r"),
         ([x, w, r, bias, h[0], None, None], {}, "h0"),
         ([x, w, r, bias, h, numbers(1, 2, 10), None], {}, "c0"),
-        ([x, w, r, bias, None, None, np.int32([1, 2])], {}, "lengths"),
+        ([x, w, r, bias, None, None, np.array([1, 2])], {}, "lengths"),
     ):  # fmt: skip
         with pytest.raises(InvalidArgumentError, match=f"lstm: {name}"):
             run("lstm", operands, shapes, **attrs | change)
