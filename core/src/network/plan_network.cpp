@@ -179,9 +179,17 @@ class NetworkPlanner {
       const Node& node = graph_.nodes[n];
       if (node.op != OP_UNARY && node.op != OP_BINARY && node.op != OP_CHAIN) continue;
       const int32_t out = node.outputs[0];
+      const auto block_of = [&](int32_t i) { return (*into)[graph_.values[node.inputs[i].index].root]; };
       for (int32_t i = 0; i < node.num_inputs; ++i) {
         if (node.inputs[i].kind != OPERAND_VALUE) continue;
-        const int32_t in = (*into)[graph_.values[node.inputs[i].index].root];
+        const int32_t in = block_of(i);
+        if (node.op == OP_CHAIN) {  // a chain reads its other operands after its first step has written
+          if (i > 0) break;
+          bool read_later = false;
+          for (int32_t j = 1; j < node.num_inputs; ++j)
+            read_later |= node.inputs[j].kind == OPERAND_VALUE && block_of(j) == in;
+          if (read_later) break;
+        }
         const bool same_bytes = num_elements(specs_[in]) == num_elements(specs_[out]) &&
                                 dtype_bytes(specs_[in].dtype) == dtype_bytes(specs_[out].dtype);
         if ((*first)[in] < 0 || (*last)[in] != n || !same_bytes) continue;

@@ -13,6 +13,7 @@ from penstock.core import native
 from penstock.errors import UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.general.draft import Call, Draft, Tensor
+from penstock.graph.general.examples import example_sizes
 from penstock.graph.general.passes import optimise
 from penstock.graph.general.sizes import as_text, symbols_of
 from penstock.graph.ir import GENERAL_NETWORK, DType, Graph, Layout, Node, Operand, Symbol, Value, Weight
@@ -90,8 +91,9 @@ class _Lowering:
         return self.lowered
 
     def _declare_symbols(self) -> None:
+        examples = example_sizes(self.draft)
         for item in self.draft.symbols():
-            self.graph.symbols.append(Symbol(item.name, item.min, item.max))
+            self.graph.symbols.append(Symbol(item.name, item.min, item.max, example=examples[item.name]))
 
     def _declare(self, tensor: Tensor, name: str) -> str:
         sizes = ",".join(as_text(size) for size in tensor.shape)

@@ -31,7 +31,8 @@ class _Mover:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.calls: list[Call] = []
-        self.sources: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # of each permuted tensor, by id
+        self.sources: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # of each tensor whose permute moves, by id
+        self.permuted: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # of each permuted tensor
         self.new: dict[int, Tensor] = {}  # what replaces a tensor
 
     def run(self) -> None:
@@ -60,8 +61,8 @@ class _Mover:
         """Merge it with the permute before it."""
         x, out = call.argument(0), call.output
         order: tuple[int, ...] = call.attrs["order"]
-        if id(x) in self.sources:
-            x, first = self.sources[id(x)]
+        if id(x) in self.permuted:
+            x, first = self.permuted[id(x)]
             order = tuple(first[axis] for axis in order)
         if order == tuple(range(len(order))):
             self.new[id(out)] = x
@@ -73,6 +74,7 @@ class _Mover:
         moved = [axis for axis in order if x.shape[axis] != 1]
         op, attrs = ("permute", {"order": order}) if moved != sorted(moved) else ("reshape", {"sizes": out.shape})
         self._keep(Call(op, name, [x], [out], attrs))
+        self.permuted[id(out)] = (x, order)
         if is_image_order(order):
             self.sources[id(out)] = (x, order)
 
