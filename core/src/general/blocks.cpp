@@ -128,10 +128,13 @@ int64_t Broadcast::block() const {
   int64_t block = kBlock;
   for (int32_t j = 0; j < count; ++j) {
     const BroadcastOperand& o = operands[j];
-    if (!o.dense && !o.constant_run && o.run <= kBlock) {
-      const int64_t own = kBlock / o.run * o.run;
-      if (own < block) block = own;
+    int64_t own = kBlock;
+    if (!o.dense && !o.constant_run && o.run <= kBlock) own = kBlock / o.run * o.run;
+    if (!o.dense && o.run > kBlock) {  // blocks that end with a run need no copy
+      const int64_t parts = num_blocks(o.run, kBlock);
+      if (o.run % parts == 0) own = o.run / parts;
     }
+    if (own < block) block = own;
   }
   return block;
 }

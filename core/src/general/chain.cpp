@@ -168,7 +168,8 @@ void run_step(const Call& c, const Step& step, const float* x, Piece operand, fl
 void run_chain(const Call& c, int64_t begin, int64_t end, int32_t) {
   Step steps[kMaxSteps];
   const int32_t count = read_steps(c.attrs[kSteps], steps);
-  alignas(64) float buffers[kNumInputs][kBlock];
+  // Between steps values lie in `between`: the output may lie over any operand, which a later step may read.
+  alignas(64) float buffers[kNumInputs][kBlock], between[kBlock];
   Broadcast plan;
   int32_t operands[kNumInputs] = {};  // of the plan
   plan.start(c.out[0]);
@@ -185,7 +186,7 @@ void run_chain(const Call& c, int64_t begin, int64_t end, int32_t) {
       const int32_t input = steps[i].operand;
       Piece operand{nullptr, 0};
       if (input > 0) operand = plan.piece(operands[input], start, n, reinterpret_cast<uint8_t*>(buffers[input]));
-      run_step(c, steps[i], (i ? y : x) + start, operand, y + start, n);
+      run_step(c, steps[i], i ? between : x + start, operand, i + 1 == count ? y + start : between, n);
     }
   });
 }

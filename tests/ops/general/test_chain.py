@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core import native
 from penstock.errors import PenstockError
-from tests.support.general_ops import run
+from tests.support.general_ops import contexts, core_tensor, run
 
 F32 = np.float32
 UNARY = {"relu": (0.0, 0.0), "hard_swish": (0.0, 0.0), "clip": (0.5, 6.0), "gelu": (0.0, 0.0), "sin": (0.0, 0.0)}
@@ -59,6 +60,17 @@ def test_chain_equals_its_steps(steps: str) -> None:
         (found,) = run("chain", [x, *operands.values()], [(shape, F32)], steps=steps)
         with np.errstate(all="ignore"):
             assert found.tobytes() == one_by_one(x, operands, steps).tobytes()
+
+
+def test_output_may_lie_over_an_operand() -> None:
+    x, a, b = numbers(3, 700), numbers(3, 700, seed=1), numbers(3, 700, seed=2)
+    expected = (x + a) * b - a
+    for target in (0, 1, 2):
+        for context in contexts():
+            arrays = [x.copy(), a.copy(), b.copy()]
+            operands = [*map(core_tensor, arrays), *[None] * 3, core_tensor(arrays[target])]
+            native.run_op(context, "chain", operands, {"steps": "add a;mul b;sub a"})
+            assert (arrays[target] == expected).all()
 
 
 @pytest.mark.parametrize(
