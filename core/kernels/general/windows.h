@@ -137,17 +137,26 @@ void pool_max(const float* const* x, int64_t n, int64_t channels, float* y) {
   }
 }
 
-void weighted_sum(const float* const* x, const float* weights, int64_t n, int64_t channels, float divisor, float* y) {
-  const F16 d = f_set(divisor);
-  for (int64_t c = 0; c < channels; c += 16) {
-    const int width = tail(channels, c);
-    F16 sum = f_set(0.f);
-    for (int64_t i = 0; i < n; ++i) {
-      const F16 v = f_load_n(x[i] + c, width);
-      sum = weights ? f_fma(v, f_set(weights[i]), sum) : sum + v;
+template <int N>
+PS_INLINE void weighted_block(const float* const* x, const float* weights, int64_t n, int64_t c, int width,
+                              float divisor, float* y) {
+  F16 sum[N];
+  PS_UNROLL for (int t = 0; t < N; ++t) sum[t] = f_set(0.f);
+  for (int64_t i = 0; i < n; ++i) {
+    const F16 w = f_set(weights ? weights[i] : 1.f);
+    PS_UNROLL for (int t = 0; t < N; ++t) {
+      const float* const from = x[i] + c + 16 * t;
+      sum[t] = f_fma(N > 1 ? f_load(from) : f_load_n(from, width), w, sum[t]);  // times 1: a sum
     }
-    f_store_n(y + c, divisor == 1.f ? sum : sum / d, width);
   }
+  if (divisor != 1.f) PS_UNROLL for (int t = 0; t < N; ++t) sum[t] = sum[t] / f_set(divisor);
+  PS_UNROLL for (int t = 0; t < N; ++t) f_store_n(y + c + 16 * t, sum[t], N > 1 ? 16 : width);
+}
+
+void weighted_sum(const float* const* x, const float* weights, int64_t n, int64_t channels, float divisor, float* y) {
+  int64_t c = 0;
+  for (; c + 64 <= channels; c += 64) weighted_block<4>(x, weights, n, c, 16, divisor, y);
+  for (; c < channels; c += 16) weighted_block<1>(x, weights, n, c, tail(channels, c), divisor, y);
 }
 
 void column_sums(const float* x, int64_t rows, int64_t cols, const float* mean, float* y) {
@@ -217,7 +226,7 @@ constexpr WindowKernels kWindows = {
     .conv = kConv ? conv : nullptr,
     .depthwise = builds_op("conv") ? depthwise : nullptr,
     .pool_max = builds_op("max_pool") ? pool_max : nullptr,
-    .weighted_sum = builds_op("avg_pool") || builds_op("resize") ? weighted_sum : nullptr,
+    .weighted_sum = builds_op("avg_pool") || builds_op("resize") || builds_op("matmul") ? weighted_sum : nullptr,
     .column_sums = builds_op("group_norm") ? column_sums : nullptr,
     .normalize_columns = builds_op("group_norm") ? normalize_columns : nullptr,
     .lstm_cell = builds_op("lstm") ? lstm_cell : nullptr,

@@ -36,23 +36,47 @@ int64_t matrix_of(const Tensor& t, const Tensor& y, int64_t index) {
   return matrix;
 }
 
-int64_t rows_of_item(const Call& c) { return c.attrs[kTransposeB].i ? kRowsTransposed : kRows; }
-int64_t panels(const Call& c, const Sizes& s) {
-  return (s.cols + panel_columns(*c.kernels) - 1) / panel_columns(*c.kernels);
+// Few rows read b where it lies: a row of y is a weighted sum of its rows, the same chain.
+constexpr int64_t kFewRows = 2, kColumnsInPlace = 256;
+bool is_in_place(const Call& c, const Sizes& s) { return s.rows <= kFewRows && !c.attrs[kTransposeB].i; }
+int64_t item_columns(const Call& c, const Sizes& s) {
+  return is_in_place(c, s) ? kColumnsInPlace : panel_columns(*c.kernels);
 }
+
+int64_t rows_of_item(const Call& c) { return c.attrs[kTransposeB].i ? kRowsTransposed : kRows; }
+int64_t panels(const Call& c, const Sizes& s) { return (s.cols + item_columns(c, s) - 1) / item_columns(c, s); }
 int64_t row_chunks(const Call& c, const Sizes& s) { return (s.rows + rows_of_item(c) - 1) / rows_of_item(c); }
 int64_t matmul_items(const Call& c) {
   const Sizes s = sizes_of(c);
   return s.batch * panels(c, s) * row_chunks(c, s);
 }
 
+// The columns of b that an item multiplies by: copied, or pointers to where they lie.
+void take_columns(const Call& c, const Sizes& s, const float* matrix, int64_t column, int64_t width, float* panel) {
+  if (is_in_place(c, s)) {
+    const float** const rows = reinterpret_cast<const float**>(panel);
+    for (int64_t k = 0; k < s.inner; ++k) rows[k] = matrix + column + k * s.cols;
+  } else if (c.attrs[kTransposeB].i) {
+    pack_rows(matrix + column * s.inner, s.inner, width, s.inner, panel);
+  } else {
+    pack_columns(matrix + column, s.cols, s.inner, width, panel);
+  }
+}
+
+void multiply_rows(const Call& c, const Sizes& s, const PanelRows& x, const float* panel, int64_t width, float* y) {
+  if (!is_in_place(c, s)) return multiply(*c.kernels, x, panel, s.inner, width, y, s.cols);
+  const float* const* const rows = reinterpret_cast<const float* const*>(panel);
+  for (int64_t i = 0; i < x.count; ++i)
+    c.kernels->windows.weighted_sum(rows, x.data + i * x.stride, s.inner, width, 1, y + i * s.cols);
+}
+
 // Consecutive items go over the rows of a panel, so that its columns are copied once.
 void run_matmul(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const Sizes s = sizes_of(c);
   const Tensor &a = c.in[0], &b = c.in[1], &y = c.out[0];
-  const int64_t most = panel_columns(*c.kernels);
+  const int64_t most = item_columns(c, s);
   float* const panel = reinterpret_cast<float*>(c.thread_scratch + thread * c.thread_scratch_bytes);
-  float* const rows = panel + s.inner * most;
+  float* const rows = panel + s.inner * panel_columns(*c.kernels);
   const int64_t chunks = row_chunks(c, s), num_panels = panels(c, s);
   const float scale = static_cast<float>(c.attrs[kScale].f);
   int64_t packed = -1;
@@ -64,8 +88,7 @@ void run_matmul(const Call& c, int64_t begin, int64_t end, int32_t thread) {
     if (item / chunks != packed) {
       packed = item / chunks;
       const float* const matrix = f32_data(b) + matrix_of(b, y, batch) * s.inner * s.cols;
-      if (c.attrs[kTransposeB].i) pack_rows(matrix + column * s.inner, s.inner, width, s.inner, panel);
-      else pack_columns(matrix + column, s.cols, s.inner, width, panel);
+      take_columns(c, s, matrix, column, width, panel);
     }
     const float* x = f32_data(a) + matrix_of(a, y, batch) * s.rows * s.inner;
     if (c.attrs[kTransposeA].i) {
@@ -76,7 +99,7 @@ void run_matmul(const Call& c, int64_t begin, int64_t end, int32_t thread) {
       x += first * s.inner;
     }
     float* const out = f32_data(y) + (batch * s.rows + first) * s.cols + column;
-    multiply(*c.kernels, PanelRows{x, s.inner, count}, panel, s.inner, width, out, s.cols);
+    multiply_rows(c, s, PanelRows{x, s.inner, count}, panel, width, out);
     for (int64_t i = 0; scale != 1 && i < count; ++i)
       c.kernels->map_binary(BINARY_MUL, out + i * s.cols, 1, &scale, 0, out + i * s.cols, width);
   }

@@ -85,10 +85,13 @@ void change(const Kernels& kernels, int32_t kind, float* y, const float* b, int6
   kernels.map_binary(kind, y, 1, b, step, y, n);
 }
 
+// Else softmax scales them with its exponents.
+bool scales_scores(const Call& c) { return c.in[kMask].data || c.attrs[kSoftcap].f > 0 || !(c.attrs[kScale].f > 0); }
+
 // Scores of `keys` keys to what softmax takes: scaled, capped, masked.
 void mask_scores(const Call& c, const MaskRow& mask, int64_t keys, float* scores) {
   const float scale = static_cast<float>(c.attrs[kScale].f), cap = static_cast<float>(c.attrs[kSoftcap].f);
-  change(*c.kernels, BINARY_MUL, scores, &scale, 0, keys);
+  if (scales_scores(c)) change(*c.kernels, BINARY_MUL, scores, &scale, 0, keys);
   if (cap > 0) {
     change(*c.kernels, BINARY_DIV, scores, &cap, 0, keys);
     c.kernels->map_unary(UNARY_TANH, 0, 0, scores, scores, keys);
@@ -105,9 +108,9 @@ void mask_scores(const Call& c, const MaskRow& mask, int64_t keys, float* scores
 }
 
 // The weights of a query's keys.  Returns the factor that makes their sum 1.  A query that sees no key has none.
-float softmax(const Kernels& kernels, float* scores, int64_t keys) {
+float softmax(const Kernels& kernels, float* scores, int64_t keys, float scale) {
   const float top = kernels.max(scores, keys);
-  if (top > -INFINITY) return 1 / kernels.exp_sum(scores, keys, top, 1, scores);
+  if (top > -INFINITY) return 1 / kernels.exp_sum(scores, keys, top, scale, scores);
   for (int64_t i = 0; i < keys; ++i) {
     if (scores[i] == -INFINITY) scores[i] = 0;  // not a NaN
   }
@@ -119,6 +122,7 @@ void run_attend(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const bool causal = c.attrs[kCausal].i != 0;
   float* const scores = reinterpret_cast<float*>(c.thread_scratch + thread * c.thread_scratch_bytes);
   float factors[kQueryRows];
+  const float scale = scales_scores(c) ? 1 : static_cast<float>(c.attrs[kScale].f);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t chunk = item % chunks(s), head = item / chunks(s),
                   kv = head / s.heads * s.kv_heads + head % s.heads / (s.heads / s.kv_heads);
@@ -132,7 +136,7 @@ void run_attend(const Call& c, int64_t begin, int64_t end, int32_t thread) {
       const MaskRow mask = c.in[kMask].data ? mask_row(c.in[kMask], head / s.heads, head % s.heads, i) : MaskRow{};
       mask_scores(c, mask, keys, row);
       for (int64_t j = i + 1; causal && j < keys; ++j) row[j] = -INFINITY;
-      factors[i - first] = softmax(*c.kernels, row, keys);
+      factors[i - first] = softmax(*c.kernels, row, keys, scale);
     }
     float* const out = f32_data(c.out[0]) + (head * s.queries + first) * s.value_dim;
     for (int64_t j = 0; j < s.value_dim; j += panel_columns(*c.kernels)) {

@@ -21,7 +21,8 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("a", "b"),
     [((3, 4), (4, 5)), ((100, 33), (33, 50)), ((2, 3, 7, 8), (2, 3, 8, 9)), ((5, 8), (2, 1, 8, 20)),
-     ((4, 1, 200, 16), (3, 16, 17)), ((2, 0, 3), (2, 3, 4)), ((2, 5, 0), (2, 0, 4)), ((1, 70), (70, 1))],
+     ((4, 1, 200, 16), (3, 16, 17)), ((2, 0, 3), (2, 3, 4)), ((2, 5, 0), (2, 0, 4)), ((1, 70), (70, 1)),
+     ((2, 33), (33, 300)), ((3, 1, 40), (3, 40, 257))],
 )  # fmt: skip
 def test_matmul_matches_numpy(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     x, y = numbers(*a), numbers(*b, seed=1)
@@ -39,6 +40,8 @@ def test_matmul_has_the_same_bits_in_any_batch() -> None:
     together = run("matmul", [x, y], [((3, 50, 30), np.float32)], **PLAIN)[0]
     alone = run("matmul", [x[1, 7:9], y[1]], [((2, 30), np.float32)], **PLAIN)[0]
     assert together[1, 7:9].tobytes() == alone.tobytes()
+    alone = run("matmul", [x[1, 7:8], y[1]], [((1, 30), np.float32)], **PLAIN)[0]
+    assert together[1, 7:8].tobytes() == alone.tobytes()
 
 
 def test_wrong_products_are_refused_by_name() -> None:
