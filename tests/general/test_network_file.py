@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +21,11 @@ from tests.support.general_graphs import NetworkBuilder, mixed_network
 Patch = Callable[[Graph], None]
 
 
-def of_value(name: str, **changes: object) -> Patch:
+def of_value(name: str, **changes: Any) -> Patch:
     return lambda g: g.values.__setitem__(name, dataclasses.replace(g.values[name], **changes))
 
 
-def of_weight(name: str, **changes: object) -> Patch:
+def of_weight(name: str, **changes: Any) -> Patch:
     return lambda g: g.weights.__setitem__(name, dataclasses.replace(g.weights[name], **changes))
 
 
@@ -36,7 +37,7 @@ def sizes(*new: Symbol) -> Patch:
     return field("symbols", list(new))
 
 
-def node(at: int, **changes: object) -> Patch:
+def node(at: int, **changes: Any) -> Patch:
     return lambda g: g.nodes.__setitem__(at, dataclasses.replace(g.nodes[at], **changes))
 
 
@@ -46,6 +47,10 @@ def unbound_size(graph: Graph) -> None:
 
 def state(graph: Graph) -> None:
     graph.page_groups, graph.states["s"] = [0], State("s", 1, 8, 0)
+
+
+def undefined_output(graph: Graph) -> None:
+    graph.values["u"], graph.outputs = Value("u", DType.F32, ()), ["x", "u"]
 
 
 def later_operand(graph: Graph) -> None:
@@ -61,8 +66,7 @@ REFUSED: dict[str, tuple[str, Patch]] = {
     "no outputs": ("metadata.outputs", field("outputs", [])),
     "an input twice": (r"inputs\[1\]", field("inputs", ["x", "x"])),
     "an input that is a constant": (r"inputs\[1\]", field("inputs", ["x", "table"])),
-    "an output that nothing makes": (r"outputs\[1\]", lambda g: (g.values.update(u=Value("u", DType.F32, ())),
-                                                                 setattr(g, "outputs", ["x", "u"]))[0]),
+    "an output that nothing makes": (r"outputs\[1\]", undefined_output),
     "a size's name": (r"symbols\[0\].name", sizes(dataclasses.replace(N, name="a b"), H)),
     "a size that is a function": (r"symbols\[0\].name", sizes(dataclasses.replace(N, name="max"), H)),
     "a size twice": (r"symbols\[1\].name", sizes(N, dataclasses.replace(H, name="N"))),
@@ -85,8 +89,8 @@ REFUSED: dict[str, tuple[str, Patch]] = {
     "a constant of a large shape": (r"weights\[\d+\].shape", of_weight("table", shape=(1 << 31, 1 << 31, 1 << 31))),
     "a negative shape": (r"weights\[\d+\].shape", of_weight("table", shape=(-1, -2, 3))),
     "a missing attribute": ("out_features", node(0, attrs={"scheme": "f32"})),
-    "another list of sizes": ("sizes", node(5, attrs={"sizes": "N*4,2,k"})),
-    "another number of elements": ("reshape", node(5, attrs={"sizes": "N*4,2,5"})),
+    "another list of sizes": ("sizes", node(6, attrs={"sizes": "N*4,2,k"})),
+    "another number of elements": ("reshape", node(6, attrs={"sizes": "N*4,2,5"})),
     "no operand": ("expected a value", node(1, inputs=[Operand("none")])),
     "an operand too few": ("inputs", node(4, inputs=[X])),
     "a value before it is defined": (r"inputs\[0\]", later_operand),

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.lite import Context, Model, ModelParallelRunner, ModelType, Tensor
+from penstock.lite import Context, DataType, Model, ModelParallelRunner, ModelType, Tensor
 from penstock.runtime.native import NativeProgram
 from tests.support.errors import raises
 from tests.support.general_graphs import mixed_inputs, mixed_network, mixed_result
@@ -46,7 +46,7 @@ def test_predict_takes_any_sizes(model: Model) -> None:
 def test_tensors_have_names_types_and_free_sizes(model: Model) -> None:
     tensors = model.get_inputs()
     assert [(t.name, t.dtype, t.shape) for t in tensors] == [
-        ("x", np.float32, [-1, 32]), ("image", np.float32, [-1, -1, -1]),
+        ("x", DataType.FLOAT32, [-1, 32]), ("image", DataType.FLOAT32, [-1, -1, -1]),
     ]  # fmt: skip
     with raises(InvalidArgumentError, param="x"):
         model.predict(tensors)

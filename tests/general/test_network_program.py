@@ -10,6 +10,7 @@ import pytest
 
 from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model, ProgramOptions
 from penstock.core.predict import NetworkProgram, network_inputs, network_outputs, network_sizes
+from penstock.core.spans import last_spans, set_profiling
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import DType, Symbol
@@ -149,8 +150,53 @@ def test_other_types_and_numbers_are_refused(model: Model, context: Context) -> 
 def test_each_kind_refuses_the_other(model: Model, context: Context) -> None:
     with Model.open("demo/demo.psm") as demo, raises(UnsupportedError, param="model"):
         NetworkProgram(demo, context)
-    with raises(InvalidArgumentError, param="options"):
+    with raises(InvalidArgumentError, match="options"):
         CoreProgram(model, context, ProgramOptions(1, 1, 1, 1))
+
+
+def test_elementwise_ops_write_over_what_dies(tmp_path: Path, context: Context) -> None:
+    """Operands that live on, die, come twice, are broadcast, or have another view."""
+    b = NetworkBuilder(Symbol("N", 1, 5000))
+    x, y = b.input("x", "N,4"), b.input("y", "4")
+    relu = b.node("unary", [x], "relu", kind="relu", alpha=0.0, beta=0.0)
+    total = b.node("binary", [relu, y], "total", kind="add")  # relu lives on
+    square = b.node("binary", [total, total], "square", kind="mul")
+    flat = b.node("reshape", [square], "view", sizes="4*N")
+    negative = b.node("unary", [flat], "negative", kind="neg", alpha=0.0, beta=0.0)
+    back = b.node("reshape", [negative], "back", sizes="N,4")
+    more = b.node("binary", [y, back], "more", kind="sub")
+    b.output(b.node("binary", [more, relu], "out", kind="add"), "N,4")
+    b.output(relu, "N,4")
+    with Model.open(b.write(tmp_path / "a.psm")) as model:
+        for rows in (3, 5000):
+            rng = np.random.default_rng(rows)
+            inputs = [rng.standard_normal(shape).astype(np.float32) for shape in ((rows, 4), (4,))]
+            out, kept = fresh(model, context, inputs, POISON | ALL_THREADS)
+            positive = np.maximum(inputs[0], 0)
+            np.testing.assert_array_equal(kept, positive)
+            np.testing.assert_allclose(out, inputs[1] + (positive + inputs[1]) ** 2 + positive, rtol=1e-5, atol=1e-5)
+
+
+def test_values_that_fail_name_the_node(tmp_path: Path, context: Context) -> None:
+    b = NetworkBuilder()
+    x, indices = b.input("x", "4,2"), b.input("indices", "3", DType.I64)
+    b.output(b.node("gather", [x, indices], "rows", axis=0), "3,2")
+    table = np.arange(8, dtype=np.float32).reshape(4, 2)
+    with Model.open(b.write(tmp_path / "a.psm")) as model, NetworkProgram(model, context) as program:
+        for _ in range(2):
+            with raises(InvalidArgumentError, match=r"nodes\[0\] \(gather rows\)"):
+                program.predict([table, np.array([0, 4, 1])])
+            assert program.predict([table, np.array([0, 3, -1])])[0].tolist() == [[0, 1], [6, 7], [6, 7]]
+
+
+def test_profiles_name_the_nodes_of_each_plan(model: Model, context: Context) -> None:
+    with NetworkProgram(model, context) as program:
+        set_profiling(program, True)
+        for rows in (200, 7, 200):
+            program.predict(mixed_inputs(rows, 2))
+            spans = last_spans(program)
+            assert set(spans["node"].tolist()) == {-1, 0, 1, 2, 3, 4, 5}  # reshapes do nothing
+            assert (spans["end_ns"] >= spans["begin_ns"]).all()
 
 
 def test_a_network_of_sums_has_scalars_and_none(tmp_path: Path, context: Context) -> None:

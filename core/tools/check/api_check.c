@@ -93,6 +93,9 @@ static void use_all(const Handles* h, const char* text) {
   ps_model_info info = {sizeof info};
   ps_tokenizer_info tokenizer = {sizeof tokenizer};
   ps_plan plan = {sizeof plan};
+  ps_value_info value = {sizeof value};
+  ps_size_info size = {sizeof size};
+  ps_array array = {NULL, PS_F32, 0, {0}};
   ps_program* program = NULL;
   ps_tokenizer* opened = NULL;
   const ps_batch batch = good_batch();
@@ -120,6 +123,12 @@ static void use_all(const Handles* h, const char* text) {
   REFUSED(ps_program_logits(h->program, &floats, &a, &b), text);
   REFUSED(ps_program_hidden(h->program, &floats, &a, &b), text);
   REFUSED(ps_program_tail(h->program, &ids, &floats, &a, &b), text);
+  REFUSED(ps_model_input(h->model, 0, &value), text);
+  REFUSED(ps_model_output(h->model, 0, &value), text);
+  REFUSED(ps_model_size(h->model, 0, &size), text);
+  REFUSED(ps_program_predict(h->program, &array, 1), text);
+  REFUSED(ps_program_prepare(h->program, &array, 1), text);
+  REFUSED(ps_program_output(h->program, 0, &array), text);
   if (ps_context_num_threads(h->context) != 0 || ps_context_cpu_level(h->context))
     ++failures, puts("context of no handle");
 }
@@ -167,6 +176,19 @@ static void check_nulls(const char* path, const Handles* h) {
   REFUSED(ps_program_logits(h->program, NULL, NULL, NULL), "logits");
   sampled.ids = NULL;
   REFUSED(ps_program_step(h->program, &batch, &sampling, &sampled), "ids");
+}
+
+/* The functions of general networks with a language model. */
+static void check_kind(const Handles* h) {
+  ps_value_info value = {sizeof value};
+  ps_size_info size = {sizeof size};
+  ps_array array = {NULL, PS_F32, 0, {0}};
+  REFUSED(ps_model_input(h->model, 0, &value), "index");
+  REFUSED(ps_model_output(h->model, -1, &value), "index");
+  REFUSED(ps_model_size(h->model, 0, &size), "index");
+  expect(__LINE__, ps_program_predict(h->program, &array, 1), PS_UNSUPPORTED, "general network");
+  expect(__LINE__, ps_program_prepare(h->program, &array, 1), PS_UNSUPPORTED, "general network");
+  expect(__LINE__, ps_program_output(h->program, 0, &array), PS_UNSUPPORTED, "general network");
 }
 
 /* Values of options that mean nothing. */
@@ -387,6 +409,7 @@ int main(int argc, char** argv) {
   check_handles(argv[1]);
   open_all(argv[1], &h);
   check_nulls(argv[1], &h);
+  check_kind(&h);
   check_options(argv[1], &h);
   check_struct_sizes(&h);
   check_steps(&h);

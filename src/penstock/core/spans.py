@@ -13,6 +13,7 @@ from penstock.core.library import NodeInfoStruct, check, library, sized
 
 if TYPE_CHECKING:
     from penstock.core.native import CoreProgram, Model
+    from penstock.core.predict import NetworkProgram
 
 __all__ = ["SPAN", "SYMBOLS", "NodeInfo", "Size", "last_spans", "node_infos", "set_profiling"]
 
@@ -102,12 +103,12 @@ def _node_info(model: Model, index: int) -> NodeInfo:
     )
 
 
-def set_profiling(program: CoreProgram, on: bool) -> None:
+def set_profiling(program: CoreProgram | NetworkProgram, on: bool) -> None:
     """Turn the recording of spans in later runs on or off.  Raises OutOfMemoryError when there is no room for them."""
     check(library().ps_program_profile(program.handle, int(on)))
 
 
-def last_spans(program: CoreProgram) -> npt.NDArray[np.void]:
+def last_spans(program: CoreProgram | NetworkProgram) -> npt.NDArray[np.void]:
     """Return a copy of the last run's spans, dtype SPAN: the whole step first, then thread by thread in order of time.
 
     The result is empty when no run has recorded spans.
