@@ -27,7 +27,7 @@ __all__ = ["NUMPY_TYPES", "Attr", "Call", "Draft", "Shape", "Tensor", "dtype_of"
 Shape: TypeAlias = tuple[SizeLike, ...]
 Attr: TypeAlias = Any  # int, float, str, bool, or a tuple of sizes
 
-NUMPY_TYPES: Final = {
+NUMPY_TYPES: Final[dict[DType, np.dtype[Any]]] = {
     DType.F32: np.dtype(np.float32), DType.F16: np.dtype(np.float16), DType.I8: np.dtype(np.int8),
     DType.I32: np.dtype(np.int32), DType.U8: np.dtype(np.uint8), DType.I64: np.dtype(np.int64),
     DType.BOOL: np.dtype(np.bool_),

@@ -15,7 +15,7 @@ from penstock.graph.general.sizes import Size, SizeLike
 from penstock.graph.ir import DType
 from penstock.graph.onnx.model import Graph, Node
 
-__all__ = ["ELEMENT_TYPES", "FLOATS_AS_F32", "Site", "Value", "as_constant", "dtype_name", "rational"]
+__all__ = ["ELEMENT_TYPES", "FLOATS_AS_F32", "MAX_RANK", "Site", "Value", "as_constant", "dtype_name", "rational"]
 
 ELEMENT_TYPES: Final = {
     1: DType.F32, 2: DType.U8, 3: DType.I8, 6: DType.I32, 7: DType.I64, 9: DType.BOOL, 10: DType.F16, 16: DType.BF16,
@@ -23,6 +23,8 @@ ELEMENT_TYPES: Final = {
 """The element types of ONNX that the table has."""
 FLOATS_AS_F32: Final = (1, 10, 11, 16)
 """Float types, all of which are computed in f32: float, float16, double and bfloat16."""
+MAX_RANK: Final = 6
+"""The largest number of dimensions of a tensor."""
 _MAX_FOLDED: Final = 1 << 28
 
 Value = Tensor | NDArray[Any] | Callable[[], NDArray[Any]]
@@ -171,6 +173,8 @@ class Site:
         """Add a call under the node's name; return its output, or a tuple of them."""
         made = self.draft.add_many(op, *inputs, name=self.node.name, **attrs)
         for tensor in made:
+            if tensor.rank > MAX_RANK:
+                raise self.refused(f"tensors of {tensor.rank} dimensions are not supported; up to {MAX_RANK} are")
             if tensor.value is not None:
                 self.folded += tensor.value.size
         if self.folded > _MAX_FOLDED:

@@ -142,7 +142,8 @@ def _is_inf(site: Site) -> Tensor:
     if negative and positive:
         return site.unary("is_inf", x)
     if not (negative or positive):
-        return site.add("fill", sizes=x.shape, dtype="bool", value=0.0)
+        made: Tensor = site.add("fill", sizes=x.shape, dtype="bool", value=0.0)
+        return made
     sign = site.binary("gt" if positive else "lt", x, 0.0)
     return site.binary("and", site.unary("is_inf", x), sign)
 

@@ -67,7 +67,8 @@ def _dequantized(site: Site) -> NDArray[np.float32]:
     axis, block = site.int_attr("axis", 1), site.int_attr("block_size")
     values = _whole(x) - _whole(_spread(site, zero, x.shape, axis, block))
     spread: NDArray[np.float32] = _spread(site, scale, x.shape, axis, block)
-    return values.astype(np.float32) * spread
+    result: NDArray[np.float32] = values.astype(np.float32) * spread
+    return result
 
 
 def _whole(x: NDArray[Any]) -> NDArray[Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.general.draft import NUMPY_TYPES, Draft, Tensor
 from penstock.graph.ir import DType
-from penstock.graph.onnx.context import ELEMENT_TYPES, FLOATS_AS_F32, Site, Value, as_constant, dtype_name
+from penstock.graph.onnx.context import ELEMENT_TYPES, FLOATS_AS_F32, MAX_RANK, Site, Value, as_constant, dtype_name
 from penstock.graph.onnx.families import reader_of
 from penstock.graph.onnx.functions import EXPANDED, standard_body
 from penstock.graph.onnx.input_sizes import InputSizes
@@ -108,6 +108,10 @@ class _Walk:
             known = ", ".join(element_name(element) for element in ELEMENT_TYPES)
             raise UnsupportedError(
                 f"input {port.name}: expected one of {known}, got {element_name(port.element)}", param=port.name
+            )
+        if len(port.dims) > MAX_RANK:
+            raise UnsupportedError(
+                f"input {port.name}: expected at most {MAX_RANK} dimensions, got {len(port.dims)}", param=port.name
             )
         fixed = self._sizes.number(port.name) if not port.dims else None
         if fixed is not None:
