@@ -415,11 +415,11 @@ class Checkpoint:
 
     @property
     def rounding_note(self) -> str:
-        """How much the blocks that were read differ from the stored values; "" while they are exact."""
+        """The difference between the blocks that were read and the stored values; "" while they are exact."""
         return rounding_note(self._files)
 
     def widening_note(self, scheme: str) -> str:
-        """Which matrices of a GGUF file become float32 under ``scheme``, and why; "" for none."""
+        """The matrices of a GGUF file that become float32 under ``scheme``, and why; "" for none."""
         if not find_scheme(scheme).in_blocks:
             return ""
         files = [file for file in self.weight_files if isinstance(file, GgufWeights)]

@@ -29,12 +29,12 @@ __all__ = [
 ]  # fmt: skip
 
 STACKED_GATES: Final = ".experts.gate_up_proj"
-"""How the name ends of a tensor with the gates and up projections of all experts of a layer."""
+"""The end of the name of a tensor with the gates and up projections of all experts of a layer."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a parameter comes from: ``tensor[index]``, transposed if ``transposed``, of it the rows in ``rows``.
+    """The source of a parameter: ``tensor[index]``, transposed if ``transposed``, of it the rows in ``rows``.
 
     ``rows`` are ranges [start, stop) in the order of the parameter's rows; none means all rows.  ``index`` selects from
     the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32, and

@@ -205,7 +205,7 @@ _MEMORY_NAMES: Final = (
     (".mlp.moe_statics.", ".mlp.gate.moe_statics."),
     ("model.layers.", "model.language_model.layers."),
 )
-"""What is written otherwise in the names that transformers 5 has in memory: ``save_original_format=False``."""
+"""The parts of stored names, and those of names in the memory of transformers 5: ``save_original_format=False``."""
 
 
 def _in_memory_names(tensors: Collection[str], network: nn.Module, table: Sources) -> dict[str, Source]:

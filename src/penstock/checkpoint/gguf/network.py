@@ -1,4 +1,4 @@
-"""What config.json says, and the names of the tensors, from a GGUF file of an architecture that Penstock runs."""
+"""The values of config.json and the names of the tensors, from a GGUF file of an architecture that Penstock runs."""
 
 from __future__ import annotations
 

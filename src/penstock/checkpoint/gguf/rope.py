@@ -17,7 +17,7 @@ __all__ = ["ROPE_TENSORS", "rope_scaling"]
 ROPE_FACTORS: Final = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS: Final = (ROPE_FACTORS, _LONG, _SHORT)
-"""What each frequency is divided by: always, and under longrope in long and in short contexts."""
+"""The divisors of the frequencies: always, and under longrope in long and in short contexts."""
 _FACTOR_TOLERANCE: Final = 1e-5
 _LLAMA3_CONTEXT: Final = 8192
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0

@@ -27,7 +27,7 @@ _FLOATS: Final[dict[str, str]] = {"f32": "<f4", "f16": "<u2", "bf16": "<u2"}
 
 @dataclass(frozen=True)
 class GgufSource:
-    """Where a tensor of the checkpoint comes from.
+    """The source of a tensor of the checkpoint.
 
     ``pair_heads`` is the number of heads whose rows the file has in adjacent pairs of the rotation; 0 keeps the order.
     ``index`` selects a matrix of a tensor of three dimensions.  ``alternate`` names a tensor of the same file whose

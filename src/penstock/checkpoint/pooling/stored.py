@@ -22,7 +22,7 @@ class Tensors(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """What is known of each tensor."""
+        """The known facts about each tensor."""
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a tensor in its shape."""
