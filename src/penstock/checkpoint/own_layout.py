@@ -85,7 +85,9 @@ def join_rows_of_tensors(
 
 
 def _missing(config: ConfigReader, tensor: str) -> InvalidFileError:
-    return InvalidFileError(f"{config.file}: the checkpoint lacks {show_tensors([tensor])}, which the network reads")
+    return InvalidFileError(
+        f"{config.file}: the checkpoint lacks {show_tensors([tensor])}, which the network reads", param=tensor
+    )
 
 
 def _check_rows(name: str, source: Source) -> None:
