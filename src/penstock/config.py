@@ -41,7 +41,7 @@ TOKEN_RULE: Final = (
     f"a token of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces. `openssl rand -hex 32` makes one"
 )
 INFINITY: Final = {"__float__": "Infinity"}
-"""How transformers 5 writes an infinite number in a config.json; before, it wrote Infinity, which is not JSON.  The
+"""The form of an infinite number in a config.json of transformers 5; before, it wrote Infinity, which is not JSON.  The
 values of -Infinity and NaN have the same form."""
 _LOG: Final = logging.getLogger("penstock.config")
 _SHOWN_CHARS = 80

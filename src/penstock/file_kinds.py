@@ -1,4 +1,4 @@
-"""Which paths are GGUF files or bundles, as their first bytes tell.
+"""The kinds of files, GGUF or bundle, as their first bytes tell.
 
 The commands import this without numpy.
 """

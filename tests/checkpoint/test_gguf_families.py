@@ -14,6 +14,7 @@ from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.weights import GgufFile, GgufSource, GgufWeights
 from penstock.errors import InvalidFileError, UnsupportedError
+from tests.support.errors import raises
 from tests.support.gguf_experts import EXPERT_FAMILIES
 from tests.support.gguf_gemma import GEMMA_FAMILIES
 from tests.support.gguf_hybrids import HYBRID_FAMILIES
@@ -79,14 +80,8 @@ def test_gates_alternate_with_up_projections_in_their_blocks(tmp_path: Path) -> 
         assert np.array_equal(values[start::2], gguf.dequantize(expected, kind))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "message"),
-    [
-        ("blk.0.ffn_up_exps.weight", None, "expected tensor blk.0.ffn_up_exps.weight beside blk.0.ffn_gate_exps"),
-        ("blk.0.ffn_up_exps.bias", (4, 95), r"ffn_up_exps.bias: expected the shape of blk.0.ffn_gate_exps.bias, "),
-    ],
-)
-def test_gates_need_their_up_projections(tmp_path: Path, name: str, shape: Any, message: str) -> None:
+@pytest.mark.parametrize(("name", "shape"), [("blk.0.ffn_up_exps.weight", None), ("blk.0.ffn_up_exps.bias", (4, 95))])
+def test_gates_need_their_up_projections(tmp_path: Path, name: str, shape: Any) -> None:
     family, path = FAMILIES["gpt-oss"], tmp_path / "model.gguf"
     model = random_model(family)
     arrays = gguf_arrays(family, model)
@@ -95,7 +90,7 @@ def test_gates_need_their_up_projections(tmp_path: Path, name: str, shape: Any, 
     else:
         arrays[name] = np.zeros(shape, np.float32)
     write_gguf(path, family.arch, arrays, {**eps_of(model), **family.keys})
-    with pytest.raises(InvalidFileError, match=message):
+    with raises(InvalidFileError, param=name):
         Checkpoint.open(path)
 
 
@@ -136,7 +131,7 @@ def test_the_width_of_experts_is_that_of_their_tensors(tmp_path: Path, name: str
     family, path = FAMILIES[name], tmp_path / "model.gguf"
     model = random_model(family)
     write_gguf(path, family.arch, gguf_arrays(family, model), {**eps_of(model), **family.keys, key: 31})
-    with pytest.raises(InvalidFileError, match=rf"{name}\.{key}: expected {width}, the rows of blk\.0\.ffn_gate_"):
+    with raises(InvalidFileError, param=f"{name}.{key}", match=f"expected {width}, "):
         Checkpoint.open(path)
 
 
@@ -264,7 +259,7 @@ def test_factors_of_experts_are_one_for_each(tmp_path: Path) -> None:
     model = random_model(family)
     arrays = gguf_arrays(family, model) | {"blk.1.ffn_down_exps.scale": np.ones(3, np.float32)}
     write_gguf(path, family.arch, arrays, {**eps_of(model), **family.keys})
-    with pytest.raises(InvalidFileError, match=r"blk\.1\.ffn_down_exps\.scale: expected 4 numbers, got the shape \[3"):
+    with raises(InvalidFileError, param="blk.1.ffn_down_exps.scale", match="expected 4 "):
         Checkpoint.open(path)
 
 
@@ -274,7 +269,7 @@ def test_a_tensor_of_q_k_and_v_has_rows_of_all_heads(tmp_path: Path) -> None:
     arrays = gguf_arrays(family, model)
     arrays["blk.1.attn_qkv.weight"] = np.zeros((191, 64), np.float32)
     write_gguf(path, family.arch, arrays, {**eps_of(model), **family.keys})
-    with pytest.raises(InvalidFileError, match=r"blk\.1\.attn_qkv\.weight: expected rows of 12 heads of q, k and v"):
+    with raises(InvalidFileError, param="blk.1.attn_qkv.weight", match="12 heads"):
         Checkpoint.open(path)
 
 
@@ -298,7 +293,7 @@ def test_experts_in_a_tensor_each_are_refused(tmp_path: Path) -> None:
     arrays = {"token_embd.weight": np.zeros((300, 64), np.float32),
               "blk.0.ffn_gate.0.weight": np.zeros((96, 64), np.float32)}  # fmt: skip
     write_gguf(path, family.arch, arrays, {"attention.layer_norm_rms_epsilon": 1e-5, **family.keys})
-    with pytest.raises(UnsupportedError, match=r"expected the experts of a layer in one tensor blk\.0\.ffn_gate_exps"):
+    with raises(UnsupportedError, param="blk.0.ffn_gate_exps.weight"):
         Checkpoint.open(path)
 
 

@@ -74,7 +74,7 @@ def test_only_a_bias_of_zeros_changes_nothing(tmp_path: Path) -> None:
     quantize_checkpoint(folder, tmp_path / "quantized", "w8a8")
     assert "model.layers.0.mlp.down_proj.bias" in Checkpoint.open(tmp_path / "quantized").tensors
     add(folder, model__layers__0__mlp__down_proj__bias=np.ones(96, np.float16))
-    with pytest.raises(InvalidFileError, match=r"mlp\.down_proj\.bias"):
+    with raises(InvalidFileError, param="model.layers.0.mlp.down_proj.bias"):
         load_network(folder)
 
 

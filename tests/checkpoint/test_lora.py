@@ -71,12 +71,12 @@ def test_a_matrix_with_two_names_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path) / "adapter_model.safetensors"
     tensors = load_file(path)
     save_file(tensors | {NAME.format("A.default"): 2 * tensors[NAME.format("A")]}, path)
-    with pytest.raises(InvalidFileError, match=r"'a': found lora_A twice"):
+    with raises(InvalidFileError, param="a", match="lora_A twice"):
         Adapter.open(tmp_path)
 
 
 def test_a_sum_that_overflows_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path) / "adapter_model.safetensors"
     save_file({name: np.full_like(array, 1e30) for name, array in load_file(path).items()}, path)
-    with pytest.raises(InvalidFileError, match="overflows"):
+    with raises(InvalidFileError, param="a.weight"):
         Adapter.open(tmp_path).add("a.weight", np.zeros((3, 4), np.float32), 0)

@@ -1,8 +1,9 @@
-"""A class has a name of its own: the names that several modules use are listed here, and the list may only shrink."""
+"""A class has a name of its own, in a list that may only shrink; docstrings begin as the style guide says."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -27,3 +28,16 @@ def test_a_class_name_is_defined_once() -> None:
     repeated = {name for name, places in modules.items() if len(places) > 1}
     families = {name for name in repeated if all(place.startswith("models/") for place in modules[name])}
     assert repeated - (families & FAMILY_CLASSES) == SHARED_NAMES
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    """The style guide: an imperative, or a noun phrase with its article."""
+    begins = re.compile(
+        r'^ *"""(?:What|Of|Who|Whoever|Nobody|Whose|Where|When|Whether|How|Which|Why|If)\b', re.MULTILINE
+    )
+    found = [
+        f"{path.relative_to(SOURCE)}: {match[0].strip()}"
+        for path in SOURCE.rglob("*.py")
+        for match in begins.finditer(path.read_text())
+    ]
+    assert not found

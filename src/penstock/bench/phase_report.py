@@ -91,7 +91,7 @@ class ProfileReport:
 
 @dataclass(frozen=True)
 class ProfiledProgram:
-    """What the rows of a profile need to know of a program.
+    """The facts about a program that the rows of a profile need.
 
     ``kv_token_bytes``: the bytes of a KV page in all states, divided by its tokens.  ``wanted_only``: per node, True if
     it runs only for rows of logits.

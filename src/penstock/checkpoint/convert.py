@@ -186,4 +186,4 @@ class _Writing:
         try:
             return convert_floats(rows, source, dtype)
         except InvalidArgumentError as error:
-            raise InvalidFileError(f"{info.file}: tensor {show(name)}: {error}") from None
+            raise InvalidFileError(f"{info.file}: tensor {show(name)}: {error}", param=name) from None

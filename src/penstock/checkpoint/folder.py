@@ -245,7 +245,9 @@ class Checkpoint:
             if info.dtype not in ("i8", "u8") or name.endswith(_GROUPS):
                 continue
             if len(info.shape) != 2:
-                raise InvalidFileError(f"{info.file}: tensor {show(name)}: expected a matrix, got {list(info.shape)}")
+                raise InvalidFileError(
+                    f"{info.file}: tensor {show(name)}: expected a matrix, got {list(info.shape)}", param=name
+                )
             companions: list[tuple[str, str, Sequence[tuple[int, ...]]]] = [
                 (f"{name}{_SCALE}", "f32", ((info.shape[0],), (info.shape[0], 1)))
             ]
@@ -259,11 +261,14 @@ class Checkpoint:
         info = self.tensors.get(companion)
         if info is None:
             file = self.tensors[name].file
-            raise InvalidFileError(f"{file}: tensor {show(name)}: expected {show(companion)} beside it, got none")
+            raise InvalidFileError(
+                f"{file}: tensor {show(name)}: expected {show(companion)} beside it, got none", param=name
+            )
         if info.dtype != dtype or info.shape not in shapes:
             raise InvalidFileError(
                 f"{info.file}: tensor {show(companion)}: expected {dtype.upper()} of shape {list(shapes[0])}, got "
-                f"{info.dtype.upper()} of {list(info.shape)}"
+                f"{info.dtype.upper()} of {list(info.shape)}",
+                param=companion,
             )
 
     def companions(self, name: str) -> set[str]:
@@ -276,7 +281,7 @@ class Checkpoint:
         """Return the stored tensor without a copy: float32, uint16 (the bits of f16 and bf16), int8 or uint8."""
         file = self._home.get(name)
         if file is None:
-            raise InvalidFileError(f"{self.folder}: expected a tensor named {show(name)}, got none")
+            raise InvalidFileError(f"{self.folder}: expected a tensor named {show(name)}, got none", param=name)
         array = file.read(name)
         return array.reshape(_without_group(name, array.shape))
 
@@ -306,7 +311,9 @@ class Checkpoint:
         return QuantizedRows(np.ascontiguousarray(values[:, :cols]), scales, self.read(f"{name}{_GROUPS}"))
 
     def _wrong_cols(self, name: str, cols: int, found: int) -> InvalidFileError:
-        return InvalidFileError(f"{self.tensors[name].file}: tensor {show(name)}: expected {cols} columns, got {found}")
+        return InvalidFileError(
+            f"{self.tensors[name].file}: tensor {show(name)}: expected {cols} columns, got {found}", param=name
+        )
 
     def _finite(self, name: str, scales: NDArray[np.float32]) -> NDArray[np.float32]:
         if not np.isfinite(scales).all():
@@ -346,7 +353,7 @@ class Checkpoint:
         """Return the blocks of a matrix that has a ``block_scheme``, uint8 [rows, bytes of a row]."""
         file = self._home[name]
         if not isinstance(file, GgufWeights | QuantizedWeights):
-            raise InvalidFileError(f"{self.folder}: expected blocks in tensor {show(name)}, got none")
+            raise InvalidFileError(f"{self.folder}: expected blocks in tensor {show(name)}, got none", param=name)
         return file.read_blocks(name)
 
     def stored_bytes(self, name: str) -> int:
@@ -415,11 +422,11 @@ class Checkpoint:
 
     @property
     def rounding_note(self) -> str:
-        """How much the blocks that were read differ from the stored values; "" while they are exact."""
+        """The difference between the blocks that were read and the stored values; "" while they are exact."""
         return rounding_note(self._files)
 
     def widening_note(self, scheme: str) -> str:
-        """Which matrices of a GGUF file become float32 under ``scheme``, and why; "" for none."""
+        """The matrices of a GGUF file that become float32 under ``scheme``, and why; "" for none."""
         if not find_scheme(scheme).in_blocks:
             return ""
         files = [file for file in self.weight_files if isinstance(file, GgufWeights)]

@@ -67,7 +67,9 @@ def rearrange(layout: str, config: ConfigReader, tensors: Mapping[str, TensorInf
             infos = [tensors.get(own) for own in names]
             sources = [own for own in infos if own is not None]
             if len(sources) != len(names) or len({(own.dtype, own.shape[1:]) for own in sources}) != 1:
-                raise InvalidFileError(f"tensor {show(name)}: expected {', '.join(names)} of one type and width")
+                raise InvalidFileError(
+                    f"tensor {show(name)}: expected {', '.join(names)} of one type and width", param=name
+                )
             pieces = tuple(RowRange(own, 0, source.shape[0]) for own, source in zip(names, sources, strict=True))
             rows = sum(source.shape[0] for source in sources)
             targets[f"{parent}.{group}.{kind}"] = Target(info.dtype, (rows, *info.shape[1:]), pieces)
@@ -88,7 +90,9 @@ def _sizes(layer: str, config: ConfigReader, name: str, info: TensorInfo) -> lis
         num_kv_heads = config.int("num_key_value_heads", num_heads)
         parts = [num_heads, num_kv_heads, num_kv_heads]
     if not info.shape or info.shape[0] % sum(parts):
-        raise InvalidFileError(f"tensor {show(name)}: expected a multiple of {sum(parts)} rows, got {list(info.shape)}")
+        raise InvalidFileError(
+            f"tensor {show(name)}: expected a multiple of {sum(parts)} rows, got {list(info.shape)}", param=name
+        )
     return [info.shape[0] // sum(parts) * part for part in parts]
 
 

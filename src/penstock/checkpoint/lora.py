@@ -81,7 +81,8 @@ class Adapter:
             end = next((end for end in _ENDS if name.endswith(end)), None)
             if end is None or not name.startswith(_PREFIX) or len(info.shape) != 2:
                 raise UnsupportedError(
-                    f"{_WEIGHTS}: tensor {show(name)}: expected matrices lora_A and lora_B of linear layers"
+                    f"{_WEIGHTS}: tensor {show(name)}: expected matrices lora_A and lora_B of linear layers",
+                    param=name,
                 )
             module = name[len(_PREFIX) : -len(end)]
             if wrong := _key_without(reader, module):
@@ -91,10 +92,12 @@ class Adapter:
                     param=wrong,
                 )
             if _ENDS[end] in pairs.get(module, ()):
-                raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: found {_ENDS[end]} twice, one with .default")
+                raise InvalidFileError(
+                    f"{_WEIGHTS}: {show(module)}: found {_ENDS[end]} twice, one with .default", param=module
+                )
             values = to_float32(file.read(name), info.dtype)
             if not np.isfinite(values).all():
-                raise InvalidFileError(f"{_WEIGHTS}: tensor {show(name)}: expected finite values")
+                raise InvalidFileError(f"{_WEIGHTS}: tensor {show(name)}: expected finite values", param=name)
             pairs.setdefault(module, {})[_ENDS[end]] = values
         return cls({f"{module}.weight": _delta(reader, module, pair) for module, pair in pairs.items()})
 
@@ -103,12 +106,13 @@ class Adapter:
         for name, delta in self._deltas.items():
             info = tensors.get(name)
             if info is None:
-                raise InvalidFileError(f"{_WEIGHTS}: {show(name)}: the checkpoint has no such tensor")
+                raise InvalidFileError(f"{_WEIGHTS}: {show(name)}: the checkpoint has no such tensor", param=name)
             shape = (delta.b.shape[0], delta.a.shape[1])
             if info.shape != shape or info.dtype not in ("f32", "f16", "bf16"):
                 raise InvalidFileError(
                     f"{_WEIGHTS}: {show(name)}: expected a float matrix of {list(shape)}, got {info.dtype} of "
-                    f"{list(info.shape)}"
+                    f"{list(info.shape)}",
+                    param=name,
                 )
 
     def __contains__(self, name: str) -> bool:
@@ -124,7 +128,7 @@ class Adapter:
             change = delta.b[start : start + len(rows)] @ delta.a
             result: NDArray[np.float32] = rows + np.float32(delta.scale) * change
         if not np.isfinite(result).all():
-            raise InvalidFileError(f"{_WEIGHTS}: {show(name)}: the merged weight overflows")
+            raise InvalidFileError(f"{_WEIGHTS}: {show(name)}: the merged weight overflows", param=name)
         return result
 
 
@@ -186,10 +190,12 @@ def _layer_of(reader: ConfigReader, module: str) -> int | None:
 def _delta(reader: ConfigReader, module: str, pair: dict[str, NDArray[np.float32]]) -> _Delta:
     if set(pair) != {"lora_A", "lora_B"}:
         missing = "lora_B" if "lora_A" in pair else "lora_A"
-        raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: expected {missing}, got none")
+        raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: expected {missing}, got none", param=module)
     a, b = pair["lora_A"], pair["lora_B"]
     if a.shape[0] != b.shape[1]:
-        raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: lora_A has rank {a.shape[0]}, lora_B {b.shape[1]}")
+        raise InvalidFileError(
+            f"{_WEIGHTS}: {show(module)}: lora_A has rank {a.shape[0]}, lora_B {b.shape[1]}", param=module
+        )
     rank = _value_of(reader, "rank_pattern", module, reader.int("r"))
     if rank != a.shape[0]:
         raise InvalidFileError(

@@ -18,12 +18,12 @@ from penstock.errors import InvalidFileError, UnsupportedError
 __all__ = ["Arrangement", "join_rows_of_tensors", "split_into_parameters"]
 
 Table = Mapping[str, tuple[Source, ...]]
-"""Where the parameters come from that are not the tensor of their name."""
+"""The sources of the parameters that are not the tensor of their name."""
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What a folder in another layout has: the values of config.json, and its tensors."""
+    """The content of a folder in another layout: the values of config.json, and its tensors."""
 
     config: dict[str, Any]
     targets: dict[str, Target]
@@ -85,7 +85,9 @@ def join_rows_of_tensors(
 
 
 def _missing(config: ConfigReader, tensor: str) -> InvalidFileError:
-    return InvalidFileError(f"{config.file}: the checkpoint lacks {show_tensors([tensor])}, which the network reads")
+    return InvalidFileError(
+        f"{config.file}: the checkpoint lacks {show_tensors([tensor])}, which the network reads", param=tensor
+    )
 
 
 def _check_rows(name: str, source: Source) -> None:

@@ -73,12 +73,15 @@ def _entries(checkpoint: Checkpoint, plan: dict[str, Scheme], names: list[str]) 
         scheme = plan.get(name)
         if scheme is None:
             if info.dtype not in FLOATS:
-                raise UnsupportedError(f"{info.file}: tensor {show(name)}: dtype {info.dtype.upper()} is not supported")
+                raise UnsupportedError(
+                    f"{info.file}: tensor {show(name)}: dtype {info.dtype.upper()} is not supported", param="dtype"
+                )
             entries.append(TensorEntry(name, info.dtype.upper(), info.shape))
             continue
         if f"{name}_scale" in checkpoint.tensors:
             raise UnsupportedError(
-                f"{info.file}: expected float weights, got a tensor {show(name + '_scale')} of quantized ones"
+                f"{info.file}: expected float weights, got a tensor {show(name + '_scale')} of quantized ones",
+                param=name + "_scale",
             )
         rows, cols = info.shape
         entries += quantized_entries(name, scheme, rows, cols)
@@ -136,4 +139,4 @@ def _write_tensor(
         for rows in quantize_rows(context, scheme, data, checkpoint.tensors[name].dtype):
             add_quantized(writer, name, scheme, rows)
     except InvalidArgumentError as error:  # for example a NaN: the packer knows the row but not the name
-        raise InvalidFileError(f"{checkpoint.tensors[name].file}: tensor {show(name)}: {error}") from None
+        raise InvalidFileError(f"{checkpoint.tensors[name].file}: tensor {show(name)}: {error}", param=name) from None

@@ -125,7 +125,10 @@ def template_files(folder: Path) -> list[str]:
 def _joined_templates(folder: Path, names: Sequence[str]) -> bytes:
     """Return the templates in the files by their names, as one JSON object.  A byte that is no UTF-8 is replaced."""
     if len(names) > MAX_TEMPLATES:
-        raise InvalidFileError(f"additional_chat_templates: expected at most {MAX_TEMPLATES} files, got {len(names)}")
+        raise InvalidFileError(
+            f"additional_chat_templates: expected at most {MAX_TEMPLATES} files, got {len(names)}",
+            param="additional_chat_templates",
+        )
     texts = {name: read_small_file(folder / name).decode(errors="replace") for name in names}
     return json.dumps({Path(name).stem: text for name, text in texts.items()}, ensure_ascii=False).encode()
 

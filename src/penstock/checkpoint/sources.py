@@ -29,12 +29,12 @@ __all__ = [
 ]  # fmt: skip
 
 STACKED_GATES: Final = ".experts.gate_up_proj"
-"""How the name ends of a tensor with the gates and up projections of all experts of a layer."""
+"""The end of the name of a tensor with the gates and up projections of all experts of a layer."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a parameter comes from: ``tensor[index]``, transposed if ``transposed``, of it the rows in ``rows``.
+    """The source of a parameter: ``tensor[index]``, transposed if ``transposed``, of it the rows in ``rows``.
 
     ``rows`` are ranges [start, stop) in the order of the parameter's rows; none means all rows.  ``index`` selects from
     the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32, and
@@ -134,7 +134,9 @@ class MappedCheckpoint(Checkpoint):
         scales = {piece.scales: piece for own in read.values() for piece in own if piece.scales}
         missing = sorted((read.keys() | scales.keys()) - self._stored.keys())
         if missing:
-            raise InvalidFileError(f"{self.folder}: lacks {show_tensors(missing)}, which the network reads")
+            raise InvalidFileError(
+                f"{self.folder}: lacks {show_tensors(missing)}, which the network reads", param=missing[0]
+            )
         for piece in scales.values():
             self._check_scales(piece)
         for tensor, readers in read.items() if not is_part else ():
@@ -305,7 +307,9 @@ class MappedCheckpoint(Checkpoint):
         """Check that the tensor one of whose rows is added exists, and has this row and the same length of rows."""
         info = self._stored.get(piece.add_row)
         if info is None:
-            raise InvalidFileError(f"{self.folder}: lacks {show_tensors([piece.add_row])}, which the network reads")
+            raise InvalidFileError(
+                f"{self.folder}: lacks {show_tensors([piece.add_row])}, which the network reads", param=piece.add_row
+            )
         row = self._shape(piece)[1:]
         if info.shape[1:] != row or len(info.shape) < 2 or info.shape[0] <= piece.added_row:
             raise self._wrong_size(piece.add_row, f"rows of {list(row)}", list(info.shape))

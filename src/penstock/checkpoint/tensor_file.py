@@ -81,17 +81,19 @@ def _checked_entry(entry: object) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
         raise UnsupportedError(f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, got {show(dtype)}", param="dtype")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_count(size) for size in shape):
-        raise InvalidFileError(f"shape: expected at most {MAX_RANK} sizes, got {show(shape)}")
+        raise InvalidFileError(f"shape: expected at most {MAX_RANK} sizes, got {show(shape)}", param="shape")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
-        raise InvalidFileError(f"data_offsets: expected two offsets, got {show(offsets)}")
+        raise InvalidFileError(f"data_offsets: expected two offsets, got {show(offsets)}", param="data_offsets")
     expected = ELEMENT_BYTES[dtype]
     for size in shape:
         expected *= size
         if expected > MAX_TENSOR_BYTES:
-            raise InvalidFileError(f"shape: expected at most {MAX_TENSOR_BYTES} bytes, got {show(shape)}")
+            raise InvalidFileError(
+                f"shape: expected at most {MAX_TENSOR_BYTES} bytes, got {show(shape)}", param="shape"
+            )
     begin, end = offsets
     if end - begin != expected:
-        raise InvalidFileError(f"data_offsets: expected {expected} bytes, got {end - begin}")
+        raise InvalidFileError(f"data_offsets: expected {expected} bytes, got {end - begin}", param="data_offsets")
     return dtype, tuple(shape), begin, end
 
 
@@ -125,7 +127,8 @@ def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> 
         if begin != cursor:
             kind = "overlaps the tensor before it" if begin < cursor else "leaves a hole before it"
             raise InvalidFileError(
-                f"{file}: tensor {show(name)}: data_offsets: expected to begin at {cursor}, got {begin}, which {kind}"
+                f"{file}: tensor {show(name)}: data_offsets: expected to begin at {cursor}, got {begin}, which {kind}",
+                param="data_offsets",
             )
         cursor = end
         tensors[name] = TensorInfo(dtype.lower(), shape, file, data_start + begin, end - begin)
@@ -176,7 +179,8 @@ class TensorFile:
         if dtype is None:
             raise UnsupportedError(
                 f"{info.file}: tensor {show(name)}: dtype {info.dtype.upper()} is not supported; "
-                "expected F32, F16 or BF16"
+                "expected F32, F16 or BF16",
+                param="dtype",
             )
         if info.num_bytes == 0:
             return np.empty(info.shape, dtype)

@@ -40,7 +40,7 @@ MAX_MEMORY_BYTES: Final = 2 << 30
 """Limit on the address space of the process."""
 _IDS_PER_BYTE, _FREE_IDS = 4, 1 << 16
 _REPEATS: Final = 4
-"""How many windows a token may be in, as a share of the limit on the ids of a text."""
+"""The number of windows that a token may be in, as a share of the limit on the ids of a text."""
 
 
 def max_ids(num_bytes: int) -> int:

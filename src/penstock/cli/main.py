@@ -104,7 +104,7 @@ _OPTIONS: Final = {
 _CAPTURING: Final = ("plan", "shard", "convert", "quantize")
 """The commands that construct built-in networks in their own process, and compute with none."""
 _FILE_ENDINGS: Final = ("_file", "_certificate", "_key", "_path")
-"""How the names of options end whose value is a file; several of them may be on one command line."""
+"""The ends of the names of options whose value is a file; several of them may be on one command line."""
 _GRACE_SECONDS = 0.8
 
 

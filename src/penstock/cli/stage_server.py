@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["SERVICE_JOIN_S", "add_stage_options", "stage_server"]
 
 SERVICE_JOIN_S: Final = 300.0
-"""How long a worker of a service waits for all its stages; then the service starts another one, after a pause."""
+"""The time that a worker of a service waits for all its stages; then the service starts another one, after a pause."""
 
 
 def add_stage_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""How many replicas a load wants: more at once, fewer only after a while.
+"""The number of replicas that a load wants: more at once, fewer only after a while.
 
 The load is counted in replicas: the seconds of prefill that wait, over the seconds that may wait, and the KV pages and
 places of a step in use, over the share that may be in use.  Replicas are added when the load has wanted more for
@@ -21,7 +21,7 @@ from penstock.validation import set_fields
 __all__ = ["SAMPLE_S", "Autoscaler", "Load", "ScalePolicy", "parse_range"]
 
 SAMPLE_S: Final = 0.5
-"""How often the load is looked at, in seconds."""
+"""The interval of looks at the load, in seconds."""
 MAX_REPLICAS: Final = 100_000
 
 

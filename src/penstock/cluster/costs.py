@@ -1,4 +1,4 @@
-"""What a step costs: the seconds of decode steps by batch, and of prefill per token.
+"""The cost of a step: the seconds of decode steps by batch, and of prefill per token.
 
 ``penstock bench --costs`` measures a model on this machine and writes them; the simulator reads them.
 """

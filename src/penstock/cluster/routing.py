@@ -129,7 +129,7 @@ class StepTimes:
 
 
 class _Replica:
-    """What the router knows of a replica.
+    """The state of a replica as the router knows it.
 
     ``keys``: those of its pages, least recently used first.  ``expected``: how many requests are about to compute the
     page of a key.  ``has_reported``: ``keys`` are what the replica reported, and not an estimate.

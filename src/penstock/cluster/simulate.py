@@ -41,7 +41,7 @@ _LOOK: Final = -1
 
 @dataclass(frozen=True)
 class Simulation:
-    """What is simulated: ``replicas`` of ``tp`` ranks each, with these costs and limits, under a policy of the router.
+    """The subject of a simulation: ``replicas`` of ``tp`` ranks each, with costs, limits and a policy of the router.
 
     ``mtbf_s``: the mean time between failures of a replica, in seconds; 0 is never.  The times are exponentially
     distributed and follow from ``seed``.  A failed replica loses its cache and is back ``restart_s`` seconds later.
@@ -449,7 +449,7 @@ class _Cluster:
 
 @dataclass(frozen=True)
 class _Totals:
-    """What the replica at a place did until it ended."""
+    """The totals of the replica at a place until it ended."""
 
     place: int
     busy_ns: int
@@ -526,7 +526,7 @@ class _Scaling:
 
 
 class _Faults:
-    """What happens to replicas, in order of time: failures, starts, copies of pages, and looks at the load."""
+    """The events of replicas, in order of time: failures, starts, copies of pages, and looks at the load."""
 
     def __init__(self, settings: Simulation) -> None:
         self._mtbf_s, self._restart_ns = settings.mtbf_s, round(settings.restart_s * NS)

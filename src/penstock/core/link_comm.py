@@ -74,7 +74,7 @@ class LinkComm:
 
     @property
     def reason(self) -> str | None:
-        """Why the group was ended; None before that."""
+        """The reason why the group was ended; None before that."""
         return self._reason
 
     def deliver(self, kind: int, source: int, data: bytes) -> None:

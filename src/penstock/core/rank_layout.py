@@ -1,4 +1,4 @@
-"""How ranks divide a network."""
+"""The division of a network over ranks."""
 
 from __future__ import annotations
 

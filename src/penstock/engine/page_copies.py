@@ -43,7 +43,7 @@ class HeldPages:
         self._hash = blake2b(digest_size=_CHECKSUM_BYTES)
         self._places: list[tuple[int, int]] = []
         self.num_done = 0
-        """How many parts were read or written."""
+        """The number of parts that were read or written."""
         self.begin_at(first)
 
     def begin_at(self, first: int) -> None:

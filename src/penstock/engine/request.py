@@ -35,7 +35,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class BegunAnswer:
-    """What another engine has delivered of answer ``index`` to a prompt: its tokens and ``num_chars`` of its text.
+    """The part of answer ``index`` that another engine delivered: its tokens and ``num_chars`` of its text.
 
     ``has_ended``: that was the whole answer.
     """

@@ -1,4 +1,4 @@
-"""What every capture writes: inputs, weights, states, values and the output of a graph.  Imports no PyTorch itself.
+"""The parts of every capture: inputs, weights, states, values and the output of a graph.  Imports no PyTorch itself.
 
 A weight that several modules share appears once, under its first name; ``properties["tied:<other name>"]`` holds
 that first name.  ``properties["output_head"]`` is the module path of the output head.

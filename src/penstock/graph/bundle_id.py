@@ -1,4 +1,4 @@
-"""What a bundle is known by, on whatever machine and under whatever name its file is."""
+"""The identity of a bundle, on whatever machine and under whatever name its file is."""
 
 from __future__ import annotations
 

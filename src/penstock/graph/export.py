@@ -142,7 +142,7 @@ def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter) -> None:
 
 
 class _How(NamedTuple):
-    """How the network is captured: the scheme, the network without weights, and the tail of the graph."""
+    """The way of capturing the network: the scheme, the network without weights, and the tail of the graph."""
 
     scheme: str
     built: MetaNetwork

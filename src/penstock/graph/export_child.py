@@ -112,7 +112,7 @@ def main() -> int:
 
 
 class _Place:
-    """Where the bundle is written, as soon as it is known."""
+    """The place where the bundle is written, as soon as it is known."""
 
     def __init__(self, out: str | None) -> None:
         self.out = None if out is None else Path(out)

@@ -92,7 +92,7 @@ class Answer(Protocol):
     timings: Mapping[str, float]
     """``Timings.summary`` of the first answer once it has ended."""
     take_now: Callable[[TokenDelta], bool] | None
-    """If set, it is offered each Delta in the middle of an answer while the reader waits; True means it took it."""
+    """The function that is offered each Delta within an answer while the reader waits; True means that it took it."""
 
     def __aiter__(self) -> Self: ...
 
@@ -128,7 +128,7 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """How many steps of a running model to record, for how many seconds at most.
+    """The number of steps of a running model to record, and the limit in seconds.
 
     ``limits``: measure the peaks and the bandwidth of the machine as well.  No step runs meanwhile, for half a second.
     """

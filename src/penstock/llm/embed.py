@@ -22,7 +22,7 @@ __all__ = ["EmbedSettings", "embed", "embed_prompts"]
 
 @dataclass(frozen=True)
 class EmbedSettings:
-    """How prompts become vectors; the arguments of ``LLM.embed``."""
+    """The settings with which prompts become vectors; the arguments of ``LLM.embed``."""
 
     pooling: str = "auto"
     normalize: bool | None = None

@@ -184,7 +184,9 @@ def _rope_keys(rope: RopeConfig) -> dict[str, Any]:
     if rope.type in ("default", "llama3"):
         return {}
     if rope.type not in ("linear", "yarn"):
-        raise UnsupportedError(f"rope_type: expected default, linear, llama3 or yarn, got {rope.type}")
+        raise UnsupportedError(
+            f"rope_type: expected default, linear, llama3 or yarn, got {rope.type}", param="rope_type"
+        )
     keys: dict[str, Any] = {"rope.scaling.type": rope.type, "rope.scaling.factor": float(rope.factor)}
     if rope.type == "yarn":
         usual = RopeConfig(rope.theta, factor=rope.factor, attention_factor=0.1 * math.log(rope.factor) + 1.0)

@@ -44,7 +44,9 @@ def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module
     if extra:
         extra -= checkpoint.redundant_names(extra)
     if extra:
-        raise InvalidFileError(f"{folder}: has tensor {show(min(extra))}, which the network does not read")
+        raise InvalidFileError(
+            f"{folder}: has tensor {show(min(extra))}, which the network does not read", param=min(extra)
+        )
     loaded: dict[Tensor, nn.Parameter] = {}
     for path, module in built.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -71,14 +73,16 @@ def _read_parameter(
 def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
     info = checkpoint.tensors.get(name)
     if info is None:
-        raise InvalidFileError(f"{checkpoint.folder}: lacks tensor {show(name)}, which the network reads")
+        raise InvalidFileError(f"{checkpoint.folder}: lacks tensor {show(name)}, which the network reads", param=name)
     if tuple(info.shape) != shape:
         raise InvalidFileError(
-            f"{info.file}: tensor {show(name)}: shape: expected {list(shape)}, got {list(info.shape)}"
+            f"{info.file}: tensor {show(name)}: shape: expected {list(shape)}, got {list(info.shape)}",
+            param="shape",
         )
     if info.dtype != "f32" and info.dtype not in _BITS:
         raise UnsupportedError(
-            f"{info.file}: tensor {show(name)}: dtype: expected F32, F16 or BF16, got {info.dtype.upper()}"
+            f"{info.file}: tensor {show(name)}: dtype: expected F32, F16 or BF16, got {info.dtype.upper()}",
+            param="dtype",
         )
     values = torch.from_numpy(np.array(checkpoint.read(name))).reshape(info.shape)
     return values if info.dtype == "f32" else values.view(_BITS[info.dtype])

@@ -84,7 +84,9 @@ def check_tensors(checkpoint: Checkpoint, network: nn.Module, name: str) -> None
     names, shapes = parameter_names(network), _shapes(network)
     missing = [own for own in names if own not in checkpoint.tensors]
     if missing:
-        raise InvalidFileError(f"{checkpoint.folder}: lacks {show_tensors(missing)}, which network {name} reads")
+        raise InvalidFileError(
+            f"{checkpoint.folder}: lacks {show_tensors(missing)}, which network {name} reads", param=missing[0]
+        )
     for own in names:
         info, expected = checkpoint.tensors[own], list(shapes[own])
         found = list(info.shape[1:] if len(info.shape) == 2 and info.shape[0] == 1 == len(expected) else info.shape)
@@ -205,7 +207,7 @@ _MEMORY_NAMES: Final = (
     (".mlp.moe_statics.", ".mlp.gate.moe_statics."),
     ("model.layers.", "model.language_model.layers."),
 )
-"""What is written otherwise in the names that transformers 5 has in memory: ``save_original_format=False``."""
+"""The parts of stored names, and those of names in the memory of transformers 5: ``save_original_format=False``."""
 
 
 def _in_memory_names(tensors: Collection[str], network: nn.Module, table: Sources) -> dict[str, Source]:

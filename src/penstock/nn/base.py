@@ -1,4 +1,4 @@
-"""Where layers and families get modules, parameters and arrays from: PyTorch, or our own in a process without it.
+"""The modules, parameters and arrays of layers and families: those of PyTorch, or our own in a process without it.
 
 ``nn`` and ``torch`` are PyTorch's own where it is installed, so that a network is a PyTorch module.  In a process that
 only captures built-in networks (``use_own_modules``), and where PyTorch is missing, they are those of

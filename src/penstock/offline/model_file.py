@@ -61,7 +61,7 @@ _FOR_OTHERS: Final = frozenset((
 ))  # fmt: skip
 """Sections of MindFormers about training, data and devices, which say nothing about what a model computes."""
 _TYPO: Final = 0.8
-"""How similar an unknown name is to a known one that was probably meant."""
+"""The similarity from which on an unknown name probably means a known one."""
 _LOG: Final = logging.getLogger("penstock.offline")
 
 

@@ -1,4 +1,4 @@
-"""How many numbers a page has: keys and values, recurrent states, and the lengths of prefixes."""
+"""The number of values in a page: keys and values, recurrent states, and the lengths of prefixes."""
 
 from __future__ import annotations
 

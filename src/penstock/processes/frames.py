@@ -58,7 +58,7 @@ class FrameStream(Generic[Incoming]):
         connection.setblocking(False)
         self.max_bytes = max_bytes
         self.heard = time.monotonic()
-        """When data arrived last, a part of a message too: a long one takes its time on a slow network."""
+        """The time of the last data, also of a part of a message: a long one takes its time on a slow network."""
         self.error: Exception | None = None
         self.ended = asyncio.Event()
         self.on_room: Callable[[], None] = lambda: None

@@ -17,7 +17,7 @@ _CREATE_RULESET, _RESTRICT_SELF = 444, 446
 _ASK_VERSION: Final = 1
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 _NUM_FILE_RIGHTS: Final = (0, 13, 14, 15, 15, 16)
-"""How many rights to files version 0, 1, ... knows; later ones know at least as many."""
+"""The number of rights to files that version 0, 1, ... knows; later ones know at least as many."""
 _TCP: Final = 0b11
 """bind and connect, from version 4 on."""
 _SCOPES: Final = 0b11

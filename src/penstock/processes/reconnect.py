@@ -1,4 +1,4 @@
-"""What commands that join another machine say when the connection fails, and how long they wait before the next try."""
+"""The messages and pauses of commands that join another machine, after their connection fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a connection to another machine counts as lost: heartbeats come over it, and then they do not."""
+"""The loss of a connection to another machine: heartbeats come over it, and then they do not."""
 
 from __future__ import annotations
 

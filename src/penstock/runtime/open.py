@@ -105,7 +105,7 @@ class OpenOptions:
 
     @property
     def layout(self) -> RankLayout:
-        """How ranks divide the network."""
+        """The division of the network over ranks."""
         return RankLayout(self.tensor_parallel_size, self.pipeline_parallel_size, self.context_parallel_size)
 
 

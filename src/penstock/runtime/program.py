@@ -47,7 +47,7 @@ __all__ = [
 MAX_REQUESTS = 1 << 16
 """The limit on the requests of one step, which a captured graph has."""
 WEIGHTS = ("mmap", "huge")
-"""Where the weights are: in the mapped file, or in a private copy in huge pages."""
+"""The place of the weights: in the mapped file, or in a private copy in huge pages."""
 
 
 @dataclass(frozen=True)

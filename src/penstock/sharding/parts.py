@@ -1,4 +1,4 @@
-"""Which rows of stored tensors make up some rows of a network's parameter, and where a rank's file has them.
+"""The rows of stored tensors that make up rows of a network's parameter, and their places in a rank's file.
 
 A parameter comes from its sources (``penstock.checkpoint.sources``): rows of a fused tensor, for example.
 """

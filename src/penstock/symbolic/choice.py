@@ -1,4 +1,4 @@
-"""Whether this process uses PyTorch for networks."""
+"""The choice of this process to use PyTorch for networks or not."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Shape = tuple[Any, ...]
 
 
 class GraphTrace(Protocol):
-    """What writes down a network while it runs."""
+    """The recorder of a network while it runs."""
 
     def call_op(self, name: str, args: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
         """Write down a call of an op of the table and return its outputs."""

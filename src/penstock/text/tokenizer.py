@@ -80,7 +80,7 @@ class Tokenizer:
 
     @property
     def chat_template_error(self) -> str:
-        """Why the model's chat templates cannot be used; "" if they can, or if it has none.
+        """The reason why the model's chat templates cannot be used; "" if they can, or if it has none.
 
         A model with such a template completes plain text.
         """

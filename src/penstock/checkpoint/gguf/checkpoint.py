@@ -45,14 +45,16 @@ def open_gguf(path: Path) -> GgufParts:
     for file in files:
         for name, tensor in file.header.tensors.items():
             if name in stored:
-                raise InvalidFileError(f"{file.path.name}: tensor {show(name)}: found in another file of the model too")
+                raise InvalidFileError(
+                    f"{file.path.name}: tensor {show(name)}: found in another file of the model too", param=name
+                )
             stored[name] = tensor
     factors = {}
     for file, name in itertools.product(files, ROPE_TENSORS):
         if name in file.header.tensors:
             weights = GgufWeights(file, {name: GgufSource(name)})
             if weights.tensors[name].dtype != "f32":
-                raise InvalidFileError(f"{file.path.name}: tensor {name}: expected F32")
+                raise InvalidFileError(f"{file.path.name}: tensor {name}: expected F32", param=name)
             factors[name] = weights.read(name).reshape(-1)
     values = config_values(metadata, stored, factors)
     config = json.dumps(values).encode()

@@ -1,4 +1,4 @@
-"""What config.json says, and the names of the tensors, from a GGUF file of an architecture that Penstock runs."""
+"""The values of config.json and the names of the tensors, from a GGUF file of an architecture that Penstock runs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def config_values(
     _check_keys(metadata, name, architecture)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise InvalidFileError(f"{metadata.file}: expected a matrix token_embd.weight, got none")
+        raise InvalidFileError(
+            f"{metadata.file}: expected a matrix token_embd.weight, got none", param="token_embd.weight"
+        )
     hidden_size = metadata.integer(f"{name}.embedding_length", min=1)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     head_dim = metadata.integer(f"{name}.attention.key_length", hidden_size // num_heads, min=1)
@@ -196,7 +198,8 @@ def _expert_values(
             raise metadata.error(key, f"{widths[part]}, the rows of {tensor.name}")
     if "ffn_gate_exps" not in widths:
         raise UnsupportedError(
-            f"{metadata.file}: expected the experts of a layer in one tensor blk.0.ffn_gate_exps.weight, got none"
+            f"{metadata.file}: expected the experts of a layer in one tensor blk.0.ffn_gate_exps.weight, got none",
+            param="blk.0.ffn_gate_exps.weight",
         )
     values: dict[str, Any] = {
         architecture.num_experts: metadata.integer(f"{name}.expert_count", min=1),
@@ -274,7 +277,8 @@ class _Naming:
         if pair_heads and tensor.shape[0] % (2 * pair_heads):
             raise InvalidFileError(
                 f"{self._file}: tensor {tensor.name}: expected rows of {pair_heads} heads with an even length, "
-                f"got {tensor.shape[0]}"
+                f"got {tensor.shape[0]}",
+                param=tensor.name,
             )
         own_name = (TOP_NAMES | architecture.top_names if layer is None else self._layer_names).get(part)
         if own_name is None:
@@ -297,7 +301,8 @@ class _Naming:
         if tensor.shape[0] % total:
             raise InvalidFileError(
                 f"{self._file}: tensor {tensor.name}: expected rows of {total} heads of q, k and v, got "
-                f"{tensor.shape[0]}"
+                f"{tensor.shape[0]}",
+                param=tensor.name,
             )
         ends = [0, *(end * (tensor.shape[0] // total) for end in accumulate(self._shares))]
         names = [self._layer_names[part] for part in ("attn_q", "attn_k", "attn_v")]
@@ -308,7 +313,8 @@ class _Naming:
         if len(tensor.shape) != 3 or tensor.shape[1] % 2:
             raise InvalidFileError(
                 f"{self._file}: tensor {tensor.name}: expected matrices with an even number of rows, got the shape "
-                f"{list(tensor.shape)}"
+                f"{list(tensor.shape)}",
+                param=tensor.name,
             )
         half = tensor.shape[1] // 2
         result: dict[str, GgufSource] = {}

@@ -91,7 +91,9 @@ def _yes_no_head(metadata: Metadata, name: str, files: Sequence[GgufFile]) -> Po
         )
     rows = _linear(metadata, files, "cls.output", "identity").weight
     if len(rows) != 2:
-        raise InvalidFileError(f"{metadata.file}: tensor cls.output.weight: expected 2 rows, got {len(rows)}")
+        raise InvalidFileError(
+            f"{metadata.file}: tensor cls.output.weight: expected 2 rows, got {len(rows)}", param="cls.output.weight"
+        )
     layer = HeadLayer(rows[:1] - rows[1:])
     return PoolingHead("last", (layer,), labels=(LOGIT_LABEL,), score_function="sigmoid", pair_format="qwen3")
 
@@ -102,4 +104,4 @@ def _linear(metadata: Metadata, files: Sequence[GgufFile], name: str, activation
         if f"{name}.weight" in file.header.tensors:
             parts = [part for part in (f"{name}.weight", f"{name}.bias") if part in file.header.tensors]
             return read_linear(GgufWeights(file, {part: GgufSource(part) for part in parts}), name, activation)
-    raise InvalidFileError(f"{metadata.file}: expected a matrix {name}.weight, got none")
+    raise InvalidFileError(f"{metadata.file}: expected a matrix {name}.weight, got none", param=f"{name}.weight")

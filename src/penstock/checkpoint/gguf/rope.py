@@ -17,7 +17,7 @@ __all__ = ["ROPE_TENSORS", "rope_scaling"]
 ROPE_FACTORS: Final = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS: Final = (ROPE_FACTORS, _LONG, _SHORT)
-"""What each frequency is divided by: always, and under longrope in long and in short contexts."""
+"""The divisors of the frequencies: always, and under longrope in long and in short contexts."""
 _FACTOR_TOLERANCE: Final = 1e-5
 _LLAMA3_CONTEXT: Final = 8192
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
@@ -86,7 +86,10 @@ def _longrope_scaling(metadata: Metadata, name: str, factors: Mapping[str, NDArr
     missing = next((tensor for tensor in (_LONG, _SHORT) if tensor not in factors), None)
     if missing is not None or ROPE_FACTORS in factors:
         found = f"no {missing}" if missing is not None else f"{ROPE_FACTORS} too"
-        raise InvalidFileError(f"{metadata.file}: expected tensors {_LONG} and {_SHORT} of longrope, got {found}")
+        raise InvalidFileError(
+            f"{metadata.file}: expected tensors {_LONG} and {_SHORT} of longrope, got {found}",
+            param=missing or ROPE_FACTORS,
+        )
     attention = f"{name}.rope.scaling.attn_factor"
     context_len = metadata.integer(f"{name}.context_length", min=1)
     original = metadata.integer(f"{name}.rope.scaling.original_context_length", context_len, min=1)
@@ -105,11 +108,14 @@ def _check_factors(tensor: str, factors: NDArray[np.float32], values: Mapping[st
     if len(factors) != num_pairs:
         raise InvalidFileError(
             f"{file}: tensor {tensor}: expected {num_pairs} numbers, one for each pair of dimensions, got "
-            f"{len(factors)}"
+            f"{len(factors)}",
+            param=tensor,
         )
     wrong = factors[~(np.isfinite(factors) & (factors > 0))]
     if len(wrong):
-        raise InvalidFileError(f"{file}: tensor {tensor}: expected finite numbers above 0, got {wrong[0]:g}")
+        raise InvalidFileError(
+            f"{file}: tensor {tensor}: expected finite numbers above 0, got {wrong[0]:g}", param=tensor
+        )
 
 
 def _llama3_scaling(factors: NDArray[np.float32], values: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -124,7 +130,8 @@ def _llama3_scaling(factors: NDArray[np.float32], values: Mapping[str, Any], fil
     expected = 1 / ((1 - share) / factor + share)
     if not np.allclose(factors, expected, rtol=_FACTOR_TOLERANCE, atol=0):
         raise UnsupportedError(
-            f"{file}: tensor {ROPE_FACTORS}: expected the factors of Llama 3 ({num_pairs} of them), got others"
+            f"{file}: tensor {ROPE_FACTORS}: expected the factors of Llama 3 ({num_pairs} of them), got others",
+            param=ROPE_FACTORS,
         )
     return {
         "rope_type": "llama3",

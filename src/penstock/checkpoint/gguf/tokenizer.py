@@ -117,7 +117,8 @@ def _merges(metadata: Metadata, vocab: Vocab) -> MadeMerges | list[list[str]]:
         left, right = merge[:at], merge[at + 1 :]
         if at < 0 or left not in vocab.ids or right not in vocab.ids or left + right not in vocab.ids:
             raise InvalidFileError(
-                f"{metadata.file}: tokenizer.ggml.merges: expected two tokens that make a third, got {show(merge)}"
+                f"{metadata.file}: tokenizer.ggml.merges: expected two tokens that make a third, got {show(merge)}",
+                param="tokenizer.ggml.merges",
             )
         merges.append([left, right])
     return merges

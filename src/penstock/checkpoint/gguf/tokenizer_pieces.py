@@ -27,7 +27,9 @@ def word_piece(metadata: Metadata, vocab: Vocab) -> dict[str, Any]:
     texts = [_plain(text) for text in vocab.texts]
     tokens = {text: token for token, text in enumerate(texts)}
     if len(tokens) != len(texts):
-        raise InvalidFileError(f"{metadata.file}: tokenizer.ggml.tokens: two tokens have the same text")
+        raise InvalidFileError(
+            f"{metadata.file}: tokenizer.ggml.tokens: two tokens have the same text", param="tokenizer.ggml.tokens"
+        )
     around = []
     for names in (("cls", "bos"), ("seperator", "eos")):  # the key is spelled so
         token = next((token for name in names if (token := vocab.id_of(name)) is not None), None)
@@ -76,7 +78,8 @@ def unigram(metadata: Metadata, vocab: Vocab) -> dict[str, Any]:
         found = [token for token, kind in enumerate(vocab.types) if kind == TokenType.UNKNOWN]
         if not found:
             raise InvalidFileError(
-                f"{metadata.file}: tokenizer.ggml.unknown_token_id: expected a token, got {show(None)}"
+                f"{metadata.file}: tokenizer.ggml.unknown_token_id: expected a token, got {show(None)}",
+                param="tokenizer.ggml.unknown_token_id",
             )
         unknown = found[0]
     metaspace = {

@@ -57,13 +57,16 @@ class Vocab:
         self._named: dict[str, int | None] = {}
         if len(self.ids) < len(self.texts):
             twice = next(text for token, text in enumerate(self.texts) if self.ids[text] != token)
-            raise InvalidFileError(f"{metadata.file}: tokenizer.ggml.tokens: {show(twice)} is there twice")
+            raise InvalidFileError(
+                f"{metadata.file}: tokenizer.ggml.tokens: {show(twice)} is there twice", param="tokenizer.ggml.tokens"
+            )
         length = max(map(len, self.texts), default=0)
         if length > MAX_TOKEN_CHARS:
             token = next(token for token, text in enumerate(self.texts) if len(text) == length)
             raise InvalidFileError(
                 f"{metadata.file}: tokenizer.ggml.tokens: expected up to {MAX_TOKEN_CHARS} characters, got token "
-                f"{token} of {length}"
+                f"{token} of {length}",
+                param="tokenizer.ggml.tokens",
             )
         self.roles = {}
         for role, key in _ROLES:

@@ -27,7 +27,7 @@ _FLOATS: Final[dict[str, str]] = {"f32": "<f4", "f16": "<u2", "bf16": "<u2"}
 
 @dataclass(frozen=True)
 class GgufSource:
-    """Where a tensor of the checkpoint comes from.
+    """The source of a tensor of the checkpoint.
 
     ``pair_heads`` is the number of heads whose rows the file has in adjacent pairs of the rotation; 0 keeps the order.
     ``index`` selects a matrix of a tensor of three dimensions.  ``alternate`` names a tensor of the same file whose
@@ -112,7 +112,8 @@ class GgufWeights:
             if parts[1].shape != first.shape or len(shape) != 2:
                 raise InvalidFileError(
                     f"{self.path.name}: tensor {source.alternate}: expected the shape of {source.name}, "
-                    f"{list(first.shape)}, got {list(parts[1].shape)}"
+                    f"{list(first.shape)}, got {list(parts[1].shape)}",
+                    param=source.alternate,
                 )
             shape = (shape[0], 2 * shape[1]) if source.index is None else (2 * shape[0], shape[1])
         if source.is_flat:
@@ -132,7 +133,9 @@ class GgufWeights:
         """Return the tensor, and the one that alternates with it if there is one."""
         tensors = self._file.header.tensors
         if source.alternate and source.alternate not in tensors:
-            raise InvalidFileError(f"{self.path.name}: expected tensor {source.alternate} beside {source.name}")
+            raise InvalidFileError(
+                f"{self.path.name}: expected tensor {source.alternate} beside {source.name}", param=source.alternate
+            )
         return [tensors[name] for name in (source.name, source.alternate) if name]
 
     def origins(self, name: str) -> list[StoredTensor]:
@@ -178,7 +181,9 @@ class GgufWeights:
     def _logarithm(self, source: GgufSource, values: NDArray[Any]) -> NDArray[Any]:
         """Return the logarithm of the negated values, computed in float64 and rounded to float32."""
         if not (np.isfinite(values) & (values < 0)).all():
-            raise InvalidFileError(f"{self.path.name}: tensor {source.name}: expected finite numbers below 0")
+            raise InvalidFileError(
+                f"{self.path.name}: tensor {source.name}: expected finite numbers below 0", param=source.name
+            )
         return np.log(-values.astype(np.float64)).astype(np.float32)
 
     def block_scheme(self, name: str) -> str | None:

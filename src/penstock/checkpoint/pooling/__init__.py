@@ -1,1 +1,1 @@
-"""How a model's files turn hidden rows into the vector of a text, or into the scores of its classes."""
+"""The way from hidden rows to the vector of a text or to the scores of its classes, as a model's files say."""

@@ -31,8 +31,8 @@ ALL_ROWS: Final = "all"
 TOKEN_TASK, ANSWER_TASK = "token_classification", "question_answering"
 _TASKS: Final = ("", TOKEN_TASK, ANSWER_TASK)
 PAIR_FORMATS: Final = ("", "qwen3", "flat_messages", "structured_messages")
-"""How a query and a document become one text: "" is the post-processor of tokenizer.json, "qwen3" the format of
-Qwen3-Reranker, and the others are the model's chat template over messages of the roles query and document."""
+"""The ways to make one text of a query and a document: "" is the post-processor of tokenizer.json, "qwen3" the format
+of Qwen3-Reranker, and the others are the model's chat template over messages of the roles query and document."""
 MAX_LAYERS: Final = 8
 MAX_WIDTH: Final = 1 << 16
 MAX_HEADER_BYTES: Final = 1 << 20
@@ -87,10 +87,10 @@ ACTIVATIONS: Final[dict[str, _Function]] = {
     "sigmoid": _sigmoid,
     "silu": _silu,
 }
-"""What follows a layer of a pooling head, by name."""
+"""The functions behind a layer of a pooling head, by name."""
 
 SCORE_FUNCTIONS: Final[dict[str, _Function]] = {"identity": _identity, "sigmoid": _sigmoid, "softmax": _softmax}
-"""What turns the logits of classes into scores, by name."""
+"""The functions from the logits of classes to scores, by name."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class HeadLayer:
 
 @dataclass(frozen=True)
 class PoolingHead:
-    """How a model's files turn hidden rows into a vector.
+    """The way from hidden rows to a vector, as a model's files say.
 
     ``pooling``: "mean", "last", "cls" (the first row), "max", or "all", whose result is a matrix with a row for each
     token.  ``layers`` follow it in float64; with ``pools_layers`` they are applied to every row, and the pooling

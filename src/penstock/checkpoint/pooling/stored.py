@@ -22,7 +22,7 @@ class Tensors(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """What is known of each tensor."""
+        """The known facts about each tensor."""
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a tensor in its shape."""
@@ -33,7 +33,9 @@ def read_linear(stored: Tensors, name: str, activation: str) -> HeadLayer:
     weight = _read(stored, f"{name}.weight", 2)
     bias = _read(stored, f"{name}.bias", 1) if f"{name}.bias" in stored.tensors else None
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise InvalidFileError(f"tensor {name}.bias: shape: expected {[weight.shape[0]]}, got {list(bias.shape)}")
+        raise InvalidFileError(
+            f"tensor {name}.bias: shape: expected {[weight.shape[0]]}, got {list(bias.shape)}", param="shape"
+        )
     return HeadLayer(weight, bias, activation)
 
 
@@ -67,10 +69,11 @@ def _widen(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
 def _check(stored: Tensors, name: str, rank: int) -> TensorInfo:
     info = stored.tensors.get(name)
     if info is None:
-        raise InvalidFileError(f"the folder lacks tensor {show(name)}, which its head reads")
+        raise InvalidFileError(f"the folder lacks tensor {show(name)}, which its head reads", param=name)
     if len(info.shape) != rank or info.dtype not in ("f32", "f16", "bf16"):
         raise InvalidFileError(
             f"{info.file}: tensor {show(name)}: expected floats in {rank} dimensions, got {info.dtype} "
-            f"{list(info.shape)}"
+            f"{list(info.shape)}",
+            param=name,
         )
     return info

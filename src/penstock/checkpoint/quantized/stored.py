@@ -53,7 +53,7 @@ class StoredTensors:
         """
         file = self._home.get(name)
         if file is None:
-            raise InvalidFileError(f"expected tensor {show(name)}, which quantized weights need, got none")
+            raise InvalidFileError(f"expected tensor {show(name)}, which quantized weights need, got none", param=name)
         info = file.tensors[name]
         if info.dtype not in dtypes:
             raise self.error(name, "dtype", " or ".join(dtypes).upper(), info.dtype.upper())

@@ -42,7 +42,9 @@ class QuantizedWeights:
         self.tensors: dict[str, TensorInfo] = {n: info for n, info in file.tensors.items() if n not in hidden}
         for name, matrix in self._matrices.items():
             if name in self.tensors:
-                raise InvalidFileError(f"{self.path.name}: tensor {show(name)}: found its quantized form too")
+                raise InvalidFileError(
+                    f"{self.path.name}: tensor {show(name)}: found its quantized form too", param=name
+                )
             offset = file.tensors[matrix.tensors[0]].offset
             self.tensors[name] = TensorInfo("f32", matrix.shape, self.path.name, offset, 4 * int(np.prod(matrix.shape)))
         self.errors: dict[str, float] = {}

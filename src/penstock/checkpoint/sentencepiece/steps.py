@@ -7,7 +7,7 @@ from typing import Any, Final
 __all__ = ["SPACE_MARK", "decoder_steps", "normalizer_steps"]
 
 SPACE_MARK: Final = "\u2581"
-"""What stands for a space in the pieces."""
+"""The character for a space in the pieces."""
 
 
 def normalizer_steps(has_prefix: bool) -> list[dict[str, Any]]:

@@ -59,7 +59,9 @@ def open_shards(folder: Path) -> list[TensorFile]:
     shards: list[TensorFile] = []
     for shard in sorted(set(weight_map.values())):
         if not (folder / shard).exists():
-            raise InvalidFileError(f"{INDEX}: expected the file {show(shard)} in the folder, got none")
+            raise InvalidFileError(
+                f"{INDEX}: expected the file {show(shard)} in the folder, got none", param="weight_map"
+            )
         shards.append(TensorFile(folder / shard))
     omitted = sorted({name for file in shards for name in file.tensors} - weight_map.keys())
     if omitted:

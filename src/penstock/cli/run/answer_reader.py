@@ -1,4 +1,4 @@
-"""How a chat in the terminal reads a model's answers: their thoughts, and the tools that they call."""
+"""The reader of a model's answers in a chat in the terminal: their thoughts, and the tools that they call."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _LOOK_S: Final = 0.5
-"""How often to look whether workers have become ready that more requests can be open for."""
+"""The interval at which to look for more ready workers, which allow more open requests."""
 _LINE_START: Final = b'{"id": "batch_req_'
 """The start of each line that this command writes.  Only an incomplete line of this form is removed from a file."""
 

@@ -1,4 +1,4 @@
-"""What ``penstock batch`` answers with: a model in this process, or workers on this machine or on a cluster."""
+"""The models of ``penstock batch``: a model in this process, or workers on this machine or on a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``penstock run`` prints for a model that does not continue text: the result of the task that it is for."""
+"""The output of ``penstock run`` for a model that does not continue text: the result of the task that it is for."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where the worker processes of a service run: on this machine, or on the nodes of a Ray cluster."""
+"""The placement of the worker processes of a service: on this machine, or on the nodes of a Ray cluster."""

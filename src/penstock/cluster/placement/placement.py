@@ -14,7 +14,7 @@ __all__ = ["PlacedGroup", "Placement", "Resources"]
 
 @dataclass(frozen=True)
 class Resources:
-    """What a group needs on one machine.
+    """The resources that a group needs on one machine.
 
     ``num_ranks`` processes with ``num_cpus`` cores each, and ``memory_bytes`` of memory together (0: not known).
     """

@@ -1,4 +1,4 @@
-"""What the processes that use Ray share: the pinned version, the environment, and the versions of a cluster.
+"""The setup that the processes using Ray share: the pinned version, the environment, and the versions of a cluster.
 
 Only processes started for it import Ray: the driver of a service, the process of a node, and Ray's own workers.  The
 service itself does not.

@@ -21,7 +21,7 @@ from penstock.errors import InvalidArgumentError
 __all__ = ["Supervisor"]
 
 _GRACE_S: Final = 10.0
-"""How long the exit status of a worker may be asked for."""
+"""The time for which the exit status of a worker may be asked for."""
 _START_S: Final = 60.0
 """A supervisor that has not been told to start a worker for this long ends."""
 _LAST_S: Final = 5.0

@@ -1,1 +1,1 @@
-"""What sees or changes the rows of a request in Python: repeated sequences, hooks of generate, beam search."""
+"""The Python functions that see or change rows of a request: repeated sequences, hooks of generate, beam search."""

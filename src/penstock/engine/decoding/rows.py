@@ -1,4 +1,4 @@
-"""What the core does with a row of logits before it draws, in numpy: for rows that a caller sees or changes.
+"""The edits of a row of logits before the draw, in numpy instead of the core: for rows that a caller sees or changes.
 
 The order and the meaning are those of the core (``core/src/sampling/edit.cpp`` and ``row.cpp``).
 """

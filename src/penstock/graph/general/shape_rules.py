@@ -22,7 +22,7 @@ _Types: TypeAlias = list[tuple[DType, _Shape]]
 
 
 class TensorLike(Protocol):
-    """What shape rules need of a tensor."""
+    """The attributes of a tensor that shape rules need."""
 
     name: str
     dtype: DType

@@ -1,4 +1,4 @@
-"""How the rows of a network's parameters are divided over ranks, and its layers over stages."""
+"""The division of the rows of a network's parameters over ranks, and of its layers over stages."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Cut:
 
     @property
     def ends(self) -> set[int]:
-        """Where the part of a rank ends."""
+        """Return the ends of the parts of the ranks."""
         return {stop for _, stop in self.ranges}
 
     @property

@@ -1,4 +1,4 @@
-"""How ops with recurrent states are cut: each rank has some heads, with their channels and their states."""
+"""The division of ops with recurrent states: each rank has some heads, with their channels and their states."""
 
 from __future__ import annotations
 

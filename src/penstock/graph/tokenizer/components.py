@@ -1,4 +1,4 @@
-"""What the parts of the compiler share: the refusal of a component, and components in sequences."""
+"""The functions that the parts of the compiler share: the refusal of a component, and components in sequences."""
 
 from __future__ import annotations
 

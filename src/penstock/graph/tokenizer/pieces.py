@@ -24,7 +24,7 @@ from penstock.graph.tokenizer.segment import (
 __all__ = ["compile_unigram", "compile_word_piece", "make_trie"]
 
 _UNKNOWN_PENALTY: Final = 10.0
-"""What an unknown character has less than the lowest score, as in SentencePiece."""
+"""The score that an unknown character has below the lowest one, as in SentencePiece."""
 _MAX_WORD_CHARACTERS: Final = 4096
 _NO_TRIE_TOKEN: Final = MAX_TOKENS - 1
 _BYTE_SHIFT: Final = 24

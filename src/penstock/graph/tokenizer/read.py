@@ -36,7 +36,7 @@ class ReadTokenizer(NamedTuple):
 
 
 class _Words(NamedTuple):
-    """What the library need not read: ``vocab`` in the order of ids, ``merges``, and the ids of added tokens."""
+    """The fields that the library need not read: ``vocab`` in the order of ids, ``merges``, ids of added tokens."""
 
     vocab: dict[str, int]
     merges: npt.NDArray[np.uint32]

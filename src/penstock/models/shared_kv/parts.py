@@ -1,4 +1,4 @@
-"""What Gemma 3n and 4 share: sizes by layer, attention over the pages of an earlier layer, inputs for each layer."""
+"""The parts of Gemma 3n and 4: sizes by layer, attention over the pages of an earlier layer, inputs for each layer."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _FLOAT4: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The values of IQ4_NL and IQ4_XS, by nibble (kvalues_iq4nl of ggml-common.h)."""
 _ZEROS: Final = {layouts.T16_Q4_0: 8, layouts.T16_Q5_0: 16, layouts.T16_Q6_K: 32, layouts.T16_Q3_K: 4}
-"""What is subtracted from the integers."""
+"""The values that are subtracted from the integers."""
 _PAIRS: Final = (
     layouts.T16_Q8_0,
     layouts.T16_Q4_0,
@@ -28,7 +28,7 @@ _PAIRS: Final = (
 )
 """Layouts of pairs of groups with f16 scales."""
 _WITH_MINIMUMS: Final = (layouts.T16_Q4_1, layouts.T16_Q5_1)
-"""Those of them with a second line, of f16 minimums."""
+"""The types with a second line, of f16 minimums."""
 
 
 def unpack_blocks(weight: Tensor, layout: int) -> Tensor:

@@ -106,7 +106,7 @@ class RankGroup:
         self._is_open = False
         self._lock = threading.Lock()
         self.failure: dict[str, Any] | None = None
-        """What a rank reported that failed to open, once ``await_ready`` or ``first_error`` has raised it."""
+        """The report of a rank that failed to open, once ``await_ready`` or ``first_error`` has raised it."""
         try:
             self._share_memory(layout.stage_ranks if first else layout.world)
             for _ in range(layout.pp if layout.pp > 1 and layout.stage_ranks > 1 and not first else 0):

@@ -86,7 +86,7 @@ async def join_pipeline(
 
 @dataclass(frozen=True)
 class StageSource:
-    """Where a stage has its layers from; the fields are the arguments of ``find_bundle``."""
+    """The source of the layers of a stage; the fields are the arguments of ``find_bundle``."""
 
     model: Path
     rank: int = 0
@@ -160,7 +160,7 @@ class _OtherRanks:
 
     @property
     def failure(self) -> dict[str, Any] | None:
-        """What one of these ranks reported when it failed to open, as ``failure_of`` returns it."""
+        """The report of one of these ranks that failed to open, as ``failure_of`` returns it."""
         return self._group.failure
 
     def end(self, reason: str) -> None:

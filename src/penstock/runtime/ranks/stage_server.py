@@ -1,4 +1,4 @@
-"""Where the stages of other machines join a pipeline, and the port that several pipelines of a service share."""
+"""The server that stages of other machines join, and the port that several pipelines of a service share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BACKLOG: Final = 64
 
 @dataclass(frozen=True)
 class StageServer:
-    """Where the stages of other machines join.
+    """The server where the stages of other machines join.
 
     ``certificate`` and ``key`` are files in PEM.  Each stage proves itself with ``token``.  Port 0 takes a free one,
     which ``on_listen`` is told.  ``on_join`` gets the address of each stage that joins, HOST:PORT, and how many have

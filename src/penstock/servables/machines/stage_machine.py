@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["KILLED", "MachineProcess", "ServableMachine"]
 
 _STOP_S: Final = 5.0
-"""How long a machine may take to end a process; after that the process counts as ended."""
+"""The time that a machine may take to end a process; after that the process counts as ended."""
 _CAUSES: Final = ("signal", "exit", "stream")
 KILLED: Final = "killed"
 """The cause that a machine reports for a process that a signal from outside ended."""

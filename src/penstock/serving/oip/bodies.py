@@ -350,7 +350,7 @@ class ModelQueuePolicy(Body):
 
 
 class ModelDynamicBatching(Body):
-    """How requests are batched."""
+    """The batching of requests."""
 
     preferred_batch_size: list[Count]
     max_queue_delay_microseconds: Count
@@ -374,7 +374,7 @@ class SpecificVersions(Body):
 
 
 class ModelVersionPolicy(Body):
-    """Which versions are served: one of the fields is set."""
+    """The versions that are served: one of the fields is set."""
 
     latest: LatestVersions | UnsetType = UNSET
     all: AllVersions | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""How the answer to a conversation begins, is constrained and is read: its tools, its thoughts and its template."""
+"""The plan of an answer: how it begins, is constrained and is read, with its tools, its thoughts and its template."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _THINKING: Final = ("enable_thinking", "thinking")
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """How the answers to one conversation are read.
+    """The way to read the answers to one conversation.
 
     ``form`` is that of the parser.  ``thoughts``: the format of the thoughts that an answer in a grammar may begin
     with; ``is_reasoning``: the prompt has begun them.  ``tools``: the schema of the arguments by the name of each tool.

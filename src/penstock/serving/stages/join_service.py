@@ -30,7 +30,7 @@ __all__ = ["ServableHostConfig", "join_service"]
 
 @dataclass(frozen=True)
 class ServableHostConfig:
-    """What a machine offers a service.
+    """The settings of a machine that joins a service.
 
     ``address``: HOST:PORT of the service's port for workers.  ``token``: the secret that they share.  ``sources``: the
     versions whose files it has.  ``num_processes``: how many processes it runs of each model, and of the Python stages

@@ -32,7 +32,7 @@ _MAX_REQUESTS: Final = 4096
 
 
 class Verdict(IntEnum):
-    """How a request may run.
+    """The way in which a request may run.
 
     ``SUSPECT``: while no other suspect runs.  ``ALONE``: in a worker without other requests.  ``PAUSED``: later,
     because workers were killed from outside while it ran alone, or crashed too often while it ran among others.

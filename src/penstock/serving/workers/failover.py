@@ -129,7 +129,7 @@ class Failover:
         self._target: WorkerConnection | None = None
         self._salt = options.cache_salt
         self._moved_at = 0.0
-        """When the request left a worker that was being drained; 0 if it did not."""
+        """The time at which the request left a worker that was being drained; 0 if it did not."""
         self.answer = EventAnswer(self._abort)
         self.answer.on_settled = self._on_settled
 

@@ -49,7 +49,7 @@ __all__ = [
 MAX_MESSAGE_BYTES: Final = 256 << 20
 """Limit on the size of a message.  The largest ones carry a tokenizer.json or the scores of a long prompt."""
 KEY_BYTES: Final = 8
-"""How many bytes of a page's key are reported.  If two keys agree in them, a request may go to another worker."""
+"""The reported bytes of a page's key.  If two keys agree in them, a request may go to another worker."""
 _KINDS: Final = {name: getattr(errors, name) for name in errors.__all__ if name != "ServiceError"}
 """The errors that an engine may raise; ServiceError is raised by clients only."""
 _CARD_FIELDS: Final = tuple(field.name for field in dataclasses.fields(ModelCard))

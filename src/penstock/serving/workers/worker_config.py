@@ -47,7 +47,7 @@ class ModelOptions:
 
     @property
     def layout(self) -> RankLayout:
-        """How ranks divide the model."""
+        """The division of the model over ranks."""
         return RankLayout(self.tensor_parallel_size, self.pipeline_parallel_size, self.context_parallel_size)
 
 

@@ -145,7 +145,7 @@ class WorkerConnection:
         """The address of its machine, "" for this one."""
         self.role = ""
         self.copies_pages = False
-        """What it does: "prefill", "decode", or "" for both."""
+        """The work that it does: "prefill", "decode", or "" for both."""
         self.status = "starting"
         self.card: ModelCard | None = None
         self.plan: pb.Plan | None = None

@@ -75,7 +75,7 @@ class WorkerGroup:
         self.weights_id = ""
         """The identity of the weights: equal for equal bundles, empty for a checkpoint folder."""
         self.max_open = 0
-        """How many requests may be open in a worker; 0 before the first one is ready."""
+        """The number of requests that may be open in a worker; 0 before the first one is ready."""
         self._launcher = launcher
         self._num_workers = num_workers
         self._is_elastic = is_elastic

@@ -1,4 +1,4 @@
-"""Which worker of a model gets a request: the workers as replicas of a ``penstock.cluster.routing.ReplicaRouter``."""
+"""The choice of a worker for a request: the workers as replicas of a ``penstock.cluster.routing.ReplicaRouter``."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _ANY_TEXT: Final = "/(?s:.*)/"
 _IN_LINES: Final = "[ ]?"
 """The whitespace between two tokens of JSON where a line break ends the value."""
 _OWN: Final = "penstock_"
-"""What the names of rules begin with that stand beside those of a user's grammar."""
+"""The prefix of the names of rules that stand beside those of a user's grammar."""
 _PLACES: Final = ("#/$defs/", "#/definitions/")
 _IN_CALLS: Final = re.compile(r"[^\s\"'()\[\]{},=]+")
 _Schema = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""How models write tool calls and thoughts: one description for each format.
+"""The formats in which models write tool calls and thoughts: one description for each format.
 
 The parser (``parser.py``) and the grammars (``constraint.py``) are made from the descriptions.  A format is chosen by
 the markers in a model's chat template.
@@ -163,7 +163,7 @@ class ReasoningFormat:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How an answer is read: its tool calls and its thoughts, each if it may have them."""
+    """The format of an answer: its tool calls and its thoughts, each if it may have them."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None

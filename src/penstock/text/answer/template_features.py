@@ -1,4 +1,4 @@
-"""What a chat template offers to those who write requests: tools, thoughts and the switches of thinking."""
+"""The features that a chat template offers to authors of requests: tools, thoughts and the switches of thinking."""
 
 from __future__ import annotations
 

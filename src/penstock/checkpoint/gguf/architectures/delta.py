@@ -136,7 +136,8 @@ def _sources(sizes: DeltaSizes, tensor: StoredTensor, part: str, file: str) -> d
             if ranges and (len(tensor.shape) <= axis or tensor.shape[axis] != _expected(sizes, part)):
                 raise InvalidFileError(
                     f"{file}: tensor {tensor.name}: expected {_expected(sizes, part)} {('rows', 'columns')[axis]}, "
-                    f"got the shape {list(tensor.shape)}"
+                    f"got the shape {list(tensor.shape)}",
+                    param=tensor.name,
                 )
     return {name: replace(source, name=tensor.name) for name, source in table.items()}
 

@@ -147,7 +147,9 @@ def encoder_values(metadata: Metadata, name: str, tensors: Mapping[str, StoredTe
             continue
         tensor = tensors.get(f"{table}.weight")
         if tensor is None or len(tensor.shape) != 2:
-            raise InvalidFileError(f"{metadata.file}: expected a matrix {table}.weight, got none")
+            raise InvalidFileError(
+                f"{metadata.file}: expected a matrix {table}.weight, got none", param=f"{table}.weight"
+            )
         rows[table] = tensor.shape[0]
     context_len = (
         rows["position_embd"] if "position_embd" in rows else metadata.integer(f"{name}.context_length", min=1)

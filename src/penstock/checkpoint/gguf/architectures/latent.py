@@ -121,7 +121,8 @@ def _latent_parts(metadata: Metadata, name: str) -> PartSources:
         if len(tensor.shape) != 2 or tensor.shape[0] != heads * key_length:
             raise InvalidFileError(
                 f"{metadata.file}: tensor {tensor.name}: expected {heads * key_length} rows, got the shape "
-                f"{list(tensor.shape)}"
+                f"{list(tensor.shape)}",
+                param=tensor.name,
             )
         return {f"self_attn.{own}.weight": GgufSource(tensor.name, rows=rows) for own, rows in queries.items()}
 

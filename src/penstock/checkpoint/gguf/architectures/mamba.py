@@ -73,7 +73,8 @@ def mamba_values(metadata: Metadata, name: str, values: Values, tensors: Tensors
     )
     if shared is None or len(shared.shape) != 2:
         raise InvalidFileError(
-            f"{metadata.file}: expected a matrix blk.0.ffn_gate.weight or blk.0.ffn_gate_shexp.weight"
+            f"{metadata.file}: expected a matrix blk.0.ffn_gate.weight or blk.0.ffn_gate_shexp.weight",
+            param="blk.0.ffn_gate.weight",
         )
     return {
         "layer_types": ["attention" if count else "mamba" for count in counts],
@@ -200,6 +201,7 @@ def _sources(sizes: MambaSizes, tensor: StoredTensor, part: str, file: str) -> d
         return None
     if part == "ssm_in.weight" and (len(tensor.shape) != 2 or tensor.shape[0] != ends[-1]):
         raise InvalidFileError(
-            f"{file}: tensor {tensor.name}: expected {ends[-1]} rows, got the shape {list(tensor.shape)}"
+            f"{file}: tensor {tensor.name}: expected {ends[-1]} rows, got the shape {list(tensor.shape)}",
+            param=tensor.name,
         )
     return {name: replace(source, name=tensor.name) for name, source in table.items()}

@@ -1,4 +1,4 @@
-"""How the experts of a GGUF file are chosen, in the names of config.json."""
+"""The choice of experts of a GGUF file, in the names of config.json."""
 
 from __future__ import annotations
 

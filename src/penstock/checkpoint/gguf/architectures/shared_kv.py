@@ -83,7 +83,9 @@ def _gemma_3n(metadata: Metadata, name: str, values: Values, tensors: Tensors) -
     num_layers, laurel = values["num_hidden_layers"], tensors.get("blk.0.laurel_l.weight")
     widths = f"{name}.feed_forward_length"
     if laurel is None:
-        raise InvalidFileError(f"{metadata.file}: expected a matrix blk.0.laurel_l.weight, got none")
+        raise InvalidFileError(
+            f"{metadata.file}: expected a matrix blk.0.laurel_l.weight, got none", param="blk.0.laurel_l.weight"
+        )
     return _read_shared(metadata, name, values, tensors) | {
         "num_key_value_heads": metadata.integer(f"{name}.attention.head_count_kv", min=1),
         "intermediate_size": metadata.integers(widths, num_layers)
@@ -162,7 +164,10 @@ def _gemma_4_experts(metadata: Metadata, name: str, tensors: Tensors) -> dict[st
         return {}
     down = tensors.get("blk.0.ffn_down_exps.weight")
     if down is None or len(down.shape) != 3:
-        raise InvalidFileError(f"{metadata.file}: expected matrices blk.0.ffn_down_exps.weight, got none")
+        raise InvalidFileError(
+            f"{metadata.file}: expected matrices blk.0.ffn_down_exps.weight, got none",
+            param="blk.0.ffn_down_exps.weight",
+        )
     key = f"{name}.expert_feed_forward_length"
     if metadata.integer(key, down.shape[2]) != down.shape[2]:
         raise metadata.error(key, f"{down.shape[2]}, the columns of {down.name}")
@@ -191,7 +196,8 @@ def _proportional_rope(metadata: Metadata, name: str, values: Values, factors: F
     turning = int((divisors == 1).sum())
     if len(divisors) != num_pairs or not (divisors[:turning] == 1).all() or (divisors[turning:] < _NO_TURN).any():
         raise UnsupportedError(
-            f"{metadata.file}: tensor {ROPE_FACTORS}: expected {num_pairs} numbers, 1 and then 1e30, got others"
+            f"{metadata.file}: tensor {ROPE_FACTORS}: expected {num_pairs} numbers, 1 and then 1e30, got others",
+            param=ROPE_FACTORS,
         )
     full = {
         "rope_type": "proportional",
@@ -221,7 +227,8 @@ def _layer_parts(metadata: Metadata, name: str) -> PartSources:
         count = metadata.integer(f"{name}.expert_count", 0, max=_MAX_EXPERTS)
         if tensor.shape != (count,):
             raise InvalidFileError(
-                f"{metadata.file}: tensor {tensor.name}: expected {count} numbers, got the shape {list(tensor.shape)}"
+                f"{metadata.file}: tensor {tensor.name}: expected {count} numbers, got the shape {list(tensor.shape)}",
+                param=tensor.name,
             )
         return {
             f"router.{expert}.per_expert_scale.weight": GgufSource(

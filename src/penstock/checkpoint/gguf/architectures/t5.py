@@ -53,7 +53,9 @@ def t5_values(metadata: Metadata, name: str, tensors: Tensors) -> dict[str, Any]
             raise UnsupportedError(f"{metadata.file}: {ascii(key)[1:-1]} is not supported", param=key)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise InvalidFileError(f"{metadata.file}: expected a matrix token_embd.weight, got none")
+        raise InvalidFileError(
+            f"{metadata.file}: expected a matrix token_embd.weight, got none", param="token_embd.weight"
+        )
     num_layers = metadata.integer(f"{name}.block_count", min=1, max=_MAX_LAYERS)
     heads = metadata.integer(f"{name}.attention.head_count", min=1)
     head_dim = metadata.integer(f"{name}.attention.key_length", min=1)

@@ -22,7 +22,7 @@ _LARGE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 
 _BAICHUAN_13B_LAYERS: Final = 40
 _OLMO_EPS: Final = 1e-5
-"""That of the norms of OLMo 1, which no key of config.json changes."""
+"""The epsilon of the norms of OLMo 1, which no key of config.json changes."""
 
 
 def kv_heads(metadata: Metadata, name: str, *, some_without: bool = False) -> list[int]:

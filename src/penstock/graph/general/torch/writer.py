@@ -1,4 +1,4 @@
-"""What the readers of PyTorch's ops share: types, scalars, axes, and views as calls of a draft."""
+"""The parts that the readers of PyTorch's ops share: types, scalars, axes, and views as calls of a draft."""
 
 from __future__ import annotations
 

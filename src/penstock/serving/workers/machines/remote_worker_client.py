@@ -30,7 +30,7 @@ from penstock.serving.workers.worker_config import WorkerConfig
 __all__ = ["LEAVE_S", "join_primary", "read_bytes", "read_token", "serve_once", "stay_joined"]
 
 LEAVE_S: Final = 30.0
-"""How long a worker that was told to end waits for the primary to move its requests."""
+"""The time that a worker that was told to end waits for the primary to move its requests."""
 
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
 _LASTING_S: Final = 60.0

@@ -1,4 +1,4 @@
-"""What a request's worker has delivered: with it another worker goes on with the same tokens."""
+"""The tokens that a request's worker has delivered: with them another worker goes on with the same tokens."""
 
 from __future__ import annotations
 
