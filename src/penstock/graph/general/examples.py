@@ -56,19 +56,18 @@ def _check(draft: Draft, sizes: Mapping[str, int]) -> None:
         known[id(tensor)] = _Concrete(tensor.name, tensor.dtype, tuple(number(size) for size in tensor.shape))
     for call in draft.calls:
         inputs: list[Any] = []
-        for tensor in call.inputs:
-            if tensor is not None and id(tensor) not in known:
-                shape = tuple(number(size) for size in tensor.shape)
-                known[id(tensor)] = _Concrete(tensor.name, tensor.dtype, shape)
-            inputs.append(None if tensor is None else known[id(tensor)])
+        for item in call.inputs:
+            if item is not None and id(item) not in known:
+                known[id(item)] = _Concrete(item.name, item.dtype, tuple(number(size) for size in item.shape))
+            inputs.append(None if item is None else known[id(item)])
         attrs = {
             key: tuple(number(size) for size in value) if isinstance(value, tuple) else value
             for key, value in call.attrs.items()
         }
         _, types = infer(call.op, inputs, attrs, call.name)
-        for tensor, (dtype, shape) in zip(call.outputs, types, strict=True):
-            concrete = tuple(number(size) for size in shape)
-            if any(size < 1 for size in concrete):
+        for tensor, (dtype, sizes_of_output) in zip(call.outputs, types, strict=True):
+            concrete = tuple(number(size) for size in sizes_of_output)
+            if any(size < 1 and own != 0 for size, own in zip(concrete, tensor.shape, strict=True)):
                 raise InvalidArgumentError(f"{call.name} ({call.op}): expected elements, got {list(concrete)}")
             if concrete != tuple(number(size) for size in tensor.shape):
                 raise InvalidArgumentError(f"{call.name} ({call.op}): expected {tensor}, got {list(concrete)}")
