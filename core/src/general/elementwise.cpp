@@ -106,7 +106,10 @@ template <class T>
 void select(Piece condition, Piece a, Piece b, int64_t n, uint8_t* out) {
   const T *x = reinterpret_cast<const T*>(a.data), *z = reinterpret_cast<const T*>(b.data);
   T* y = reinterpret_cast<T*>(out);
-  for (int64_t i = 0; i < n; ++i) y[i] = condition.data[i * condition.step] ? x[i * a.step] : z[i * b.step];
+  for (int64_t i = 0; i < n; ++i) {
+    const T mask = static_cast<T>(-static_cast<T>(condition.data[i * condition.step] != 0));  // no branch
+    y[i] = static_cast<T>((x[i * a.step] & mask) | (z[i * b.step] & static_cast<T>(~mask)));
+  }
 }
 
 void run_where(const Call& c, int64_t begin, int64_t end, int32_t) {

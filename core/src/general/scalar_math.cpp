@@ -103,9 +103,9 @@ void sin_cos(double x, double* sine, double* cosine) {
   const int64_t quadrant = static_cast<int64_t>(n);
   const double z = r * r;
   const double s = r * series(kSine, -z), c = series(kCosine, -z);
-  const double a = quadrant & 1 ? c : s, b = quadrant & 1 ? s : c;
-  *sine = quadrant & 2 ? -a : a;
-  *cosine = (quadrant + 1) & 2 ? -b : b;
+  const double both[2] = {s, c};  // no branches: quadrants change from one element to the next
+  *sine = both[quadrant & 1] * static_cast<double>(1 - (quadrant & 2));
+  *cosine = both[~quadrant & 1] * static_cast<double>(1 - ((quadrant + 1) & 2));
 }
 
 double asin_of(double x) { return atan_of(x / __builtin_sqrt((1 - x) * (1 + x))); }

@@ -38,7 +38,7 @@ void load_keys(int32_t dtype, const uint8_t* data, int64_t step, int64_t n, int6
     const float x = reinterpret_cast<const float*>(data)[i * step] + 0.f;
     int32_t bits;
     memcpy(&bits, &x, 4);
-    out[i] = x != x ? int64_t{INT32_MAX} + 1 : bits < 0 ? int64_t{~(bits & INT32_MAX)} : int64_t{bits};
+    out[i] = x != x ? int64_t{INT32_MAX} + 1 : int64_t{bits ^ (bits >> 31 & INT32_MAX)};
   }
 }
 
