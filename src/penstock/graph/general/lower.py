@@ -154,7 +154,7 @@ class _Lowering:
 
     def _constant(self, tensor: Tensor) -> str:
         if id(tensor) not in self.names:
-            array = np.ascontiguousarray(tensor.value)
+            array = np.asarray(tensor.value, order="C")  # ascontiguousarray would give a scalar a dimension
             shape = tuple(int(n) for n in array.shape)
             weight = Weight(tensor.name, 1, max(array.size, 1), _CONSTANT_LAYOUTS[tensor.dtype], (), shape=shape)
             self._store(weight, array)

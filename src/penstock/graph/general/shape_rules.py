@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 from penstock.errors import InvalidArgumentError
-from penstock.graph.general.sizes import SizeLike, as_text, is_equal, largest, product
+from penstock.graph.general.sizes import SizeLike, as_text, is_equal, largest, product, smallest
 from penstock.graph.ir import DType
 from penstock.ops.schema import parse_arguments
 from penstock.ops.table import find_op
@@ -126,9 +126,7 @@ def _window(size: SizeLike, kernel: int, stride: int, pads: int, dilation: int, 
     else:
         count = (spare + stride - 1) // stride + 1
         # The last window must begin inside the input or the pads before it.
-        last = (count - 1) * stride
-        if is_equal(largest(last, size + begin), last) and not is_equal(last, size + begin - 1):
-            count = count - 1
+        count = smallest(count, (size + begin - 1) // stride + 1)
     if isinstance(count, int) and count < 1:
         raise InvalidArgumentError(f"kernel: expected a window inside {as_text(size)}, got {kernel}", param="kernel")
     return count

@@ -137,15 +137,8 @@ def _is_nan(site: Site) -> Tensor:
 
 @reads("IsInf")
 def _is_inf(site: Site) -> Tensor:
-    x = site.x()
     negative, positive = site.flag("detect_negative", True), site.flag("detect_positive", True)
-    if negative and positive:
-        return site.unary("is_inf", x)
-    if not (negative or positive):
-        made: Tensor = site.add("fill", sizes=x.shape, dtype="bool", value=0.0)
-        return made
-    sign = site.binary("gt" if positive else "lt", x, 0.0)
-    return site.binary("and", site.unary("is_inf", x), sign)
+    return site.unary("is_inf", site.x(), float(negative), float(positive))
 
 
 @reads("Where")
