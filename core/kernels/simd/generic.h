@@ -2,7 +2,7 @@
 #ifndef PENSTOCK_KERNELS_SIMD_GENERIC_H
 #define PENSTOCK_KERNELS_SIMD_GENERIC_H
 
-#include "simd/half.h"
+#include "base/half.h"
 
 namespace ps {
 namespace {

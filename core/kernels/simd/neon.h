@@ -3,7 +3,7 @@
 #ifndef PENSTOCK_KERNELS_SIMD_NEON_H
 #define PENSTOCK_KERNELS_SIMD_NEON_H
 
-#include "simd/half.h"
+#include "base/half.h"
 
 namespace ps {
 namespace {

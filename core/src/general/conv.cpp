@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "base/memory.h"
-#include "general/kinds.h"
+#include "arrays/kinds.h"
 
 namespace ps {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "base/memory.h"
 #include "general/conv.h"
-#include "general/kinds.h"
+#include "arrays/kinds.h"
 
 namespace ps {
 namespace {

@@ -1,5 +1,5 @@
 // The kinds of elementwise ops by name.
-#include "general/kinds.h"
+#include "arrays/kinds.h"
 
 namespace ps {
 namespace {

@@ -1,8 +1,8 @@
 // What ops of general networks share.
 // Hot: runs in every step.
-#include "general/blocks.h"
+#include "arrays/blocks.h"
 
-#include "general/strided_copy.h"
+#include "arrays/strided_copy.h"
 #include "ops/expect.h"
 
 namespace ps {

@@ -1,6 +1,6 @@
 // Elementwise ops of integers and bool.
 // Hot: runs in every step.
-#include "general/integers.h"
+#include "arrays/integers.h"
 
 namespace ps {
 namespace {

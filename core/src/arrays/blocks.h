@@ -1,6 +1,6 @@
 // What ops of general networks share: checks of shapes, and broadcast operands read in blocks.
-#ifndef PENSTOCK_GENERAL_BLOCKS_H
-#define PENSTOCK_GENERAL_BLOCKS_H
+#ifndef PENSTOCK_ARRAYS_BLOCKS_H
+#define PENSTOCK_ARRAYS_BLOCKS_H
 
 #include "ops/ops.h"
 

@@ -1,8 +1,8 @@
 // Copies elements to dense memory from places a stride apart along each axis: permute, slice, expand.
-#ifndef PENSTOCK_GENERAL_STRIDED_COPY_H
-#define PENSTOCK_GENERAL_STRIDED_COPY_H
+#ifndef PENSTOCK_ARRAYS_STRIDED_COPY_H
+#define PENSTOCK_ARRAYS_STRIDED_COPY_H
 
-#include "general/blocks.h"
+#include "arrays/blocks.h"
 
 namespace ps {
 

@@ -1,6 +1,8 @@
 // Scalar conversions to and from the 16-bit float formats: round to nearest, ties to even.
-#ifndef PENSTOCK_KERNELS_SIMD_HALF_H
-#define PENSTOCK_KERNELS_SIMD_HALF_H
+#ifndef PENSTOCK_BASE_HALF_H
+#define PENSTOCK_BASE_HALF_H
+
+#include <stdint.h>
 
 #define PS_INLINE inline __attribute__((always_inline))
 #ifdef PS_GENERIC  // loops over lanes in memory: unrolled or repeated, they would only be large

@@ -1,6 +1,6 @@
 // Copies elements from places a stride apart along each axis.
 // Hot: runs in every step.
-#include "general/strided_copy.h"
+#include "arrays/strided_copy.h"
 
 namespace ps {
 namespace {

@@ -1,6 +1,6 @@
 // Ops of general networks: pad.
 // Hot: runs in every step.
-#include "general/strided_copy.h"
+#include "arrays/strided_copy.h"
 #include "ops/expect.h"
 
 namespace ps {

@@ -1,6 +1,6 @@
 // The kinds of elementwise ops by name.
-#ifndef PENSTOCK_GENERAL_KINDS_H
-#define PENSTOCK_GENERAL_KINDS_H
+#ifndef PENSTOCK_ARRAYS_KINDS_H
+#define PENSTOCK_ARRAYS_KINDS_H
 
 #include "ops/ops.h"
 

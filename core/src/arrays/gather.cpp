@@ -1,7 +1,7 @@
 // Ops of general networks: gather, gather_elements, gather_nd, scatter_elements, scatter_nd.
 // Hot: runs in every step.
-#include "general/integers.h"
-#include "general/strided_copy.h"
+#include "arrays/integers.h"
+#include "arrays/strided_copy.h"
 #include "ops/expect.h"
 #include "ops/failure.h"
 

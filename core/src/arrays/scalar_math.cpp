@@ -1,7 +1,7 @@
 // The kinds of unary and binary that are computed one at a time, through double: plain arithmetic, so that every
 // machine gives the same bits, where libraries of C differ.  Errors are far below a float's last place.
 // Hot: runs in every step.
-#include "general/kinds.h"
+#include "arrays/kinds.h"
 
 namespace ps {
 namespace {

@@ -1,6 +1,6 @@
 // Ops of general networks: arg_reduce, top_k, cumsum.
 // Hot: runs in every step.
-#include "general/integers.h"
+#include "arrays/integers.h"
 #include "ops/expect.h"
 #include "base/size_list.h"
 

@@ -1,9 +1,9 @@
 // Elementwise ops of integers and bool: blocks of any type are widened to i64 and narrowed again, so that each kind is
 // written once.  Sums and products wrap, as in C without a sign.
-#ifndef PENSTOCK_GENERAL_INTEGERS_H
-#define PENSTOCK_GENERAL_INTEGERS_H
+#ifndef PENSTOCK_ARRAYS_INTEGERS_H
+#define PENSTOCK_ARRAYS_INTEGERS_H
 
-#include "general/blocks.h"
+#include "arrays/blocks.h"
 
 namespace ps {
 

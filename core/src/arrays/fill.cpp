@@ -1,10 +1,10 @@
 // Ops of general networks: fill, iota, sizes.
 // Hot: runs in every step.
-#include "general/integers.h"
-#include "general/strided_copy.h"
+#include "arrays/integers.h"
+#include "arrays/strided_copy.h"
 #include "ops/expect.h"
 #include "base/size_list.h"
-#include "simd/half.h"
+#include "base/half.h"
 
 namespace ps {
 namespace {

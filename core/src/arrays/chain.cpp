@@ -7,8 +7,8 @@
 //         | "r" binary operand        "rsub a": a - value
 //   operand = "a" ... "e", an input of the op, or a number
 // Hot: runs in every step.
-#include "general/blocks.h"
-#include "general/kinds.h"
+#include "arrays/blocks.h"
+#include "arrays/kinds.h"
 #include "ops/expect.h"
 
 namespace ps {

@@ -1,7 +1,7 @@
 // Ops of general networks: softmax, reduce.
 // Hot: runs in every step.
-#include "general/integers.h"
-#include "general/strided_copy.h"
+#include "arrays/integers.h"
+#include "arrays/strided_copy.h"
 #include "ops/expect.h"
 
 namespace ps {

@@ -1,6 +1,6 @@
 // Ops of general networks: reshape, permute, slice, expand, concat, trilu.  They move elements by their size.
 // Hot: runs in every step.
-#include "general/strided_copy.h"
+#include "arrays/strided_copy.h"
 #include "ops/expect.h"
 
 namespace ps {

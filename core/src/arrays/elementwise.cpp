@@ -1,10 +1,10 @@
 // Ops of general networks: unary, binary, where, cast.
 // Hot: runs in every step.
-#include "general/blocks.h"
-#include "general/integers.h"
-#include "general/kinds.h"
+#include "arrays/blocks.h"
+#include "arrays/integers.h"
+#include "arrays/kinds.h"
 #include "ops/expect.h"
-#include "simd/half.h"
+#include "base/half.h"
 
 namespace ps {
 namespace {
