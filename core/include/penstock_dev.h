@@ -79,6 +79,7 @@ PS_API const char* ps_cpu_level_at(int32_t index, int32_t* runnable);
 #define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step: finds aliasing mistakes */
 /* Every thread for every step, however short, few the cores or late the threads: for tests and measurements. */
 #define PS_PROGRAM_ALL_THREADS 4u
+#define PS_PROGRAM_INPUT_SUMS 8u /* ps_program_sum_inputs may be called */
 /* ps_program_create with these, or-ed, which no other function takes and a resize keeps; they change no plan.
  * options->flags is 0 here, too. */
 PS_API ps_status ps_program_create_flagged(ps_model* model, ps_context* context, const ps_program_options* options,
@@ -118,6 +119,14 @@ PS_API ps_status ps_program_profile(ps_program* program, int32_t on);
 /* The last run's spans: the whole step, then thread by thread in order of time.  In the program's memory until the
  * next run; none before a run that noted them. */
 PS_API ps_status ps_program_profile_spans(const ps_program* program, const ps_span** spans, int64_t* count);
+
+/* ---- what the linears read, for quantization with data --------------------------------------------------- */
+/* From the next run on, the linear that is node `index` of the graph adds x^2 of each column of its input to squares
+ * [cols], raises maxima [cols] to the largest |x|, and copies the input of the last run to rows [tokens][cols]; null:
+ * not.  The memory is the caller's, and outlives the program or the next call for this node.  The sums do not depend on
+ * the number of threads.  The program has PS_PROGRAM_INPUT_SUMS; others pay nothing.  Where a step wants few logits,
+ * the nodes with ps_node_info.kept see only those tokens, unless the batch has PS_BATCH_HIDDEN. */
+PS_API ps_status ps_program_sum_inputs(ps_program* program, int32_t index, double* squares, float* maxima, float* rows);
 
 typedef struct ps_dim { /* factor * size + offset */
   int32_t symbol;       /* size: 0 num_tokens, 1 num_requests, 2 page_table_width, 3 num_rows; -1: only offset */
