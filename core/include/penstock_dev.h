@@ -183,6 +183,11 @@ PS_API ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int
  * may run side by side. */
 PS_API ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                          int64_t num_rows, int32_t src_dtype, const void* src, void* dst);
+/* As ps_pack, from f32 into i4g32.  In the search for the lines the squared error of column i counts
+ * column_weights[i] (null, or 0 for a whole group: each the same), and more lines are tried.  scales [num_rows]: those
+ * of the rows, whose values beyond 127 of them are clipped; null: the largest magnitude becomes 127. */
+PS_API ps_status ps_pack_weighted(ps_context* context, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
+                                  const float* src, const float* column_weights, const float* scales, void* dst);
 /* Packs values that are quantized already: scales f32 [num_rows]; i8: q [num_rows][cols] -127..127, groups null;
  * i4g32: q [num_rows][cols] 0..15, groups [num_rows][ceil(cols/32)][2]: step, 1..17, and offset, such that every
  * step * q + offset is an int8.  Exact inverse of ps_unpack_quantized. */

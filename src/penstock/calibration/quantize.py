@@ -1,0 +1,240 @@
+"""Quantize a checkpoint with calibration data: weighted rounding (imatrix) and GPTQ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.calibration.bundle import open_calibrated
+from penstock.calibration.collect import CalibrationProgram, Linear
+from penstock.calibration.texts import DEFAULT_TOKENS, calibration_data, check_max_tokens
+from penstock.calibration.unfinished import UnfinishedWeights
+from penstock.checkpoint.float_types import to_float32
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.quantize import QuantizeReport, check_float_weights, plan_weights, quantize_checkpoint
+from penstock.config import check_choice
+from penstock.core.native import Context, QuantizedRows
+from penstock.errors import InvalidArgumentError
+from penstock.models.mapped import open_mapped
+from penstock.quant.folder import check_new_folder
+from penstock.quant.input_statistics import InputStatistics
+from penstock.quant.matrix import quantize_rows
+from penstock.quant.methods.gptq import DAMPING, gptq_round, inverse_factor
+from penstock.quant.methods.weighted import round_weighted
+from penstock.quant.scheme import Scheme, quantizing_scheme
+from penstock.runtime.build import Progress, ProgressCallback
+
+__all__ = ["METHODS", "DataOptions", "DataReport", "quantize_with_data"]
+
+METHODS: Final = ("imatrix", "gptq")
+_HESSIAN_BYTES: Final = 1 << 30
+"""Memory for the Hessians of one pass over the calibration data; a single larger one is computed by itself."""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How to quantize with data.
+
+    ``method``: one of ``METHODS``.  ``calibration``: a file of texts (``calibration.texts``); None samples texts from
+    the model.  ``num_tokens``: use this many tokens of it at most.  ``threads``: 0 is all allowed cores.
+    """
+
+    method: str
+    calibration: Path | None = None
+    num_tokens: int = DEFAULT_TOKENS
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown method, and too few tokens."""
+        check_choice("method", self.method, METHODS)
+        check_max_tokens(self.num_tokens)
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """The result of ``quantize_with_data``: the files, the calibration data, and the weights that it said nothing of.
+
+    ``without_data`` are rounded to nearest; ``without_gptq`` by weighted rounding, since their Hessian has no factor.
+    """
+
+    files: QuantizeReport
+    recipe: Mapping[str, Any]
+    without_data: tuple[str, ...]
+    without_gptq: tuple[str, ...]
+    seconds: float
+
+
+def quantize_with_data(
+    source: Path | str, out: Path | str, scheme: str, options: DataOptions, progress: ProgressCallback | None = None
+) -> DataReport:
+    """Write the folder ``out`` from a checkpoint folder or GGUF file, with integers chosen by calibration data.
+
+    A killed run of GPTQ leaves its finished weights in a hidden folder beside ``out``; the same command continues with
+    them.  Raises what ``quantize_checkpoint`` raises, and InvalidArgumentError for calibration data that is too small.
+    """
+    start = time.monotonic()
+    row, final = quantizing_scheme(scheme), Path(out)
+    check_new_folder(final)
+    checkpoint = open_mapped(source)
+    check_float_weights(checkpoint)
+    plan = plan_weights(checkpoint, row)
+    tell = progress or _ignore
+    with open_calibrated(Path(source), options.threads, progress) as (bundle, llm):
+        data = calibration_data(llm, options.calibration, options.num_tokens)
+        with CalibrationProgram(bundle, data, options.threads) as program:
+            passes = _Passes(data.num_tokens, tell)
+            statistics = program.statistics(passes.begin("statistics"))
+            rounding = _DataRounding(statistics, _recipe(options, statistics))
+            if options.method == "gptq":
+                work = _GptqWork(
+                    checkpoint,
+                    plan,
+                    rounding,
+                    UnfinishedWeights(final, {"scheme": scheme, **rounding.recipe}, checkpoint),
+                )
+                work.run(program, passes)
+    names = tuple(name for name in plan if not rounding.has_data(name))
+    report = quantize_checkpoint(
+        checkpoint, final, scheme, lambda done, total: tell(Progress("quantize", done, total)), rounding
+    )
+    if rounding.unfinished is not None:
+        rounding.unfinished.remove()
+    return DataReport(report, rounding.recipe, names, tuple(rounding.without_gptq), time.monotonic() - start)
+
+
+def _ignore(progress: Progress) -> None:
+    del progress
+
+
+def _recipe(options: DataOptions, statistics: InputStatistics) -> dict[str, Any]:
+    recipe: dict[str, Any] = {
+        "method": options.method,
+        "calibration": statistics.source,
+        "calibration_tokens": statistics.num_tokens,
+        "calibration_sha256": statistics.digest,
+    }
+    return recipe | ({"damping": DAMPING} if options.method == "gptq" else {})
+
+
+class _Passes:
+    """The progress of passes over the calibration data."""
+
+    def __init__(self, num_tokens: int, tell: ProgressCallback) -> None:
+        self._num_tokens, self._tell = num_tokens, tell
+
+    def begin(self, stage: str, note: str = "") -> Callable[[int], None]:
+        """Return a function that counts the tokens of a pass."""
+        done = 0
+
+        def count(length: int) -> None:
+            nonlocal done
+            done += length
+            self._tell(Progress(stage, done, self._num_tokens, "tokens", note))
+
+        return count
+
+
+class _DataRounding:
+    """Rounds each weight with its statistics; GPTQ's results are taken as they are."""
+
+    def __init__(self, statistics: InputStatistics, recipe: Mapping[str, Any]) -> None:
+        self.statistics, self.recipe = statistics, recipe
+        self.unfinished: UnfinishedWeights | None = None
+        self.without_gptq: list[str] = []
+
+    def has_data(self, name: str) -> bool:
+        """Return True if the weight had an input that was not zero."""
+        inputs = self.statistics.weights.get(name)
+        return inputs is not None and bool(inputs.squares.any())
+
+    def rows(
+        self, context: Context, name: str, matrix: NDArray[Any], dtype: str, scheme: Scheme
+    ) -> Iterator[QuantizedRows]:
+        """Yield the integers of a weight."""
+        finished = None if self.unfinished is None else self.unfinished.read(name)
+        if finished is not None:
+            yield finished
+        elif self.has_data(name):
+            yield self.weighted(context, name, to_float32(matrix, dtype), scheme)
+        else:
+            yield from quantize_rows(context, scheme, matrix, dtype)
+
+    def weighted(self, context: Context, name: str, matrix: NDArray[np.float32], scheme: Scheme) -> QuantizedRows:
+        """Return the integers of a weight, rounded with its statistics."""
+        return round_weighted(context, matrix, scheme, self.statistics.weights[name].mean_squares)
+
+
+class _GptqWork:
+    """GPTQ over all weights with data, as many at a time as there is memory for their Hessians."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: Mapping[str, Scheme],
+        rounding: _DataRounding,
+        unfinished: UnfinishedWeights,
+    ) -> None:
+        self._checkpoint, self._plan, self._rounding = checkpoint, plan, rounding
+        self._unfinished = rounding.unfinished = unfinished
+
+    def run(self, program: CalibrationProgram, passes: _Passes) -> None:
+        """Compute the integers of each weight, and keep them in files."""
+        groups = _groups([linear for linear in program.linears if self._open_names(linear)])
+        self._check_tokens([linear for group in groups for linear in group], program.data.num_tokens)
+        with Context(program.threads) as context:
+            for number, group in enumerate(groups, 1):
+                note = f"pass {number} of {len(groups)}"
+                hessians = program.hessians(group, passes.begin("hessians", note))
+                for linear in group:
+                    self._round(context, linear, hessians[linear.index])
+
+    def _open_names(self, linear: Linear) -> list[str]:
+        return [
+            name
+            for name in linear.names
+            if name in self._plan and self._rounding.has_data(name) and self._unfinished.read(name) is None
+        ]
+
+    def _check_tokens(self, linears: list[Linear], num_tokens: int) -> None:
+        cols = max((linear.cols for linear in linears), default=0)
+        if num_tokens < cols:
+            raise InvalidArgumentError(
+                f"calibration: expected at least {cols} tokens for gptq, as many as the widest weight has columns, got "
+                f"{num_tokens}; pass more text, or use --method imatrix",
+                param="calibration",
+                code="too_few_tokens",
+            )
+
+    def _round(self, context: Context, linear: Linear, hessian: NDArray[np.float32]) -> None:
+        try:
+            factor, _ = inverse_factor(hessian)
+        except InvalidArgumentError:
+            factor = None
+        for name in self._open_names(linear):
+            matrix = to_float32(self._checkpoint.read(name), self._checkpoint.tensors[name].dtype)
+            if factor is None:
+                self._rounding.without_gptq.append(name)
+                rows = self._rounding.weighted(context, name, matrix, self._plan[name])
+            else:
+                rows = gptq_round(context, matrix, self._plan[name], hessian, factor)
+            self._unfinished.write(name, rows)
+            self._checkpoint.release(name)
+
+
+def _groups(linears: list[Linear]) -> list[list[Linear]]:
+    """Divide linears, in their order, into groups whose Hessians fit into memory together."""
+    groups: list[list[Linear]] = []
+    num_bytes = 0
+    for linear in linears:
+        if not groups or num_bytes + linear.hessian_bytes > _HESSIAN_BYTES:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(linear)
+        num_bytes += linear.hessian_bytes
+    return groups
