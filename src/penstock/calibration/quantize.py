@@ -17,6 +17,7 @@ from penstock.calibration.texts import DEFAULT_TOKENS, calibration_data, check_m
 from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.imatrix import is_imatrix, read_imatrix, write_imatrix
 from penstock.checkpoint.quantize import QuantizeReport, check_float_weights, plan_weights, quantize_checkpoint
 from penstock.config import check_choice
 from penstock.core.native import Context, QuantizedRows
@@ -42,13 +43,16 @@ class DataOptions:
     """How to quantize with data.
 
     ``method``: one of ``METHODS``.  ``calibration``: a file of texts (``calibration.texts``); None samples texts from
-    the model.  ``num_tokens``: use this many tokens of it at most.  ``threads``: 0 is all allowed cores.
+    the model.  For imatrix it may be an importance matrix of llama.cpp.
+    ``num_tokens``: use this many tokens of it at most.  ``threads``: 0 is all allowed cores.  ``imatrix_out``: a file
+    to which the statistics are written, as an importance matrix in GGUF.
     """
 
     method: str
     calibration: Path | None = None
     num_tokens: int = DEFAULT_TOKENS
     threads: int = 0
+    imatrix_out: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse an unknown method, and too few tokens."""
@@ -85,20 +89,14 @@ def quantize_with_data(
     check_float_weights(checkpoint)
     plan = plan_weights(checkpoint, row)
     tell = progress or _ignore
-    with open_calibrated(Path(source), options.threads, progress) as (bundle, llm):
-        data = calibration_data(llm, options.calibration, options.num_tokens)
-        with CalibrationProgram(bundle, data, options.threads) as program:
-            passes = _Passes(data.num_tokens, tell)
-            statistics = program.statistics(passes.begin("statistics"))
-            rounding = _DataRounding(statistics, _recipe(options, statistics))
-            if options.method == "gptq":
-                work = _GptqWork(
-                    checkpoint,
-                    plan,
-                    rounding,
-                    UnfinishedWeights(final, {"scheme": scheme, **rounding.recipe}, checkpoint),
-                )
-                work.run(program, passes)
+    file = options.calibration
+    if file is not None and is_imatrix(file):
+        statistics = _read_statistics(file, options, checkpoint, plan)
+        rounding = _DataRounding(statistics, _recipe(options, statistics))
+    else:
+        rounding = _calibrated(checkpoint, Path(source), final, (row, plan), options, progress)
+    if options.imatrix_out is not None:
+        write_imatrix(options.imatrix_out, rounding.statistics, checkpoint.config.str("model_type"))
     names = tuple(name for name in plan if not rounding.has_data(name))
     report = quantize_checkpoint(
         checkpoint, final, scheme, lambda done, total: tell(Progress("quantize", done, total)), rounding
@@ -106,6 +104,48 @@ def quantize_with_data(
     if rounding.unfinished is not None:
         rounding.unfinished.remove()
     return DataReport(report, rounding.recipe, names, tuple(rounding.without_gptq), time.monotonic() - start)
+
+
+def _read_statistics(
+    file: Path, options: DataOptions, checkpoint: Checkpoint, plan: Mapping[str, Scheme]
+) -> InputStatistics:
+    """Read an importance matrix, and compare its columns with the checkpoint's."""
+    if options.method != "imatrix":
+        raise InvalidArgumentError(
+            f"calibration: expected texts for {options.method}, got the importance matrix {file}", param="calibration"
+        )
+    statistics = read_imatrix(file, checkpoint.config.str("model_type"))
+    for name in plan:
+        inputs, cols = statistics.weights.get(name), checkpoint.tensors[name].shape[1]
+        if inputs is not None and len(inputs.squares) != cols:
+            raise InvalidArgumentError(
+                f"calibration: expected {cols} columns of {name}, got {len(inputs.squares)} in {file}, which is of "
+                "another model",
+                param="calibration",
+            )
+    return statistics
+
+
+def _calibrated(
+    checkpoint: Checkpoint,
+    source: Path,
+    final: Path,
+    weights: tuple[Scheme, Mapping[str, Scheme]],
+    options: DataOptions,
+    progress: ProgressCallback | None,
+) -> _DataRounding:
+    """Run the calibration data, and for GPTQ choose the integers of each weight."""
+    scheme, plan = weights
+    with open_calibrated(source, options.threads, progress) as (bundle, llm):
+        data = calibration_data(llm, options.calibration, options.num_tokens)
+        with CalibrationProgram(bundle, data, options.threads) as program:
+            passes = _Passes(data.num_tokens, progress or _ignore)
+            statistics = program.statistics(passes.begin("statistics"))
+            rounding = _DataRounding(statistics, _recipe(options, statistics))
+            if options.method == "gptq":
+                unfinished = UnfinishedWeights(final, {"scheme": scheme.name, **rounding.recipe}, checkpoint)
+                _GptqWork(checkpoint, plan, rounding, unfinished).run(program, passes)
+    return rounding
 
 
 def _ignore(progress: Progress) -> None:

@@ -44,14 +44,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--calibration",
         metavar="FILE",
-        help="texts for imatrix and gptq: plain text, or JSON or JSON lines with strings, text or messages "
-        "(default: texts that the model generates)",
+        help="texts for imatrix and gptq: plain text, or JSON or JSON lines with strings, text or messages; for "
+        "imatrix also an importance matrix of llama.cpp (.gguf or .dat) (default: texts that the model generates)",
     )
     parser.add_argument(
         "--calibration-tokens",
         type=int,
         metavar="N",
         help="use at most N tokens of the texts, evenly spaced (default: 65536)",
+    )
+    parser.add_argument(
+        "--imatrix-out",
+        metavar="FILE",
+        help="also write the statistics to FILE, an importance matrix in GGUF for llama.cpp's tools (default: none)",
     )
     add_options(parser, "--threads")
     parser.set_defaults(run=run)
@@ -65,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.method != "rtn":
         return _run_with_data(args)
-    for option in ("calibration", "calibration_tokens"):
+    for option in ("calibration", "calibration_tokens", "imatrix_out"):
         if getattr(args, option) is not None:
             name = "--" + option.replace("_", "-")
             raise InvalidArgumentError(
@@ -91,7 +96,8 @@ def _run_with_data(args: argparse.Namespace) -> int:
 
     tokens = DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens
     file = None if args.calibration is None else Path(args.calibration)
-    options = DataOptions(args.method, file, tokens, args.threads)
+    imatrix_out = None if args.imatrix_out is None else Path(args.imatrix_out)
+    options = DataOptions(args.method, file, tokens, args.threads, imatrix_out)
     with ProgressLine() as line:
         report = quantize_with_data(downloaded_path(args.checkpoint), args.out, args.scheme, options, line)
     _print_report(args, report)

@@ -105,7 +105,7 @@ class _Rounding:
     def __init__(self, context: Context, values: Floats, weights: NDArray[Any], scheme: Scheme) -> None:
         self._context = context
         self._values = np.asfortranarray(values, np.float32)
-        self._weights = np.maximum(weights, 0).astype(np.float32)
+        self._weights = np.where(weights > 0, weights, weights.mean()).astype(np.float32)  # as inverse_factor has it
         self._has_lines = scheme.weight_bits == 4
         self._steps = self._offsets = self._tops = np.zeros(0, np.float32)
         self.q = np.empty(values.shape, np.int8)

@@ -7,7 +7,7 @@ scale for all columns, so weights change nothing there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Floats", "fit_groups", "round_weighted", "row_scales"]
 
 Floats = NDArray[np.float32]
-_PIECE_VALUES = 1 << 23
+_MIN_WEIGHT: Final = 0.01
 
 
 def row_scales(matrix: Floats) -> Floats:
@@ -48,11 +48,14 @@ def round_weighted(context: Context, matrix: Floats, scheme: Scheme, weights: Fl
 
 
 def normalized(weights: Floats) -> Floats:
-    """Return weights whose mean is 1; ones if all are zero."""
+    """Return weights whose mean is 1; ones if all are zero.
+
+    A column counts at least a hundredth of the mean: texts other than the calibration data may have inputs there.
+    """
     mean = float(weights.mean(dtype=np.float64))
     if mean <= 0:
         return np.ones_like(weights, np.float32)
-    return np.ascontiguousarray(weights / mean, np.float32)
+    return np.ascontiguousarray(np.maximum(weights / mean, _MIN_WEIGHT), np.float32)
 
 
 def fit_groups(context: Context, values: Floats, weights: Floats) -> NDArray[np.int8]:
