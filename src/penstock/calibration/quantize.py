@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.calibration.bundle import open_calibrated
 from penstock.calibration.collect import CalibrationProgram, Linear
-from penstock.calibration.texts import DEFAULT_TOKENS, calibration_data, check_max_tokens
+from penstock.calibration.texts import DEFAULT_TOKENS, calibration_data, check_max_tokens, read_texts
 from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.folder import Checkpoint
@@ -94,6 +94,8 @@ def quantize_with_data(
         statistics = _read_statistics(file, options, checkpoint, plan)
         rounding = _DataRounding(statistics, _recipe(options, statistics))
     else:
+        if file is not None:
+            read_texts(file)  # a mistake in it is reported before the work begins
         rounding = _calibrated(checkpoint, Path(source), final, (row, plan), options, progress)
     if options.imatrix_out is not None:
         write_imatrix(options.imatrix_out, rounding.statistics, checkpoint.config.str("model_type"))
@@ -252,19 +254,27 @@ class _GptqWork:
             )
 
     def _round(self, context: Context, linear: Linear, hessian: NDArray[np.float32]) -> None:
+        """Round the tensors of a weight together: their rows do not depend on each other."""
+        names = self._open_names(linear)
         try:
             factor, _ = inverse_factor(hessian)
         except InvalidArgumentError:
-            factor = None
-        for name in self._open_names(linear):
-            matrix = to_float32(self._checkpoint.read(name), self._checkpoint.tensors[name].dtype)
-            if factor is None:
-                self._rounding.without_gptq.append(name)
-                rows = self._rounding.weighted(context, name, matrix, self._plan[name])
-            else:
-                rows = gptq_round(context, matrix, self._plan[name], hessian, factor)
-            self._unfinished.write(name, rows)
-            self._checkpoint.release(name)
+            self._rounding.without_gptq += names
+            return
+        parts = [self._floats(name) for name in names]
+        scheme = self._plan[names[0]]
+        rows = gptq_round(context, np.concatenate(parts), scheme, hessian, factor)
+        start = 0
+        for name, part in zip(names, parts, strict=True):
+            own = slice(start, start + len(part))
+            groups = None if rows.groups is None else rows.groups[own]
+            self._unfinished.write(name, QuantizedRows(rows.q[own], rows.scales[own], groups))
+            start += len(part)
+
+    def _floats(self, name: str) -> NDArray[np.float32]:
+        values = to_float32(self._checkpoint.read(name), self._checkpoint.tensors[name].dtype).copy()
+        self._checkpoint.release(name)
+        return values
 
 
 def _groups(linears: list[Linear]) -> list[list[Linear]]:

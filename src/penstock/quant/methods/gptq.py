@@ -100,35 +100,43 @@ def gptq_round(
 
 
 class _Rounding:
-    """The state of one matrix: values in units of the rows' scales, columns rounded from left to right."""
+    """The state of one matrix: values in units of the rows' scales, columns rounded from left to right.
+
+    Values and errors are [columns, rows], so that a column is contiguous.
+    """
 
     def __init__(self, context: Context, values: Floats, weights: NDArray[Any], scheme: Scheme) -> None:
         self._context = context
-        self._values = np.asfortranarray(values, np.float32)
+        self._values = np.ascontiguousarray(values.T)
         self._weights = np.where(weights > 0, weights, weights.mean()).astype(np.float32)  # as inverse_factor has it
         self._has_lines = scheme.weight_bits == 4
         self._steps = self._offsets = self._tops = np.zeros(0, np.float32)
-        self.q = np.empty(values.shape, np.int8)
+        self._q = np.empty(self._values.shape, np.int8)
         self.groups: list[NDArray[np.int8]] = []
+
+    @property
+    def q(self) -> NDArray[np.int8]:
+        """The integers [rows, columns]."""
+        return np.ascontiguousarray(self._q.T)
 
     def block(self, start: int, end: int, upper: Floats) -> None:
         """Round the columns of a block, and spread their errors over those after it."""
-        values, errors = self._values, np.empty((len(self._values), end - start), np.float32, order="F")
+        values, errors = self._values, np.empty((end - start, self._values.shape[1]), np.float32)
         for first in range(start, end, GROUP_LEN):
             last = min(first + GROUP_LEN, end)
             if self._has_lines:
                 self._fit(first, last)
             for column in range(first, last):
-                error = (values[:, column] - self._round(column)) / upper[column, column]
-                errors[:, column - start] = error
-                values[:, column + 1 : last] -= np.outer(error, upper[column, column + 1 : last])
-            values[:, last:end] -= errors[:, first - start : last - start] @ upper[first:last, last:end]
-        if end < values.shape[1]:
-            values[:, end:] -= errors @ upper[start:end, end:]
+                error = (values[column] - self._round(column)) / upper[column, column]
+                errors[column - start] = error
+                values[column + 1 : last] -= upper[column, column + 1 : last, None] * error
+            values[last:end] -= upper[first:last, last:end].T @ errors[first - start : last - start]
+        if end < len(values):
+            values[end:] -= upper[start:end, end:].T @ errors
 
     def _fit(self, first: int, last: int) -> None:
         """Choose the lines of a group for the values that are wanted there now."""
-        groups = fit_groups(self._context, self._values[:, first:last], self._weights[first:last])
+        groups = fit_groups(self._context, self._values[first:last].T, self._weights[first:last])
         self._steps = groups[:, 0].view(np.uint8).astype(np.float32)
         self._offsets = groups[:, 1].astype(np.float32)
         self._tops = np.minimum(np.floor((np.float32(127) - self._offsets) / self._steps), np.float32(_MAX_NIBBLE))
@@ -136,12 +144,12 @@ class _Rounding:
 
     def _round(self, column: int) -> Floats:
         """Round one column, and return the values that it then has."""
-        wanted = self._values[:, column]
+        wanted = self._values[column]
         if not self._has_lines:
             rounded: Floats = np.clip(np.rint(wanted), np.float32(-127), np.float32(127))
-            self.q[:, column] = rounded
+            self._q[column] = rounded
             return rounded
         nibbles = np.clip(np.rint((wanted - self._offsets) / self._steps), np.float32(0), self._tops)
-        self.q[:, column] = nibbles
+        self._q[column] = nibbles
         values: Floats = nibbles * self._steps + self._offsets
         return values
