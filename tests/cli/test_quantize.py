@@ -43,7 +43,7 @@ def test_the_method_is_shown_with_its_data(penstock_inline, tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (("--calibration", "x.txt"), "--calibration: expected --method imatrix or gptq"),
+        (("--calibration", "x.txt"), "--calibration: expected another --method"),
         (("--method", "gptq", "--calibration-tokens", "3"), "calibration"),
         (("--method", "gptq", "--calibration", "none.txt"), "none.txt"),
         (("--method", "gptq", "--calibration", "none.dat"), "none.dat"),

@@ -56,12 +56,13 @@ class CalibrationProgram:
     bundle: Path
     data: CalibrationData
     threads: int = 0
+    graph: Graph = field(init=False)
     linears: list[Linear] = field(init=False, default_factory=list)
 
     def __enter__(self) -> Self:
         """Open the bundle with memory for one sequence."""
-        graph, _ = read_graph(self.bundle)
-        self.linears = _linears(graph)
+        self.graph, _ = read_graph(self.bundle)
+        self.linears = _linears(self.graph)
         self._len = max(map(len, self.data.sequences))
         self._model = Model.open(self.bundle)
         try:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.calibration.bundle import open_calibrated
 from penstock.calibration.collect import CalibrationProgram, Linear
+from penstock.calibration.smooth import NO_SMOOTHING, STRENGTH, find_folds, smoothing_of
 from penstock.calibration.texts import DEFAULT_TOKENS, calibration_data, check_max_tokens, read_texts
 from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.float_types import to_float32
@@ -33,7 +34,7 @@ from penstock.runtime.build import Progress, ProgressCallback
 
 __all__ = ["METHODS", "DataOptions", "DataReport", "quantize_with_data"]
 
-METHODS: Final = ("imatrix", "gptq")
+METHODS: Final = ("imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq")
 _HESSIAN_BYTES: Final = 1 << 30
 """Memory for the Hessians of one pass over the calibration data; a single larger one is computed by itself."""
 
@@ -58,6 +59,11 @@ class DataOptions:
         """Refuse an unknown method, and too few tokens."""
         check_choice("method", self.method, METHODS)
         check_max_tokens(self.num_tokens)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The methods that are applied one after another."""
+        return tuple(self.method.split("+"))
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,9 @@ def _calibrated(
             passes = _Passes(data.num_tokens, progress or _ignore)
             statistics = program.statistics(passes.begin("statistics"))
             rounding = _DataRounding(statistics, _recipe(options, statistics))
-            if options.method == "gptq":
+            if "smooth" in options.steps:
+                rounding.smoothing = smoothing_of(checkpoint, find_folds(program.graph), statistics)
+            if "gptq" in options.steps:
                 unfinished = UnfinishedWeights(final, {"scheme": scheme.name, **rounding.recipe}, checkpoint)
                 _GptqWork(checkpoint, plan, rounding, unfinished).run(program, passes)
     return rounding
@@ -161,7 +169,8 @@ def _recipe(options: DataOptions, statistics: InputStatistics) -> dict[str, Any]
         "calibration_tokens": statistics.num_tokens,
         "calibration_sha256": statistics.digest,
     }
-    return recipe | ({"damping": DAMPING} if options.method == "gptq" else {})
+    recipe |= {"strength": STRENGTH} if "smooth" in options.steps else {}
+    return recipe | ({"damping": DAMPING} if "gptq" in options.steps else {})
 
 
 class _Passes:
@@ -188,12 +197,17 @@ class _DataRounding:
     def __init__(self, statistics: InputStatistics, recipe: Mapping[str, Any]) -> None:
         self.statistics, self.recipe = statistics, recipe
         self.unfinished: UnfinishedWeights | None = None
+        self.smoothing = NO_SMOOTHING
         self.without_gptq: list[str] = []
 
     def has_data(self, name: str) -> bool:
         """Return True if the weight had an input that was not zero."""
         inputs = self.statistics.weights.get(name)
         return inputs is not None and bool(inputs.squares.any())
+
+    def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
+        """Return a tensor, smoothed."""
+        return self.smoothing.apply(name, data, dtype)
 
     def rows(
         self, context: Context, name: str, matrix: NDArray[Any], dtype: str, scheme: Scheme
@@ -202,14 +216,15 @@ class _DataRounding:
         finished = None if self.unfinished is None else self.unfinished.read(name)
         if finished is not None:
             yield finished
-        elif self.has_data(name):
+        elif self.has_data(name) and self.recipe["method"] != "smooth":
             yield self.weighted(context, name, to_float32(matrix, dtype), scheme)
         else:
             yield from quantize_rows(context, scheme, matrix, dtype)
 
     def weighted(self, context: Context, name: str, matrix: NDArray[np.float32], scheme: Scheme) -> QuantizedRows:
         """Return the integers of a weight, rounded with its statistics."""
-        return round_weighted(context, matrix, scheme, self.statistics.weights[name].mean_squares)
+        inputs = self.smoothing.inputs_of(name, self.statistics.weights[name])
+        return round_weighted(context, matrix, scheme, inputs.mean_squares)
 
 
 class _GptqWork:
@@ -256,6 +271,7 @@ class _GptqWork:
     def _round(self, context: Context, linear: Linear, hessian: NDArray[np.float32]) -> None:
         """Round the tensors of a weight together: their rows do not depend on each other."""
         names = self._open_names(linear)
+        hessian = self._rounding.smoothing.hessian_of(names[0], hessian)
         try:
             factor, _ = inverse_factor(hessian)
         except InvalidArgumentError:
@@ -272,7 +288,8 @@ class _GptqWork:
             start += len(part)
 
     def _floats(self, name: str) -> NDArray[np.float32]:
-        values = to_float32(self._checkpoint.read(name), self._checkpoint.tensors[name].dtype).copy()
+        dtype = self._checkpoint.tensors[name].dtype
+        values = to_float32(self._rounding.tensor(name, self._checkpoint.read(name), dtype), dtype).copy()
         self._checkpoint.release(name)
         return values
 

@@ -187,7 +187,7 @@ def _sampling(seed: int, length: int) -> Any:
 def _first_token(llm: LLM) -> int:
     """Return the token that texts begin with."""
     ids = llm.tokenizer.encode("") if llm.has_text else []
-    return ids[0] if ids else min(llm._stop_ids, default=0)
+    return ids[0] if ids else min(llm.generation.eos_token_ids, default=0)
 
 
 def check_max_tokens(value: object) -> int:

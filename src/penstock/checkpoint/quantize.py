@@ -42,6 +42,9 @@ class Rounding(Protocol):
     def recipe(self) -> Mapping[str, Any]:
         """What config.json of the folder says about the method."""
 
+    def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
+        """Return the values of a tensor of the folder, before a matrix is rounded: those of the source, or folded."""
+
     def rows(
         self, context: Context, name: str, matrix: NDArray[Any], dtype: str, scheme: Scheme
     ) -> Iterator[QuantizedRows]:
@@ -163,6 +166,8 @@ def _write_tensor(
     rounding: Rounding | None,
 ) -> None:
     data, dtype = checkpoint.read(name), checkpoint.tensors[name].dtype
+    if rounding is not None:
+        data = rounding.tensor(name, data, dtype)
     if scheme is None:
         writer.add(name, data)
         return

@@ -1,4 +1,4 @@
-"""``penstock quantize CHECKPOINT OUT --scheme S [--method M]``: write a checkpoint folder with quantized weights."""
+"""``penstock quantize CHECKPOINT OUT --scheme S [--method M]``: write a folder with quantized weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
-_METHODS: Final = ("rtn", "imatrix", "gptq")
+_METHODS: Final = ("rtn", "imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,7 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=_METHODS,
         default="rtn",
         help="how integers are chosen: rtn rounds to nearest, imatrix weights the error of each column by its inputs, "
-        "gptq also corrects each column's error in the later ones (default: rtn)",
+        "gptq also corrects each column's error in the later ones, smooth moves large inputs into the weights, alone "
+        "or before another method (default: rtn)",
     )
     parser.add_argument(
         "--calibration",
@@ -73,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
     for option in ("calibration", "calibration_tokens", "imatrix_out"):
         if getattr(args, option) is not None:
             name = "--" + option.replace("_", "-")
-            raise InvalidArgumentError(
-                f"{name}: expected --method imatrix or gptq, got rtn, which uses no data", param=option
-            )
+            raise InvalidArgumentError(f"{name}: expected another --method than rtn, which uses no data", param=option)
     with ProgressLine() as line:
         report = quantize_checkpoint(
             open_mapped(downloaded_path(args.checkpoint)),
