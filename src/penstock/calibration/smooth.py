@@ -90,7 +90,7 @@ def find_folds(graph: Graph) -> list[Fold]:
         maker = makers.get(value)
         if maker is None or len(weights) != len(nodes) or any(uses[weight.name] > 1 for weight in weights):
             continue
-        if value == graph.output or value != maker.outputs[0]:
+        if value in (graph.output, *maker.outputs[1:]) or len({weight.cols for weight in weights}) > 1:
             continue
         producer = _producer(graph, maker, makers, uses, weights[0].cols)
         if producer is not None:
