@@ -20,14 +20,14 @@ from penstock.graph.ir import Graph
 from penstock.quant.input_statistics import InputStatistics, WeightInputs
 from penstock.runtime.program import kv_layout_of, pages_for
 
-__all__ = ["CalibrationProgram", "Linear"]
+__all__ = ["CalibrationProgram", "LinearNode"]
 
 StepCallback = Callable[[int], None]
 _HESSIAN_ITEM_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearNode:
     """A linear of a graph: the index of its node, the tensors that its weight is made of, and its columns."""
 
     index: int
@@ -40,12 +40,12 @@ class Linear:
         return self.cols * self.cols * _HESSIAN_ITEM_BYTES
 
 
-def _linears(graph: Graph) -> list[Linear]:
+def _linears(graph: Graph) -> list[LinearNode]:
     found = []
     for index, node in enumerate(graph.nodes):
         if node.op == "linear":
             weight = graph.weights[node.inputs[1].name]
-            found.append(Linear(index, tuple(part.name for part in weight.parts), weight.cols))
+            found.append(LinearNode(index, tuple(part.name for part in weight.parts), weight.cols))
     return found
 
 
@@ -57,7 +57,7 @@ class CalibrationProgram:
     data: CalibrationData
     threads: int = 0
     graph: Graph = field(init=False)
-    linears: list[Linear] = field(init=False, default_factory=list)
+    linears: list[LinearNode] = field(init=False, default_factory=list)
 
     def __enter__(self) -> Self:
         """Open the bundle with memory for one sequence."""
@@ -134,7 +134,7 @@ class CalibrationProgram:
                 weights[name] = _merged(weights[name], own) if name in weights else own
         return InputStatistics(weights, self.data.num_tokens, self.data.digest, self.data.source)
 
-    def hessians(self, linears: Sequence[Linear], on_step: StepCallback) -> Mapping[int, NDArray[np.float32]]:
+    def hessians(self, linears: Sequence[LinearNode], on_step: StepCallback) -> Mapping[int, NDArray[np.float32]]:
         """Return the sum of ``x^T x`` over all tokens for each of these linears, by the index of its node."""
         rows = {linear.index: np.zeros((self._len, linear.cols), np.float32) for linear in linears}
         sums: dict[int, NDArray[Any]] = {}
@@ -152,7 +152,7 @@ class CalibrationProgram:
         return sums
 
 
-def _check_finite(sums: NDArray[Any], linear: Linear) -> None:
+def _check_finite(sums: NDArray[Any], linear: LinearNode) -> None:
     if np.isfinite(sums).all():
         return
     column = int(np.flatnonzero(~np.isfinite(sums))[0])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.calibration.bundle import open_calibrated
-from penstock.calibration.collect import CalibrationProgram, Linear
+from penstock.calibration.collect import CalibrationProgram, LinearNode
 from penstock.calibration.smooth import NO_SMOOTHING, STRENGTH, find_folds, smoothing_of
 from penstock.calibration.texts import DEFAULT_TOKENS, calibration_data, check_max_tokens, read_texts
 from penstock.calibration.unfinished import UnfinishedWeights
@@ -251,14 +251,14 @@ class _GptqWork:
                 for linear in group:
                     self._round(context, linear, hessians[linear.index])
 
-    def _open_names(self, linear: Linear) -> list[str]:
+    def _open_names(self, linear: LinearNode) -> list[str]:
         return [
             name
             for name in linear.names
             if name in self._plan and self._rounding.has_data(name) and self._unfinished.read(name) is None
         ]
 
-    def _check_tokens(self, linears: list[Linear], num_tokens: int) -> None:
+    def _check_tokens(self, linears: list[LinearNode], num_tokens: int) -> None:
         cols = max((linear.cols for linear in linears), default=0)
         if num_tokens < cols:
             raise InvalidArgumentError(
@@ -268,7 +268,7 @@ class _GptqWork:
                 code="too_few_tokens",
             )
 
-    def _round(self, context: Context, linear: Linear, hessian: NDArray[np.float32]) -> None:
+    def _round(self, context: Context, linear: LinearNode, hessian: NDArray[np.float32]) -> None:
         """Round the tensors of a weight together: their rows do not depend on each other."""
         names = self._open_names(linear)
         hessian = self._rounding.smoothing.hessian_of(names[0], hessian)
@@ -294,9 +294,9 @@ class _GptqWork:
         return values
 
 
-def _groups(linears: list[Linear]) -> list[list[Linear]]:
+def _groups(linears: list[LinearNode]) -> list[list[LinearNode]]:
     """Divide linears, in their order, into groups whose Hessians fit into memory together."""
-    groups: list[list[Linear]] = []
+    groups: list[list[LinearNode]] = []
     num_bytes = 0
     for linear in linears:
         if not groups or num_bytes + linear.hessian_bytes > _HESSIAN_BYTES:
