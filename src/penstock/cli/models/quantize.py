@@ -39,8 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=_METHODS,
         default="rtn",
         help="how integers are chosen: rtn rounds to nearest, imatrix weights the error of each column by its inputs, "
-        "gptq also corrects each column's error in the later ones, smooth moves large inputs into the weights, alone "
-        "or before another method (default: rtn)",
+        "gptq also corrects each column's error in the later ones, smooth moves large inputs into the weights and "
+        "may be the first step of another method (default: rtn)",
     )
     parser.add_argument(
         "--calibration",
