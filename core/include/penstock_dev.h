@@ -79,6 +79,7 @@ PS_API const char* ps_cpu_level_at(int32_t index, int32_t* runnable);
 #define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step: finds aliasing mistakes */
 /* Every thread for every step, however short, few the cores or late the threads: for tests and measurements. */
 #define PS_PROGRAM_ALL_THREADS 4u
+#define PS_PROGRAM_INPUT_SUMS 8u /* ps_program_sum_inputs may be called */
 /* ps_program_create with these, or-ed, which no other function takes and a resize keeps; they change no plan.
  * options->flags is 0 here, too. */
 PS_API ps_status ps_program_create_flagged(ps_model* model, ps_context* context, const ps_program_options* options,
@@ -118,6 +119,14 @@ PS_API ps_status ps_program_profile(ps_program* program, int32_t on);
 /* The last run's spans: the whole step, then thread by thread in order of time.  In the program's memory until the
  * next run; none before a run that noted them. */
 PS_API ps_status ps_program_profile_spans(const ps_program* program, const ps_span** spans, int64_t* count);
+
+/* ---- what the linears read, for quantization with data --------------------------------------------------- */
+/* From the next run on, the linear that is node `index` of the graph adds x^2 of each column of its input to squares
+ * [cols], raises maxima [cols] to the largest |x|, and copies the input of the last run to rows [tokens][cols]; null:
+ * not.  The memory is the caller's, and outlives the program or the next call for this node.  The sums do not depend on
+ * the number of threads.  The program has PS_PROGRAM_INPUT_SUMS; others pay nothing.  Where a step wants few logits,
+ * the nodes with ps_node_info.kept see only those tokens, unless the batch has PS_BATCH_HIDDEN. */
+PS_API ps_status ps_program_sum_inputs(ps_program* program, int32_t index, double* squares, float* maxima, float* rows);
 
 typedef struct ps_dim { /* factor * size + offset */
   int32_t symbol;       /* size: 0 num_tokens, 1 num_requests, 2 page_table_width, 3 num_rows; -1: only offset */
@@ -174,6 +183,11 @@ PS_API ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int
  * may run side by side. */
 PS_API ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                          int64_t num_rows, int32_t src_dtype, const void* src, void* dst);
+/* As ps_pack, from f32 into i4g32.  In the search for the lines the squared error of column i counts
+ * column_weights[i] (null, or 0 for a whole group: each the same), and more lines are tried.  scales [num_rows]: those
+ * of the rows, whose values beyond 127 of them are clipped; null: the largest magnitude becomes 127. */
+PS_API ps_status ps_pack_weighted(ps_context* context, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
+                                  const float* src, const float* column_weights, const float* scales, void* dst);
 /* Packs values that are quantized already: scales f32 [num_rows]; i8: q [num_rows][cols] -127..127, groups null;
  * i4g32: q [num_rows][cols] 0..15, groups [num_rows][ceil(cols/32)][2]: step, 1..17, and offset, such that every
  * step * q + offset is an int8.  Exact inverse of ps_unpack_quantized. */

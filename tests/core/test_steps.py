@@ -17,6 +17,7 @@ from penstock.core.library import PlanStruct, check, library, sized
 from penstock.core.native import (
     ALL_THREADS,
     EMPTY_KERNELS,
+    INPUT_SUMS,
     POISON,
     Context,
     CoreProgram,
@@ -329,10 +330,10 @@ def test_wrong_limits_are_refused_by_name(case: str, model: Model, context: Cont
 
 
 def test_flags_need_the_developer_api(model: Model, context: Context) -> None:
-    with pytest.raises(UnsupportedError, match=r"^flags: 0x8"):
-        CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=8))
+    with pytest.raises(UnsupportedError, match=r"^flags: 0x10"):
+        CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=16))
     core, out = library(), ctypes.c_void_p()
-    for flags in (EMPTY_KERNELS, POISON, ALL_THREADS, 8):
+    for flags in (EMPTY_KERNELS, POISON, ALL_THREADS, INPUT_SUMS, 16):
         options = _options_struct(OPTIONS)
         options.flags = flags
         handles = model.handle, context.handle, ctypes.byref(options)

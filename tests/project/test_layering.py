@@ -17,6 +17,7 @@ LAYERS = (
     "serving",
     "servables",
     "bench",
+    "calibration",
     "cluster",
     "offline",
     "lite",

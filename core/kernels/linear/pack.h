@@ -49,12 +49,13 @@ struct Line {
 
 struct Fit {
   Line line;
-  F16 error, sum;  // squared error; sum of the nibbles
+  F16 error, sum;  // squared error; sum of the nibbles, weighted
 };
 
 struct Group {
   F16 w[32];
-  int n;  // columns: what is past the last counts for nothing
+  int n;           // columns: what is past the last counts for nothing
+  const float* a;  // what the squared error of each column counts; null: 1
 };
 
 PS_LONG F16 clamp(F16 x, float low, float high) { return f_max(f_min(x, f_set(high)), f_set(low)); }
@@ -71,6 +72,7 @@ PS_LONG F16 nibble_of(const Line& l, F16 distance) {
   return f_round(f_max(f_min(distance * l.inverse, l.top), f_set(0.f)));
 }
 
+template <bool kWeighted>
 inline Fit fit_of(const Group& g, const Line& l) {
   Fit f = {l, f_set(0.f), f_set(0.f)};
   const F16 negative = f_set(0.f) - l.step;
@@ -78,8 +80,14 @@ inline Fit fit_of(const Group& g, const Line& l) {
     F16 distance = g.w[k] - l.offset;
     F16 q = nibble_of(l, distance);
     F16 difference = f_fma(q, negative, distance);
-    f.error = f_fma(difference, difference, f.error);
-    f.sum = f.sum + q;
+    if (kWeighted) {
+      const F16 a = f_set(g.a[k]);
+      f.error = f_fma(difference * a, difference, f.error);
+      f.sum = f_fma(q, a, f.sum);
+    } else {
+      f.error = f_fma(difference, difference, f.error);
+      f.sum = f.sum + q;
+    }
   }
   return f;
 }
@@ -94,30 +102,36 @@ PS_LONG void keep_better(Fit& best, const Fit& other) {
   best.error = f_select(better, other.error, best.error);
 }
 
-constexpr float kSteps[] = {0.f, -1.f, 1.f};                 // beside a fifteenth of the range
+constexpr float kSteps[] = {0.f, -1.f, 1.f, -2.f};           // beside a fifteenth of the range
+constexpr int kPlainSteps = 3, kWeightedSteps = 4;           // that are tried
+constexpr int kPlainMoves = 1, kWeightedMoves = 2;           // of a line to where its rounding wants it
 constexpr float kSlacks[] = {0.5f, 0.f, 0.25f, 0.75f, 1.f};  // how much of what the line lacks or has left is below
 
 // The line of least squared error among some: for each step the best of several offsets, then moved to where its
 // rounding wants it.
+template <bool kWeighted>
 inline Line best_line(const Group& g) {
-  F16 low = g.w[0], high = g.w[0], sum = g.w[0];
+  F16 low = g.w[0], high = g.w[0], sum = kWeighted ? g.w[0] * f_set(g.a[0]) : g.w[0];
+  float total = kWeighted ? g.a[0] : float(g.n);
   for (int k = 1; k < g.n; ++k) {
     low = f_min(low, g.w[k]);
     high = f_max(high, g.w[k]);
-    sum = sum + g.w[k];
+    sum = kWeighted ? f_fma(g.w[k], f_set(g.a[k]), sum) : sum + g.w[k];
+    if (kWeighted) total += g.a[k];
   }
-  const F16 range = high - low, share = f_set(1.f / float(g.n)),
-            first = f_round(range * f_set(1.f / float(kMaxNibble)));
+  const F16 range = high - low, share = f_set(1.f / total), first = f_round(range * f_set(1.f / float(kMaxNibble)));
   const F16 one = f_set(1.f), zero = f_set(0.f);
   const Fit none = {{one, zero, one, zero}, f_set(3e38f), zero};
   Fit best = none;
-  for (float change : kSteps) {
-    const F16 step = clamp(first + f_set(change), 1.f, float(kMaxStep)),
+  for (int i = 0; i < (kWeighted ? kWeightedSteps : kPlainSteps); ++i) {
+    const F16 step = clamp(first + f_set(kSteps[i]), 1.f, float(kMaxStep)),
               slack = f_fma(step, f_set(-float(kMaxNibble)), range);
     Fit fit = none;
-    for (float part : kSlacks) keep_better(fit, fit_of(g, line_of(step, f_fma(slack, f_set(part), low))));
-    F16 offset = f_fma(step, zero - fit.sum, sum) * share;
-    keep_better(fit, fit_of(g, line_of(step, offset)));
+    for (float part : kSlacks) keep_better(fit, fit_of<kWeighted>(g, line_of(step, f_fma(slack, f_set(part), low))));
+    for (int move = 0; move < (kWeighted ? kWeightedMoves : kPlainMoves); ++move) {
+      const F16 offset = f_fma(step, zero - fit.sum, sum) * share;
+      keep_better(fit, fit_of<kWeighted>(g, line_of(step, offset)));
+    }
     keep_better(best, fit);
   }
   return best.line;
@@ -190,6 +204,10 @@ inline void load_group(const Step& s, const float* scales, Group* g) {
   }
   g->n = s.n;
   for (int k = 0; k < 32; ++k) g->w[k] = f_load(columns[k]);
+  g->a = s.args->column_weights ? s.args->column_weights + s.k : nullptr;
+  float total = 0.f;
+  for (int k = 0; g->a && k < g->n; ++k) total += g->a[k];
+  if (!(total > 0.f)) g->a = nullptr;  // no input ever: each counts the same
 }
 
 PS_INLINE I16 nibble_at(const Group& g, const Line& l, int k) {
@@ -199,7 +217,7 @@ PS_INLINE I16 nibble_at(const Group& g, const Line& l, int k) {
 inline void pack_int4(const Step& s, const float* scales) {
   Group g;
   load_group(s, scales, &g);
-  const Line line = best_line(g);
+  const Line line = g.a ? best_line<true>(g) : best_line<false>(g);
   uint8_t* pair = s.tile + kScaleBytes + s.k / kPairColumns * kPairBytes;
   const int half = int(s.k / kGroupColumns % 2), lanes = s.lane_end - s.lane_begin;
   const I16 parameters = i_from_f(line.step) | i_shl<8>(i_from_f(line.offset) & i_set(255));
@@ -235,7 +253,8 @@ inline void pack_tile(Step& s) {
   const bool integer = a.layout == PS_T16_I8 || a.layout == PS_T16_I4G32;
   float scales[16] = {};
   for (int lane = s.lane_begin; integer && lane < s.lane_end; ++lane) {
-    scales[lane] = row_scale_of(a, s.source + (lane - s.lane_begin) * a.cols);
+    const int64_t source = s.source + (lane - s.lane_begin) * a.cols;
+    scales[lane] = a.scales ? a.scales[source / a.cols] : row_scale_of(a, source);
     ((float*)s.tile)[lane] = scales[lane];
   }
   for (s.k = 0; s.k < a.cols; s.k += 32) {

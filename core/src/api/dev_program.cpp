@@ -49,7 +49,7 @@ void describe_output(const Graph& graph, const Node& node, ps_node_info* info) {
 
 ps_status ps_program_create_flagged(ps_model* model, ps_context* context, const ps_program_options* options,
                                     uint32_t flags, ps_program** out) {
-  if (flags & ~(PS_PROGRAM_EMPTY_KERNELS | PS_PROGRAM_POISON | PS_PROGRAM_ALL_THREADS))
+  if (flags & ~(PS_PROGRAM_EMPTY_KERNELS | PS_PROGRAM_POISON | PS_PROGRAM_ALL_THREADS | PS_PROGRAM_INPUT_SUMS))
     return fail(PS_UNSUPPORTED, "flags: 0x%x has bits that this version does not know", flags);
   return create_program(model, context, options, flags, out);
 }
@@ -104,6 +104,18 @@ ps_status ps_program_profile_spans(const ps_program* program, const ps_span** sp
   PS_TRY(require(spans && count, "spans, count"));
   *spans = reinterpret_cast<const ps_span*>(program->spans.memory.data());
   *count = program->spans.count;
+  return PS_OK;
+}
+
+ps_status ps_program_sum_inputs(ps_program* program, int32_t index, double* squares, float* maxima, float* rows) {
+  const Use use(program);
+  PS_TRY(use.status());
+  if (!has_flag(*program, PS_PROGRAM_INPUT_SUMS))
+    return fail(PS_INVALID_ARGUMENT, "flags: expected a program with PS_PROGRAM_INPUT_SUMS");
+  const Vec<Node>& nodes = program->model->graph.nodes;
+  if (index < 0 || index >= nodes.size() || nodes[index].op != OP_LINEAR)
+    return fail(PS_INVALID_ARGUMENT, "index: expected a node that is a linear, got %d", index);
+  program->input_sums[index] = InputSums{squares, maxima, rows};
   return PS_OK;
 }
 

@@ -8,6 +8,8 @@ using namespace ps;
 namespace ps {
 namespace {
 
+constexpr float kMaxColumnWeight = 1e15f;  // times 32 * 254^2 is a float
+
 bool is_packable(int32_t layout) { return layout != PS_ROWS_I32; }
 
 ps_status check_range(int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows) {
@@ -49,7 +51,29 @@ ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t col
     return fail(PS_INVALID_ARGUMENT, "src_dtype: expected f32, f16 or bf16, got %s",
                 dtype_name(src_dtype) ? dtype_name(src_dtype) : "an unknown type");
   }
-  const PackArgs args{layout, rows, cols, row_start, num_rows, src_dtype, src, static_cast<uint8_t*>(dst)};
+  const PackArgs args{layout,  rows,   cols, row_start, num_rows, src_dtype, src, static_cast<uint8_t*>(dst),
+                      nullptr, nullptr};
+  return pack(context, args);
+}
+
+ps_status ps_pack_weighted(ps_context* context, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
+                           const float* src, const float* column_weights, const float* scales, void* dst) {
+  const FloatEnvironment environment;
+  PS_TRY(check_open(context));
+  PS_TRY(require(src && dst, "src, dst"));
+  PS_TRY(check_range(PS_T16_I4G32, rows, cols, row_start, num_rows));
+  for (int64_t i = 0; column_weights && i < cols; ++i) {
+    if (!(column_weights[i] >= 0.f && column_weights[i] <= kMaxColumnWeight))
+      return fail(PS_INVALID_ARGUMENT, "column_weights: expected numbers from 0 to 1e15, got others in column %lld",
+                  static_cast<long long>(i));
+  }
+  for (int64_t i = 0; scales && i < num_rows; ++i) {
+    if (!(scales[i] >= 0.f && scales[i] <= 3e38f))
+      return fail(PS_INVALID_ARGUMENT, "scales: expected finite scales, got others in row %lld",
+                  static_cast<long long>(row_start + i));
+  }
+  const PackArgs args{PS_T16_I4G32,   rows,  cols, row_start, num_rows, PS_F32, src, static_cast<uint8_t*>(dst),
+                      column_weights, scales};
   return pack(context, args);
 }
 

@@ -290,6 +290,8 @@ struct PackArgs {
   int32_t src_dtype;
   const void* src;  // [num_rows, cols]
   uint8_t* dst;     // the whole weight
+  // Of t16_i4g32; null: the error of each column counts the same, and scales are made of the rows.
+  const float *column_weights, *scales;  // [cols], [num_rows]
 };
 
 struct Kernels {

@@ -61,7 +61,8 @@ struct Tensor {
 
 struct Exchange;  // of a program of several ranks: exchange/exchange.h
 struct DirectPart;
-struct LoadedOp;  // a custom op: ops/loaded.h
+struct InputSums;  // ops/input_sums.h
+struct LoadedOp;   // a custom op: ops/loaded.h
 struct OpFailure;
 
 // One execution of one op.
@@ -80,8 +81,9 @@ struct Call {
   Exchange* exchange;  // null: one rank
   const DirectPart*
       next;  // of an op that exchanges: what the next exchange sends, if it is stored straight into the part
-  const LoadedOp* loaded;  // of a custom op
-  OpFailure* failure;      // where it says what failed
+  const InputSums* input_sums;  // of a linear: where its inputs are added up; else null
+  const LoadedOp* loaded;       // of a custom op
+  OpFailure* failure;           // where it says what failed
 };
 
 enum Split {

@@ -25,6 +25,7 @@ struct Job {
   const void* src;
   void* dst;
   int32_t src_dtype;
+  const float* column_weights;
   const int8_t* q_in;
   const float* scales_in;
   const int8_t* groups_in;
@@ -81,8 +82,9 @@ void pack_tile(Job* job, int64_t row_start, int64_t num_rows) {
       if (!is_finite_row(src + i * row_bytes, job->src_dtype, r.cols)) return note_bad_row(job, row_start + i);
     }
   }
-  job->context->kernels->pack(
-      PackArgs{r.layout, r.rows, r.cols, row_start, num_rows, job->src_dtype, src, static_cast<uint8_t*>(job->dst)});
+  const float* const scales = job->scales_in ? job->scales_in + (row_start - r.row_start) : nullptr;
+  job->context->kernels->pack(PackArgs{r.layout, r.rows, r.cols, row_start, num_rows, job->src_dtype, src,
+                                       static_cast<uint8_t*>(job->dst), job->column_weights, scales});
 }
 
 void unpack_tile(Job* job, int64_t row_start, int64_t num_rows) {
@@ -231,6 +233,8 @@ ps_status pack(ps_context* context, const PackArgs& args) {
   job.src = args.src;
   job.dst = args.dst;
   job.src_dtype = args.src_dtype;
+  job.column_weights = args.column_weights;
+  job.scales_in = args.scales;
   PS_TRY(run(&job));
   const int64_t bad = job.bad_row.load();
   if (bad == INT64_MAX) return PS_OK;

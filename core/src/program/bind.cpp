@@ -162,6 +162,11 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   call->token_request = node.wanted_only ? p->batch.wanted_request : p->batch.token_request;
   PS_TRY(bind_loaded(p, node.op, call));
   PS_TRY(bind_exchange(p, node, call));
+  if (has_flag(*p, PS_PROGRAM_INPUT_SUMS) && node.op == OP_LINEAR) {
+    call->input_sums = &p->input_sums[call - p->bound.calls.data()];
+    if (!p->bound.steps.push(make_step(*p, call, &kInputSums)) || !p->bound.phases.push(&kInputSums))
+      return no_memory();
+  }
   return push_steps(p, node, run.gated, call);
 }
 
@@ -338,6 +343,7 @@ ps_status bind_program(ps_program* p) {
   const int64_t count = graph.nodes.size();
   if (!p->bound.calls.resize(count + 1))
     return no_memory();  // once: steps point into it.  The last moves the wanted rows
+  if (has_flag(*p, PS_PROGRAM_INPUT_SUMS) && !p->input_sums.resize(count)) return no_memory();
   bool moved = p->plan.sources.count == 0;
   for (int32_t i : p->plan.order) {
     if (graph.nodes[i].wanted_only && !moved) PS_TRY(bind_move(p, &p->bound.calls[count]));

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "base/build.h"
+#include "ops/input_sums.h"
 #include "program/batch.h"
 #include "program/estimate.h"
 #include "program/network_memory.h"
@@ -34,6 +35,7 @@ struct ProgramMemory {
   BatchCopy batch;
   LastStep last;
   StepSpans spans;
+  Vec<InputSums> input_sums;  // of each node of the graph, with PS_PROGRAM_INPUT_SUMS
   RankState ranks;
 };
 

@@ -8,22 +8,24 @@ docs/guides/quantization.md describes the folder.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
+
+from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import HEAD_NAME, Checkpoint
 from penstock.checkpoint.side_files import write_side_files
 from penstock.config import show
-from penstock.core.native import Context
+from penstock.core.native import Context, QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
 from penstock.quant.matrix import quantize_rows
 from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
-__all__ = ["QuantizeReport", "plan_weights", "quantize_checkpoint"]
+__all__ = ["QuantizeReport", "Rounding", "check_float_weights", "plan_weights", "quantize_checkpoint"]
 
 EMBEDDING_WORDS: Final = ("embed", "wte", "wpe")
 TOKEN_TABLES: Final = ("embed_tokens", "shared")
@@ -31,6 +33,22 @@ FLOAT_LAYERS: Final = ("gate", "router", "wg", "shared_expert_gate", "conv", "co
 """The names of routers and convolutions, which networks compute in float32 under every scheme."""
 FLOATS: Final = ("f32", "f16", "bf16")
 QuantizeProgress = Callable[[int, int], None]
+
+
+class Rounding(Protocol):
+    """A method that chooses the integers of each weight; without one they are rounded to nearest."""
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """What config.json of the folder says about the method."""
+
+    def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
+        """Return the values of a tensor of the folder, before a matrix is rounded: those of the source, or folded."""
+
+    def rows(
+        self, context: Context, name: str, matrix: NDArray[Any], dtype: str, scheme: Scheme
+    ) -> Iterator[QuantizedRows]:
+        """Yield the integers of the weight ``name`` in runs of rows; arguments as of ``quantize_rows``."""
 
 
 @dataclass(frozen=True)
@@ -88,38 +106,49 @@ def _entries(checkpoint: Checkpoint, plan: dict[str, Scheme], names: list[str]) 
     return entries
 
 
+def check_float_weights(checkpoint: Checkpoint) -> None:
+    """Refuse a folder that is quantized already; UnsupportedError."""
+    if checkpoint.scheme is not None:
+        raise UnsupportedError(
+            f"{checkpoint.folder}: expected float weights, got weights quantized as {checkpoint.scheme}. "
+            "Use the original checkpoint."
+        )
+
+
 def quantize_checkpoint(
-    source: Checkpoint | Path | str, out: Path | str, scheme: str, progress: QuantizeProgress | None = None
+    source: Checkpoint | Path | str,
+    out: Path | str,
+    scheme: str,
+    progress: QuantizeProgress | None = None,
+    rounding: Rounding | None = None,
 ) -> QuantizeReport:
     """Write the folder ``out``, which must not exist, from the checkpoint folder ``source``.
 
     Of a family whose tensors differ from the network's parameters, ``source`` is what ``models.mapped.open_mapped``
     returns; the folder then has the parameters.
 
+    ``rounding``: the method that chooses the integers; None rounds to nearest.
     ``progress(done, total)`` counts bytes of the source.  The folder appears complete or not at all.  Raises what
     ``Checkpoint.open`` raises, and InvalidArgumentError for a scheme that does not quantize or an existing ``out``.
     """
     start = time.monotonic()
     scheme_row = quantizing_scheme(scheme)
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
-    if checkpoint.scheme is not None:
-        raise UnsupportedError(
-            f"{checkpoint.folder}: expected float weights, got weights quantized as {checkpoint.scheme}. "
-            "Use the original checkpoint."
-        )
+    check_float_weights(checkpoint)
     plan = plan_weights(checkpoint, scheme_row)
     redundant = checkpoint.redundant_names()
     names = [name for name in checkpoint.tensors if name not in redundant]
     total = sum(checkpoint.tensors[name].num_bytes for name in names)
     side_files = checkpoint.side_files()
-    side_files["config.json"] = quantized_config(checkpoint.config.values, scheme_row.name, checkpoint.dtype)
+    recipe = None if rounding is None else rounding.recipe
+    side_files["config.json"] = quantized_config(checkpoint.config.values, scheme_row.name, checkpoint.dtype, recipe)
     with new_folder(Path(out)) as folder:
         write_side_files(folder, side_files)
         writer = TensorWriter(folder / "model.safetensors", _entries(checkpoint, plan, names))
         done_bytes = 0
         with Context() as context:
             for name in names:
-                _write_tensor(writer, context, checkpoint, name, plan.get(name))
+                _write_tensor(writer, context, checkpoint, name, plan.get(name), rounding)
                 checkpoint.release(name)
                 done_bytes += checkpoint.tensors[name].num_bytes
                 if progress is not None:
@@ -129,14 +158,26 @@ def quantize_checkpoint(
 
 
 def _write_tensor(
-    writer: TensorWriter, context: Context, checkpoint: Checkpoint, name: str, scheme: Scheme | None
+    writer: TensorWriter,
+    context: Context,
+    checkpoint: Checkpoint,
+    name: str,
+    scheme: Scheme | None,
+    rounding: Rounding | None,
 ) -> None:
-    data = checkpoint.read(name)
+    data, dtype = checkpoint.read(name), checkpoint.tensors[name].dtype
+    if rounding is not None:
+        data = rounding.tensor(name, data, dtype)
     if scheme is None:
         writer.add(name, data)
         return
     try:
-        for rows in quantize_rows(context, scheme, data, checkpoint.tensors[name].dtype):
+        pieces = (
+            quantize_rows(context, scheme, data, dtype)
+            if rounding is None
+            else rounding.rows(context, name, data, dtype, scheme)
+        )
+        for rows in pieces:
             add_quantized(writer, name, scheme, rows)
     except InvalidArgumentError as error:  # for example a NaN: the packer knows the row but not the name
         raise InvalidFileError(f"{checkpoint.tensors[name].file}: tensor {show(name)}: {error}", param=name) from None

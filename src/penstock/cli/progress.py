@@ -22,11 +22,13 @@ _LABELS: Final = {
     "convert": "converting tensors",
     "download": "downloading",
     "first": "first run: capturing and packing the model, next time it opens at once",
+    "hessians": "adding up products of inputs",
     "measure": "measuring",
     "merge": "merging weights",
     "pack": "packing weights",
     "quantize": "quantizing weights",
     "shard": "cutting weights",
+    "statistics": "computing statistics of inputs",
     "verify": "verifying checksums",
     "wait": "waiting for another process that is making the same bundle",
 }

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock import env
 from penstock.core.comm import RankComm
-from penstock.core.layouts import BLOCKS
+from penstock.core.layouts import BLOCKS, T16_I4G32
 from penstock.core.library import ContextOptions, check, library, sized
 from penstock.core.weights import DTYPE_BYTES, Data, QuantizedRows, data_address, groups_shape, layout_bytes
 from penstock.errors import InvalidArgumentError
@@ -157,6 +157,26 @@ class Context(Handle):
         target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)
         at = (layout, rows, cols, row_start, num_rows)
         check(library().ps_pack_quantized(self.handle, *at, q, scales, groups, target))
+
+    def pack_weighted(
+        self,
+        src: npt.NDArray[np.float32],
+        dst: Data,
+        *,
+        column_weights: npt.NDArray[np.float32] | None = None,
+        scales: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Pack a whole 4-bit weight [rows, cols] from float32, with a weight for the error of each column.
+
+        ``column_weights`` [cols]: what the squared error of each column counts; None: all the same.  ``scales`` [rows]:
+        of the rows, None: the largest magnitude becomes 127.  ``dst`` is zeroed memory of the layout T16_I4G32.
+        """
+        rows, cols = src.shape
+        source = data_address(src, rows * cols * 4, "src")
+        target = data_address(dst, layout_bytes(T16_I4G32, rows, cols), "dst", written=True)
+        weights = None if column_weights is None else data_address(column_weights, 4 * cols, "column_weights")
+        row_scales = None if scales is None else data_address(scales, 4 * rows, "scales")
+        check(library().ps_pack_weighted(self.handle, rows, cols, 0, rows, source, weights, row_scales, target))
 
     def pack_blocks(
         self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: npt.NDArray[np.uint8], dst: Data

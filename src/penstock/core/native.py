@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ from penstock.validation import refusal
 __all__ = [
     "ALL_THREADS",
     "EMPTY_KERNELS",
+    "INPUT_SUMS",
     "POISON",
     "Biases",
     "Context",
@@ -92,6 +93,8 @@ EMPTY_KERNELS = 1
 """A program flag: run everything except the kernels, to measure only the executor."""
 ALL_THREADS = 4
 """A program flag: use all threads in every step, however short; for tests and measurements."""
+INPUT_SUMS = 8
+"""A program flag: allow ``CoreProgram.sum_inputs``."""
 POISON = 2
 """A program flag: fill temporaries with NaN before each step, to find aliasing errors."""
 
@@ -309,6 +312,7 @@ class CoreProgram(Handle):
         check(library().ps_program_create_flagged(*at))
         super().__init__(address_of(out))
         self._model, self._context = model, context
+        self._input_sums: dict[int, list[npt.NDArray[Any] | None]] = {}
 
     def run(self, batch: StepBatch) -> None:
         """Compute one step.  Its logits stay valid until the next one."""
@@ -386,6 +390,29 @@ class CoreProgram(Handle):
         check(library().ps_program_kv(self.handle, state, *out))
         view = self._view(data.value or 0, num_pages.value * page_bytes.value)
         return np.frombuffer(view, np.uint8).reshape(num_pages.value, page_bytes.value)
+
+    def sum_inputs(
+        self,
+        index: int,
+        *,
+        squares: npt.NDArray[np.float64] | None = None,
+        maxima: npt.NDArray[np.float32] | None = None,
+        rows: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """From the next step on, add up the input of the linear that is node ``index`` of the graph.
+
+        ``squares`` [cols]: to which the squares of each column are added.  ``maxima`` [cols]: the largest magnitudes.
+        ``rows`` [max_tokens, cols]: where each step copies its input to.  None: not.  The sums do not depend on the
+        number of threads.  Raises InvalidArgumentError for a program without ``INPUT_SUMS``.
+        """
+        self._check_parents()
+        arrays = [squares, maxima, rows]
+        for name, array in (("squares", squares), ("maxima", maxima), ("rows", rows)):
+            if array is not None and not (array.flags.c_contiguous and array.flags.writeable):
+                raise InvalidArgumentError(f"{name}: expected a C-contiguous, writable array", param=name)
+        at = (None if array is None else array.ctypes.data for array in arrays)
+        check(library().ps_program_sum_inputs(self.handle, index, *at))
+        self._input_sums[index] = arrays
 
     def _check_parents(self) -> None:
         _ = self.handle, self._model.handle, self._context.handle

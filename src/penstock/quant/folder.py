@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,8 @@ from penstock.quant.scheme import Scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
 __all__ = [
-    "PARTIAL_SUFFIX", "QUANTIZED_VERSION", "add_quantized", "check_folder_name", "new_folder", "private_folder",
-    "quantized_config", "quantized_entries",
+    "PARTIAL_SUFFIX", "QUANTIZED_VERSION", "add_quantized", "check_folder_name", "check_new_folder", "new_folder",
+    "private_folder", "quantized_config", "quantized_entries",
 ]  # fmt: skip
 
 QUANTIZED_VERSION: Final = 2
@@ -56,9 +56,13 @@ def add_quantized(writer: TensorWriter, name: str, scheme: Scheme, rows: Quantiz
         writer.add(f"{name}_groups", rows.groups)
 
 
-def quantized_config(config: dict[str, Any], scheme: str, dtype: str) -> bytes:
-    """Return config.json of the quantized folder: the original's with a ``quantization_config``."""
+def quantized_config(config: dict[str, Any], scheme: str, dtype: str, recipe: Mapping[str, Any] | None = None) -> bytes:
+    """Return config.json of the quantized folder: the original's with a ``quantization_config``.
+
+    ``recipe``: the method that chose the integers, and its calibration data.
+    """
     section = {"quant_method": "penstock", "version": QUANTIZED_VERSION, "scheme": scheme, "dtype": dtype}
+    section |= {"recipe": dict(recipe)} if recipe else {}
     return (json.dumps(config | {"quantization_config": section}, indent=2) + "\n").encode()
 
 
@@ -113,12 +117,12 @@ def _remove_abandoned(final: Path) -> None:
 @contextlib.contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
     """Make a folder that is renamed to ``final`` when the block succeeds, and removed when it raises."""
-    _check_new(final)
+    check_new_folder(final)
     with private_folder(final) as temporary:
         try:
             yield temporary
             temporary.chmod(0o755)
-            _check_new(final)
+            check_new_folder(final)
             os.rename(temporary, final)
         except PenstockError:
             raise
@@ -137,7 +141,8 @@ def check_folder_name(final: Path) -> None:
         )
 
 
-def _check_new(final: Path) -> None:
+def check_new_folder(final: Path) -> None:
+    """Refuse a folder that exists, and the name of a file; InvalidArgumentError."""
     check_folder_name(final)
     if final.exists() or final.is_symlink():
         raise InvalidArgumentError(f"{final}: expected a new folder, but it already exists")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of
-from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.cli.progress import ProgressLine, format_bytes, printable
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.file_kinds import is_gguf
 
@@ -99,6 +100,7 @@ def _folder(path: Path) -> dict[str, Any]:
         "network": checkpoint.config.optional_str("model_type"),
         "dtype": checkpoint.dtype,
         "scheme": checkpoint.scheme or checkpoint.own_block_scheme(),
+        "recipe": _recipe(checkpoint.config.values),
         "context_len": checkpoint.config.optional_int("max_position_embeddings"),
         "num_tensors": len(checkpoint.tensors),
         "num_values": sum(entry["values"] for entry in by_dtype.values()),
@@ -107,6 +109,21 @@ def _folder(path: Path) -> dict[str, Any]:
         "files": {stamp.name: stamp.num_bytes for stamp in checkpoint.files},
         **(_memory(checkpoint) if is_gguf(path) else {}),
     }
+
+
+def _recipe(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how `penstock quantize` chose the integers; None for other folders, and without calibration data."""
+    section = config.get("quantization_config")
+    recipe = section.get("recipe") if isinstance(section, dict) else None
+    return recipe if isinstance(recipe, dict) else None
+
+
+def _recipe_lines(recipe: dict[str, Any] | None) -> list[str]:
+    if not recipe:
+        return []
+    figures = {key: value for key, value in recipe.items() if isinstance(value, (str, int, float))}
+    words = [f"{key} {value}" for key, value in figures.items() if key != "method"]
+    return [f"quantized by   {printable(str(figures.get('method')))}: {printable(', '.join(words))}"]
 
 
 def _memory(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -131,6 +148,7 @@ def _folder_text(details: dict[str, Any]) -> str:
         f"{details['path']}: a {'GGUF file' if is_gguf(Path(details['path'])) else 'checkpoint folder'}",
         f"network        {details['network'] or 'not named'}{context}",
         f"type           {details['dtype']}{scheme}",
+        *_recipe_lines(details["recipe"]),
         f"{values:<15}{details['num_values']:,} in {details['num_tensors']:,} tensors, "
         f"{format_bytes(details['num_bytes'])}",
     ]
@@ -208,6 +226,7 @@ def _network_text(details: dict[str, Any]) -> str:
 
 def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from penstock.cli.options import limits_of
+    from penstock.config import ConfigReader
     from penstock.core import native
     from penstock.core.predict import GENERAL_NETWORK
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
@@ -239,8 +258,10 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             kv_layout=kv_layout_of(program_limits.kv_layout, model.info.scheme),
         )
         plan = plan_limits(model, context, limits)
-        info = model.info
+        info, config = model.info, model.segment("config.json")
+        recipe = _recipe(ConfigReader.parse(bytes(config)).values) if config else None
     details = {"path": str(path), "kind": "bundle", **asdict(info), **describe(path)}
+    details["recipe"] = recipe
     details["verified"] = bool(args.verify)
     tables = sum(segment["bytes"] for segment in details["segments"] if segment["name"] == TOKENIZER_SEGMENT)
     total = {"tokenizer_bytes": tables, "total_bytes": plan.total_bytes + tables}
@@ -257,6 +278,7 @@ def _bundle_text(details: dict[str, Any]) -> str:
         f"vocabulary     {details['vocab_size']:,} tokens",
         f"context        {details['context_len']:,} tokens, page groups: {_windows(details['page_windows'])}",
     ]
+    lines += _recipe_lines(details["recipe"])
     if details["tail"]:
         lines.append(f"ends in        {details['tail']}, {details['tail_k']} ids per row: greedy answers only")
     lines += _bundle_lines(details)

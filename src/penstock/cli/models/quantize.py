@@ -1,14 +1,23 @@
-"""``penstock quantize CHECKPOINT OUT --scheme S``: write a checkpoint folder with quantized weights."""
+"""``penstock quantize CHECKPOINT OUT --scheme S [--method M]``: write a folder with quantized weights."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.options import add_parser_of
-from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.cli.options import add_options, add_parser_of
+from penstock.cli.progress import ProgressLine, format_bytes, printable
+from penstock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from penstock.calibration.quantize import DataReport
 
 __all__ = ["add_parser", "run"]
+
+_METHODS: Final = ("rtn", "imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -17,13 +26,40 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "quantize",
         "Write a checkpoint folder with quantized weights. The folder loads wherever a checkpoint folder does.",
-        "penstock quantize my-model my-model-w8 --scheme w8a8",
+        "penstock quantize my-model my-model-w8 --scheme w8a8\n"
+        "penstock quantize my-model my-model-w4 --scheme w4a8 --method gptq --calibration texts.jsonl",
     )
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, a GGUF file, or ORG/NAME of a downloaded model"
     )
     parser.add_argument("out", metavar="OUT", help="the folder to write; it must not exist")
     parser.add_argument("--scheme", required=True, help="w8a16, w8a8, w4a16 or w4a8 (required)")
+    parser.add_argument(
+        "--method",
+        choices=_METHODS,
+        default="rtn",
+        help="how integers are chosen: rtn rounds to nearest, imatrix weights the error of each column by its inputs, "
+        "gptq also corrects each column's error in the later ones, smooth moves large inputs into the weights and "
+        "may be the first step of another method (default: rtn)",
+    )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="texts for imatrix and gptq: plain text, or JSON or JSON lines with strings, text or messages; for "
+        "imatrix also an importance matrix of llama.cpp (.gguf or .dat) (default: texts that the model generates)",
+    )
+    parser.add_argument(
+        "--calibration-tokens",
+        type=int,
+        metavar="N",
+        help="use at most N tokens of the texts, evenly spaced (default: 65536)",
+    )
+    parser.add_argument(
+        "--imatrix-out",
+        metavar="FILE",
+        help="also write the statistics to FILE, an importance matrix in GGUF for llama.cpp's tools (default: none)",
+    )
+    add_options(parser, "--threads")
     parser.set_defaults(run=run)
 
 
@@ -33,6 +69,12 @@ def run(args: argparse.Namespace) -> int:
     from penstock.models.mapped import open_mapped
     from penstock.runtime.build import Progress
 
+    if args.method != "rtn":
+        return _run_with_data(args)
+    for option in ("calibration", "calibration_tokens", "imatrix_out"):
+        if getattr(args, option) is not None:
+            name = "--" + option.replace("_", "-")
+            raise InvalidArgumentError(f"{name}: expected another --method than rtn, which uses no data", param=option)
     with ProgressLine() as line:
         report = quantize_checkpoint(
             open_mapped(downloaded_path(args.checkpoint)),
@@ -45,3 +87,34 @@ def run(args: argparse.Namespace) -> int:
         f"from {format_bytes(report.source_bytes)} in {report.seconds:.1f} s"
     )
     return 0
+
+
+def _run_with_data(args: argparse.Namespace) -> int:
+    from penstock.calibration.quantize import DataOptions, quantize_with_data
+    from penstock.calibration.texts import DEFAULT_TOKENS
+
+    tokens = DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens
+    file = None if args.calibration is None else Path(args.calibration)
+    imatrix_out = None if args.imatrix_out is None else Path(args.imatrix_out)
+    options = DataOptions(args.method, file, tokens, args.threads, imatrix_out)
+    with ProgressLine() as line:
+        report = quantize_with_data(downloaded_path(args.checkpoint), args.out, args.scheme, options, line)
+    _print_report(args, report)
+    return 0
+
+
+def _print_report(args: argparse.Namespace, report: DataReport) -> None:
+    files, recipe = report.files, report.recipe
+    print(
+        f"{args.out}: {files.scheme} by {recipe['method']}, {files.num_quantized} weights quantized, "
+        f"{format_bytes(files.num_bytes)} from {format_bytes(files.source_bytes)} in {report.seconds:.1f} s; "
+        f"{recipe['calibration_tokens']:,} calibration tokens of {printable(recipe['calibration'])}, "
+        f"sha256 {recipe['calibration_sha256'][:12]}"
+    )
+    for names, what in (
+        (report.without_data, "without calibration data, rounded to nearest"),
+        (report.without_gptq, "without a positive definite Hessian, rounded as imatrix does"),
+    ):
+        if names:
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            print(f"penstock: {printable(names[0])}{others}: {what}", file=sys.stderr)

@@ -1,0 +1,307 @@
+"""Quantize a checkpoint with calibration data: weighted rounding (imatrix) and GPTQ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.calibration.bundle import open_calibrated
+from penstock.calibration.collect import CalibrationProgram, LinearNode
+from penstock.calibration.smooth import NO_SMOOTHING, STRENGTH, find_folds, smoothing_of
+from penstock.calibration.texts import DEFAULT_TOKENS, calibration_data, check_max_tokens, read_texts
+from penstock.calibration.unfinished import UnfinishedWeights
+from penstock.checkpoint.float_types import to_float32
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.imatrix import is_imatrix, read_imatrix, write_imatrix
+from penstock.checkpoint.quantize import QuantizeReport, check_float_weights, plan_weights, quantize_checkpoint
+from penstock.config import check_choice
+from penstock.core.native import Context, QuantizedRows
+from penstock.errors import InvalidArgumentError
+from penstock.models.mapped import open_mapped
+from penstock.quant.folder import check_new_folder
+from penstock.quant.input_statistics import InputStatistics
+from penstock.quant.matrix import quantize_rows
+from penstock.quant.methods.gptq import DAMPING, gptq_round, inverse_factor
+from penstock.quant.methods.weighted import round_weighted
+from penstock.quant.scheme import Scheme, quantizing_scheme
+from penstock.runtime.build import Progress, ProgressCallback
+
+__all__ = ["METHODS", "DataOptions", "DataReport", "quantize_with_data"]
+
+METHODS: Final = ("imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq")
+_HESSIAN_BYTES: Final = 1 << 30
+"""Memory for the Hessians of one pass over the calibration data; a single larger one is computed by itself."""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How to quantize with data.
+
+    ``method``: one of ``METHODS``.  ``calibration``: a file of texts (``calibration.texts``); None samples texts from
+    the model.  For imatrix it may be an importance matrix of llama.cpp.
+    ``num_tokens``: use this many tokens of it at most.  ``threads``: 0 is all allowed cores.  ``imatrix_out``: a file
+    to which the statistics are written, as an importance matrix in GGUF.
+    """
+
+    method: str
+    calibration: Path | None = None
+    num_tokens: int = DEFAULT_TOKENS
+    threads: int = 0
+    imatrix_out: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown method, and too few tokens."""
+        check_choice("method", self.method, METHODS)
+        check_max_tokens(self.num_tokens)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The methods that are applied one after another."""
+        return tuple(self.method.split("+"))
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """The result of ``quantize_with_data``: the files, the calibration data, and the weights that it said nothing of.
+
+    ``without_data`` are rounded to nearest; ``without_gptq`` by weighted rounding, since their Hessian has no factor.
+    """
+
+    files: QuantizeReport
+    recipe: Mapping[str, Any]
+    without_data: tuple[str, ...]
+    without_gptq: tuple[str, ...]
+    seconds: float
+
+
+def quantize_with_data(
+    source: Path | str, out: Path | str, scheme: str, options: DataOptions, progress: ProgressCallback | None = None
+) -> DataReport:
+    """Write the folder ``out`` from a checkpoint folder or GGUF file, with integers chosen by calibration data.
+
+    A killed run of GPTQ leaves its finished weights in a hidden folder beside ``out``; the same command continues with
+    them.  Raises what ``quantize_checkpoint`` raises, and InvalidArgumentError for calibration data that is too small.
+    """
+    start = time.monotonic()
+    row, final = quantizing_scheme(scheme), Path(out)
+    check_new_folder(final)
+    checkpoint = open_mapped(source)
+    check_float_weights(checkpoint)
+    plan = plan_weights(checkpoint, row)
+    tell = progress or _ignore
+    file = options.calibration
+    if file is not None and is_imatrix(file):
+        statistics = _read_statistics(file, options, checkpoint, plan)
+        rounding = _DataRounding(statistics, _recipe(options, statistics))
+    else:
+        if file is not None:
+            read_texts(file)  # a mistake in it is reported before the work begins
+        rounding = _calibrated(checkpoint, Path(source), final, (row, plan), options, progress)
+    if options.imatrix_out is not None:
+        write_imatrix(options.imatrix_out, rounding.statistics, checkpoint.config.str("model_type"))
+    names = tuple(name for name in plan if not rounding.has_data(name))
+    report = quantize_checkpoint(
+        checkpoint, final, scheme, lambda done, total: tell(Progress("quantize", done, total)), rounding
+    )
+    if rounding.unfinished is not None:
+        rounding.unfinished.remove()
+    return DataReport(report, rounding.recipe, names, tuple(rounding.without_gptq), time.monotonic() - start)
+
+
+def _read_statistics(
+    file: Path, options: DataOptions, checkpoint: Checkpoint, plan: Mapping[str, Scheme]
+) -> InputStatistics:
+    """Read an importance matrix, and compare its columns with the checkpoint's."""
+    if options.method != "imatrix":
+        raise InvalidArgumentError(
+            f"calibration: expected texts for {options.method}, got the importance matrix {file}", param="calibration"
+        )
+    statistics = read_imatrix(file, checkpoint.config.str("model_type"))
+    for name in plan:
+        inputs, cols = statistics.weights.get(name), checkpoint.tensors[name].shape[1]
+        if inputs is not None and len(inputs.squares) != cols:
+            raise InvalidArgumentError(
+                f"calibration: expected {cols} columns of {name}, got {len(inputs.squares)} in {file}, which is of "
+                "another model",
+                param="calibration",
+            )
+    return statistics
+
+
+def _calibrated(
+    checkpoint: Checkpoint,
+    source: Path,
+    final: Path,
+    weights: tuple[Scheme, Mapping[str, Scheme]],
+    options: DataOptions,
+    progress: ProgressCallback | None,
+) -> _DataRounding:
+    """Run the calibration data, and for GPTQ choose the integers of each weight."""
+    scheme, plan = weights
+    with open_calibrated(source, options.threads, progress) as (bundle, llm):
+        data = calibration_data(llm, options.calibration, options.num_tokens)
+        with CalibrationProgram(bundle, data, options.threads) as program:
+            passes = _Passes(data.num_tokens, progress or _ignore)
+            statistics = program.statistics(passes.begin("statistics"))
+            rounding = _DataRounding(statistics, _recipe(options, statistics))
+            if "smooth" in options.steps:
+                rounding.smoothing = smoothing_of(checkpoint, find_folds(program.graph), statistics)
+            if "gptq" in options.steps:
+                unfinished = UnfinishedWeights(final, {"scheme": scheme.name, **rounding.recipe}, checkpoint)
+                _GptqWork(checkpoint, plan, rounding, unfinished).run(program, passes)
+    return rounding
+
+
+def _ignore(progress: Progress) -> None:
+    del progress
+
+
+def _recipe(options: DataOptions, statistics: InputStatistics) -> dict[str, Any]:
+    recipe: dict[str, Any] = {
+        "method": options.method,
+        "calibration": statistics.source,
+        "calibration_tokens": statistics.num_tokens,
+        "calibration_sha256": statistics.digest,
+    }
+    recipe |= {"strength": STRENGTH} if "smooth" in options.steps else {}
+    return recipe | ({"damping": DAMPING} if "gptq" in options.steps else {})
+
+
+class _Passes:
+    """The progress of passes over the calibration data."""
+
+    def __init__(self, num_tokens: int, tell: ProgressCallback) -> None:
+        self._num_tokens, self._tell = num_tokens, tell
+
+    def begin(self, stage: str, note: str = "") -> Callable[[int], None]:
+        """Return a function that counts the tokens of a pass."""
+        done = 0
+
+        def count(length: int) -> None:
+            nonlocal done
+            done += length
+            self._tell(Progress(stage, done, self._num_tokens, "tokens", note))
+
+        return count
+
+
+class _DataRounding:
+    """Rounds each weight with its statistics; GPTQ's results are taken as they are."""
+
+    def __init__(self, statistics: InputStatistics, recipe: Mapping[str, Any]) -> None:
+        self.statistics, self.recipe = statistics, recipe
+        self.unfinished: UnfinishedWeights | None = None
+        self.smoothing = NO_SMOOTHING
+        self.without_gptq: list[str] = []
+
+    def has_data(self, name: str) -> bool:
+        """Return True if the weight had an input that was not zero."""
+        inputs = self.statistics.weights.get(name)
+        return inputs is not None and bool(inputs.squares.any())
+
+    def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
+        """Return a tensor, smoothed."""
+        return self.smoothing.apply(name, data, dtype)
+
+    def rows(
+        self, context: Context, name: str, matrix: NDArray[Any], dtype: str, scheme: Scheme
+    ) -> Iterator[QuantizedRows]:
+        """Yield the integers of a weight."""
+        finished = None if self.unfinished is None else self.unfinished.read(name)
+        if finished is not None:
+            yield finished
+        elif self.has_data(name) and self.recipe["method"] != "smooth":
+            yield self.weighted(context, name, to_float32(matrix, dtype), scheme)
+        else:
+            yield from quantize_rows(context, scheme, matrix, dtype)
+
+    def weighted(self, context: Context, name: str, matrix: NDArray[np.float32], scheme: Scheme) -> QuantizedRows:
+        """Return the integers of a weight, rounded with its statistics."""
+        inputs = self.smoothing.inputs_of(name, self.statistics.weights[name])
+        return round_weighted(context, matrix, scheme, inputs.mean_squares)
+
+
+class _GptqWork:
+    """GPTQ over all weights with data, as many at a time as there is memory for their Hessians."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: Mapping[str, Scheme],
+        rounding: _DataRounding,
+        unfinished: UnfinishedWeights,
+    ) -> None:
+        self._checkpoint, self._plan, self._rounding = checkpoint, plan, rounding
+        self._unfinished = rounding.unfinished = unfinished
+
+    def run(self, program: CalibrationProgram, passes: _Passes) -> None:
+        """Compute the integers of each weight, and keep them in files."""
+        groups = _groups([linear for linear in program.linears if self._open_names(linear)])
+        self._check_tokens([linear for group in groups for linear in group], program.data.num_tokens)
+        with Context(program.threads) as context:
+            for number, group in enumerate(groups, 1):
+                note = f"pass {number} of {len(groups)}"
+                hessians = program.hessians(group, passes.begin("hessians", note))
+                for linear in group:
+                    self._round(context, linear, hessians[linear.index])
+
+    def _open_names(self, linear: LinearNode) -> list[str]:
+        return [
+            name
+            for name in linear.names
+            if name in self._plan and self._rounding.has_data(name) and self._unfinished.read(name) is None
+        ]
+
+    def _check_tokens(self, linears: list[LinearNode], num_tokens: int) -> None:
+        cols = max((linear.cols for linear in linears), default=0)
+        if num_tokens < cols:
+            raise InvalidArgumentError(
+                f"calibration: expected at least {cols} tokens for gptq, as many as the widest weight has columns, got "
+                f"{num_tokens}; pass more text, or use --method imatrix",
+                param="calibration",
+                code="too_few_tokens",
+            )
+
+    def _round(self, context: Context, linear: LinearNode, hessian: NDArray[np.float32]) -> None:
+        """Round the tensors of a weight together: their rows do not depend on each other."""
+        names = self._open_names(linear)
+        hessian = self._rounding.smoothing.hessian_of(names[0], hessian)
+        try:
+            factor, _ = inverse_factor(hessian)
+        except InvalidArgumentError:
+            self._rounding.without_gptq += names
+            return
+        parts = [self._floats(name) for name in names]
+        scheme = self._plan[names[0]]
+        rows = gptq_round(context, np.concatenate(parts), scheme, hessian, factor)
+        start = 0
+        for name, part in zip(names, parts, strict=True):
+            own = slice(start, start + len(part))
+            groups = None if rows.groups is None else rows.groups[own]
+            self._unfinished.write(name, QuantizedRows(rows.q[own], rows.scales[own], groups))
+            start += len(part)
+
+    def _floats(self, name: str) -> NDArray[np.float32]:
+        dtype = self._checkpoint.tensors[name].dtype
+        values = to_float32(self._rounding.tensor(name, self._checkpoint.read(name), dtype), dtype).copy()
+        self._checkpoint.release(name)
+        return values
+
+
+def _groups(linears: list[LinearNode]) -> list[list[LinearNode]]:
+    """Divide linears, in their order, into groups whose Hessians fit into memory together."""
+    groups: list[list[LinearNode]] = []
+    num_bytes = 0
+    for linear in linears:
+        if not groups or num_bytes + linear.hessian_bytes > _HESSIAN_BYTES:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(linear)
+        num_bytes += linear.hessian_bytes
+    return groups

@@ -1,0 +1,197 @@
+"""Calibration texts: read from a file, cut into sequences of token ids, or sampled from the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from penstock.checkpoint.side_files import read_small_file
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
+from penstock.validation import refusal
+
+if TYPE_CHECKING:
+    from penstock.llm.llm import LLM
+
+__all__ = ["DEFAULT_TOKENS", "MIN_TOKENS", "SEQUENCE_LEN", "CalibrationData", "calibration_data", "read_texts"]
+
+DEFAULT_TOKENS: Final = 65_536
+"""The number of calibration tokens that is used at most, unless the caller asks for another."""
+MIN_TOKENS: Final = 256
+SEQUENCE_LEN: Final = 512
+_MAX_BYTES: Final = 1 << 30
+_SAMPLES_AT_ONCE: Final = 8
+_ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
+Text: TypeAlias = str | list[dict[str, str]]
+"""A text, or the messages of a conversation."""
+
+
+@dataclass(frozen=True)
+class CalibrationData:
+    """Sequences of token ids, each computed from its first token.  ``source`` names the file, or "samples"."""
+
+    sequences: list[list[int]]
+    source: str
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of all sequences."""
+        return sum(map(len, self.sequences))
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the sequences: their lengths and ids."""
+        digest = hashlib.sha256()
+        for ids in self.sequences:
+            digest.update(np.array([len(ids), *ids], "<i4").tobytes())
+        return digest.hexdigest()
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Return the texts of a file.
+
+    A ``.jsonl`` file has a JSON value on each line, a ``.json`` file a list of them: a string, an object with ``text``,
+    ``prompt`` (and ``completion``), ``messages`` or ``conversations``, or a list of messages.  Any other file is one
+    plain text in UTF-8.  Raises FileAccessError or InvalidFileError, which names the line.
+    """
+    data = read_small_file(path, _MAX_BYTES)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidFileError(
+            f"{path}: expected UTF-8 text, got other bytes at {error.start}", param="calibration"
+        ) from None
+    suffix = path.suffix.lower()
+    if suffix not in (".jsonl", ".json"):
+        return [text] if text.strip() else []
+    lines = text.split("\n") if suffix == ".jsonl" else [text]
+    values: list[tuple[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            values.append((f"line {number}", _parse(path, number, line)))
+    if suffix == ".json":
+        items = values[0][1] if values and isinstance(values[0][1], list) else [value for _, value in values]
+        values = [(f"item {number}", item) for number, item in enumerate(items, 1)]
+    return [_text_of(value, f"{path}: {where}") for where, value in values]
+
+
+def _parse(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFileError(
+            f"{path}: line {number}: expected JSON, got {line:.60}: {error}", param="calibration"
+        ) from None
+
+
+def _text_of(value: Any, where: str) -> Text:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        messages = value.get("messages", value.get("conversations"))
+        if messages is not None:
+            return _messages(messages, where)
+        if isinstance(value.get("text"), str):
+            return str(value["text"])
+        if isinstance(value.get("prompt"), str):
+            completion = value.get("completion", "")
+            return str(value["prompt"]) + (completion if isinstance(completion, str) else "")
+    elif isinstance(value, list):
+        return _messages(value, where)
+    raise InvalidFileError(
+        f"{where}: expected a string, or an object with text, prompt, messages or conversations", param="calibration"
+    )
+
+
+def _messages(value: Any, where: str) -> list[dict[str, str]]:
+    messages = []
+    for message in value if isinstance(value, list) else [None]:
+        if isinstance(message, dict):
+            role = message.get("role", _ROLES.get(str(message.get("from"))))
+            content = message.get("content", message.get("value"))
+            if isinstance(role, str) and isinstance(content, str):
+                messages.append({"role": role, "content": content})
+                continue
+        raise InvalidFileError(f"{where}: expected messages with role and content", param="calibration")
+    return messages
+
+
+def calibration_data(
+    llm: LLM, calibration: Path | str | None, max_tokens: int = DEFAULT_TOKENS, sequence_len: int = SEQUENCE_LEN
+) -> CalibrationData:
+    """Return the sequences to calibrate with: those of a file, or the model's own samples without one.
+
+    A text becomes sequences of up to ``sequence_len`` tokens; of more than ``max_tokens``, evenly spaced sequences are
+    taken.  Raises InvalidArgumentError for less than ``MIN_TOKENS`` tokens.
+    """
+    if calibration is None:
+        return CalibrationData(_samples(llm, max_tokens, sequence_len), "samples")
+    path = Path(calibration)
+    sequences = []
+    for text in read_texts(path):
+        ids = _encode(llm, text, path)
+        sequences += [ids[start : start + sequence_len] for start in range(0, len(ids), sequence_len)]
+    data = CalibrationData(_evenly(sequences, max_tokens), path.name)
+    if data.num_tokens < MIN_TOKENS:
+        raise InvalidArgumentError(
+            f"calibration: expected at least {MIN_TOKENS} tokens, got {data.num_tokens} in {path}; pass more text, "
+            "such as 100 kB of what the model will work on",
+            param="calibration",
+            code="too_few_tokens",
+        )
+    return data
+
+
+def _encode(llm: LLM, text: Text, path: Path) -> list[int]:
+    if isinstance(text, str):
+        return list(llm.tokenizer.encode(text))
+    try:
+        return llm.chat_prompt(text, continue_final_message=False)
+    except PenstockError as error:
+        raise error.with_message(f"{path}: {error}") from None
+
+
+def _evenly(sequences: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    """Return evenly spaced sequences of about ``max_tokens`` tokens together."""
+    total = sum(map(len, sequences))
+    if total <= max_tokens:
+        return list(sequences)
+    count = max(1, len(sequences) * max_tokens // total)
+    return [sequences[index * len(sequences) // count] for index in range(count)]
+
+
+def _samples(llm: LLM, max_tokens: int, sequence_len: int) -> list[list[int]]:
+    """Sample texts from the model, from its first token on, with fixed seeds."""
+    first = _first_token(llm)
+    length = min(sequence_len, llm.info.context_len) - 1
+    sequences: list[list[int]] = []
+    while sum(map(len, sequences)) < max_tokens:
+        seeds = range(len(sequences), len(sequences) + _SAMPLES_AT_ONCE)
+        params = [_sampling(seed, length) for seed in seeds]
+        results = llm.generate([[first]] * len(params), params)
+        sequences += [[first, *result.token_ids] for result in results]
+    return sequences
+
+
+def _sampling(seed: int, length: int) -> Any:
+    from penstock.engine.params import SamplingParams
+
+    return SamplingParams(temperature=1.0, top_k=0, top_p=1.0, max_tokens=length, seed=seed, ignore_eos=True)
+
+
+def _first_token(llm: LLM) -> int:
+    """Return the token that texts begin with."""
+    ids = llm.tokenizer.encode("") if llm.has_text else []
+    return ids[0] if ids else min(llm.generation.eos_token_ids, default=0)
+
+
+def check_max_tokens(value: object) -> int:
+    """Return the number of calibration tokens; InvalidArgumentError for one that is too small."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < MIN_TOKENS:
+        raise refusal("calibration_tokens", f"an integer of at least {MIN_TOKENS}", value)
+    return value

@@ -1,0 +1,1 @@
+"""Methods that choose the integers of a weight with data: weighted rounding and GPTQ, in numpy."""

@@ -1,0 +1,56 @@
+"""quantize with calibration data, and what inspect says of the result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import FOLDER
+
+
+@pytest.mark.long
+def test_the_method_is_shown_with_its_data(penstock_inline, tmp_path: Path):
+    out, imatrix, text = tmp_path / "out", tmp_path / "own.gguf", Path(FOLDER) / "train.py"
+    data = ("--calibration", text, "--calibration-tokens", 512, "--imatrix-out", imatrix)
+    done = penstock_inline("quantize", FOLDER, out, "--scheme", "w4a8", "--method", "imatrix", *data)
+    assert done.returncode == 0, done.stderr
+    assert "w4a8 by imatrix, 43 weights" in done.stdout
+    assert "embed_tokens" in done.stderr
+    shown = penstock_inline("inspect", out)
+    assert "imatrix: calibration train.py" in shown.stdout
+    recipe = json.loads(penstock_inline("inspect", out, "--json").stdout)["recipe"]
+    assert recipe["calibration_sha256"][:12] in done.stdout
+    assert penstock_inline("export", out, tmp_path / "out.psm").returncode == 0
+    assert json.loads(penstock_inline("inspect", tmp_path / "out.psm", "--json").stdout)["recipe"] == recipe
+    again = (
+        "quantize",
+        FOLDER,
+        tmp_path / "again",
+        "--scheme",
+        "w4a8",
+        "--method",
+        "imatrix",
+        "--calibration",
+        imatrix,
+    )
+    assert penstock_inline(*again, "--calibration", imatrix).returncode == 0
+    first, second = (folder / "model.safetensors" for folder in (out, tmp_path / "again"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--calibration", "x.txt"), "--calibration: expected another --method"),
+        (("--method", "gptq", "--calibration-tokens", "3"), "calibration"),
+        (("--method", "gptq", "--calibration", "none.txt"), "none.txt"),
+        (("--method", "gptq", "--calibration", "none.dat"), "none.dat"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(penstock_inline, tmp_path: Path, options: tuple[str, ...], word: str):
+    done = penstock_inline("quantize", FOLDER, tmp_path / "out", "--scheme", "w4a8", *options)
+    assert done.returncode in (1, 2)
+    assert word in done.stderr
+    assert list(tmp_path.iterdir()) == []
