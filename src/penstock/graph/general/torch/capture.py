@@ -7,9 +7,13 @@ sizes of its inputs may be free.  Guards of PyTorch never reach the user.
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import operator
+import re
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from typing import Any, Final
 
 import torch
@@ -20,12 +24,14 @@ from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedErro
 from penstock.graph.general.draft import Draft, Tensor
 from penstock.graph.general.sizes import Size, SizeLike, largest, smallest, symbol
 from penstock.graph.general.torch import elementwise, layers, shapes
+from penstock.graph.general.torch.recurrent import whole_recurrent_layers
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named
 
 __all__ = ["capture_module"]
 
 _READERS: Final = (elementwise, layers, shapes)  # importing them declares the readers
 _MAX_SIZE: Final = 1 << 20
+_MAX_NARROWED: Final = 4
 _CHECKS: Final = (
     *("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"),
     *("aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"),
@@ -47,12 +53,16 @@ def capture_module(
     args, kwargs = _arguments(example)
     names = _argument_names(module, args, kwargs)
     free = _FreeSizes(sizes or {})
-    dynamic = {key: free.of_argument(value, key, shapes or {}) for key, value in names.items()}
+    for key, value in names.items():
+        free.add_argument(value, key, shapes or {})
+    unknown = set(shapes or {}) - set(names)
+    if unknown:
+        raise InvalidArgumentError(f"shapes: expected {', '.join(names)}, got {sorted(unknown)}", param="shapes")
     args, kwargs = free.widened(args, kwargs)
     training = module.training
     module.eval()
     try:
-        exported = _export(module, args, kwargs, dynamic)
+        exported = _export(module, args, kwargs, free, names)
     finally:
         module.train(training)
     return _Capture(exported, free, name or type(module).__name__).run()
@@ -80,19 +90,37 @@ class _FreeSizes:
         self.dims: dict[str, Any] = {}
         self.axes: list[dict[int, str]] = []  # of each tensor of the arguments, in order: the names of its free sizes
 
-    def of_argument(self, value: Any, key: str, shapes: Mapping[str, Sequence[Any]]) -> Any:
-        """Return PyTorch's dimensions for an argument, and remember its free axes."""
+    def add_argument(self, value: Any, key: str, shapes: Mapping[str, Sequence[Any]]) -> None:
+        """Remember the free axes of the tensors of an argument."""
         names = shapes.get(key)
         if names is None:
             self.axes += [{} for _ in pytree.tree_leaves(value)]
-            return pytree.tree_map(lambda _: None, value)
+            return
         if not isinstance(value, torch.Tensor) or len(names) != value.dim():
             raise InvalidArgumentError(f"shapes: {key}: expected one name for each axis of a tensor", param="shapes")
-        free = {
-            axis: n for axis, n in enumerate(names) if isinstance(n, str) and not isinstance(self.ranges.get(n), int)
+        strings = {axis: n for axis, n in enumerate(names) if isinstance(n, str)}
+        self.axes.append({axis: n for axis, n in strings.items() if not isinstance(self.ranges.get(n), int)})
+
+    def dynamic(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return PyTorch's dimensions for the arguments."""
+        self.dims.clear()
+        axes = iter(self.axes)
+        return {
+            key: pytree.tree_map(lambda _: {axis: self._dim(n) for axis, n in next(axes).items()} or None, value)
+            for key, value in arguments.items()
         }
-        self.axes.append(free)
-        return {axis: self._dim(n) for axis, n in free.items()}
+
+    def narrow(self, message: str) -> bool:
+        """Narrow ranges to those that PyTorch's message suggests; return False if it suggests none."""
+        narrowed = False
+        for own, low, high in re.findall(r"(\w+) = Dim\('\w+', (?:min=(\d+))?(?:, )?(?:max=(\d+))?\)", message):
+            for name in self.dims:
+                symbol_name, least, most, multiple = self.limits(name)
+                if symbol_name == own:
+                    least, most = max(least, int(low or 0)), min(most, int(high or most))
+                    narrowed |= (least, most) != self.limits(name)[1:3]
+                    self.ranges[name] = (least * multiple, most * multiple, multiple)
+        return narrowed
 
     def widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with free sizes of 1 made 2: PyTorch takes a size of 1 to be fixed."""
@@ -131,25 +159,42 @@ def _checked_range(name: str, value: Any) -> Any:
     return numbers
 
 
-def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[str, Any]) -> Any:
-    logging.getLogger("torch").setLevel(logging.ERROR)
+def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: _FreeSizes, names: Any) -> Any:
+    """Export the module; a range of a free size that PyTorch finds too wide is narrowed to what it finds."""
+    for _ in range(_MAX_NARROWED):
+        try:
+            return _export_once(module, args, kwargs, free.dynamic(names))
+        except PenstockError:
+            raise
+        except Exception as error:  # torch.export raises many kinds
+            if not free.narrow(str(error)):
+                raise UnsupportedError(f"capture: {_own_words(error)}") from error
+    raise UnsupportedError("capture: the ranges of the free sizes do not settle; give them in sizes", param="sizes")
+
+
+def _export_once(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[str, Any]) -> Any:
+    loggers = [logging.getLogger("torch"), logging.getLogger("torch.__trace")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings(), whole_recurrent_layers(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
             exported = torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic, strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )  # fmt: skip
             return exported.run_decompositions({})
-    except PenstockError:
-        raise
-    except Exception as error:  # torch.export raises many kinds
-        raise UnsupportedError(f"capture: {_own_words(error)}") from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _own_words(error: Exception) -> str:
     text = " ".join(str(error).split())
-    if "specialized" in text or "Constraints violated" in text or "not all values of" in text:
-        return "the module needs a size that was declared free to be that of the example; leave it out of shapes"
+    fixed = re.search(r"Suggested fixes: (.*?)(?: The error above|$)", text)
+    if fixed:
+        return f"the module takes other sizes than those declared: {fixed[1][:200]}; give them in shapes and sizes"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
         return "the module branches on the value of a tensor, or makes a shape of one"
     return f"PyTorch cannot export the module: {text[:400]}"

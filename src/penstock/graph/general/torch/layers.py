@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
+from penstock.graph.general.einsum import einsum
 from penstock.graph.general.images import image_op, same_pads, weight_channels_last
 from penstock.graph.general.shape_rules import normalise_axis
 from penstock.graph.general.sizes import Size, SizeLike, product
@@ -38,6 +39,11 @@ def _baddbmm(w: Writer, bias: Tensor, a: Tensor, b: Tensor, beta: float = 1, alp
 @reader("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
 def _matmul(w: Writer, a: Tensor, b: Tensor) -> Tensor:
     return w.matmul(w.as_float(a), w.as_float(b))
+
+
+@reader("einsum.default")
+def _einsum(w: Writer, equation: str, operands: Sequence[Tensor], *, path: Any = None) -> Tensor:
+    return einsum(w, equation, operands)
 
 
 @reader("scaled_dot_product_attention.default")
@@ -459,7 +465,7 @@ def _scaled(size: SizeLike, scale: float) -> SizeLike:
 # ---- recurrent layers
 
 
-@reader("lstm.input")
+@reader("lstm.input", "penstock_network.lstm.default")
 def _lstm(
     w: Writer, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
@@ -470,13 +476,13 @@ def _lstm(
     return out, h, c
 
 
-@reader("gru.input")
+@reader("penstock_network.gru.default")
 def _gru(
-    w: Writer, x: Tensor, h0: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
-    train: bool, bidirectional: bool, batch_first: bool,
+    w: Writer, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Write a call for each layer; PyTorch's gates r, z, n become z, r, n."""
-    out, (h,) = _layers(w, "gru", x, [h0], params, has_biases, num_layers, bidirectional, batch_first)
+    out, (h,) = _layers(w, "gru", x, list(states), params, has_biases, num_layers, bidirectional, batch_first)
     return out, h
 
 

@@ -74,11 +74,17 @@ def _expand_as(w: Writer, x: Tensor, other: Tensor) -> Tensor:
 
 @reader("repeat.default")
 def _repeat(w: Writer, x: Tensor, repeats: Sequence[SizeLike]) -> Tensor:
-    shape = (*[1] * (len(repeats) - x.rank), *x.shape)
-    if any(count != 1 for count in repeats):
-        x = w.reshape(x, [size for own in shape for size in (1, own)])
-        x = w.add("expand", x, sizes=tuple(size for pair in zip(repeats, shape, strict=True) for size in pair))
-    return w.reshape(x, [count * size for count, size in zip(repeats, shape, strict=True)])
+    x = w.reshape(x, (*[1] * (len(repeats) - x.rank), *x.shape))
+    wide = tuple(count if size == 1 else size for count, size in zip(repeats, x.shape, strict=True))
+    counts = [1 if size == 1 else count for count, size in zip(repeats, x.shape, strict=True)]
+    x = x if wide == x.shape else w.add("expand", x, sizes=wide)
+    for axis, count in enumerate(counts):
+        if count != 1:
+            before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+            x = w.reshape(x, (product(before), 1, size, product(after)))
+            x = w.add("expand", x, sizes=(x.shape[0], count, *x.shape[2:]))
+            x = w.reshape(x, (*before, count * size, *after))
+    return x
 
 
 @reader("repeat_interleave.self_int")
@@ -278,6 +284,14 @@ def _arange(w: Writer, start: Any, end: Any = None, step: Any = 1, dtype: Any = 
     return out if dtype is None else w.cast(out, dtype_named(dtype))
 
 
+@reader("linspace.default")
+def _linspace(w: Writer, start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Tensor:
+    if not all(isinstance(value, (int, float)) for value in (start, end, steps)):
+        raise UnsupportedError("linspace: expected constant numbers")
+    values = np.linspace(start, end, steps).astype(np.float32)
+    return w.cast(w.constant(values), DType.F32 if dtype is None else dtype_named(dtype))
+
+
 @reader("full.default", "new_full.default", "full_like.default")
 def _full(w: Writer, first: Any, *args: Any, dtype: Any = None, **options: Any) -> Tensor:
     own = first.dtype if isinstance(first, Tensor) else None
@@ -306,9 +320,16 @@ def _numbers(w: Writer, value: float, first: Any, args: Sequence[Any], dtype: An
     return w.filled(sizes, value, own if dtype is None else dtype_named(dtype))
 
 
-@reader("fill.Scalar")
+@reader("fill.Scalar", "fill.Tensor")
 def _fill(w: Writer, x: Tensor, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return _expand(w, w.cast(value, x.dtype), x.shape)
     return w.filled(x.shape, float(value), x.dtype)
+
+
+@reader("zero.default")
+def _zero(w: Writer, x: Tensor) -> Tensor:
+    return w.filled(x.shape, 0.0, x.dtype)
 
 
 @reader("scalar_tensor.default")

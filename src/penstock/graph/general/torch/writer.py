@@ -200,10 +200,10 @@ OPS: Final[dict[str, Reader]] = {}
 
 
 def reader(*names: str) -> Callable[[_Reader], _Reader]:
-    """Declare the reader of ops: it takes the writer and the arguments of the op."""
+    """Declare the reader of ops, "conv2d.default" of PyTorch's own: it takes the writer and the op's arguments."""
 
     def declare(function: _Reader) -> _Reader:
-        OPS.update({f"aten.{name}": function for name in names})
+        OPS.update({name if name.count(".") == 2 else f"aten.{name}": function for name in names})
         return function
 
     return declare
