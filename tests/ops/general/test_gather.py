@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import PenstockError
+from tests.support.errors import raises
 from tests.support.general_ops import check, run
 
 RNG = np.random.default_rng(5)
@@ -80,7 +81,7 @@ def test_indices_out_of_range_fail_the_run() -> None:
             ("scatter_elements", [x, one[None], x[:1, :1]], (3, 4), {"axis": 0, "reduction": "none"}),
             ("scatter_nd", [x, pair, x[0, :1]], (3, 4), {"reduction": "none"}),
         ):
-            with pytest.raises(PenstockError, match="indices"):
+            with raises(PenstockError, match="indices"):
                 run(op, inputs, [(shape, np.float32)], **attrs)
 
 
