@@ -40,7 +40,7 @@ class Rounding(Protocol):
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """What config.json of the folder says about the method."""
+        """Return the values of config.json about the method."""
 
     def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
         """Return the values of a tensor of the folder, before a matrix is rounded: those of the source, or folded."""

@@ -18,7 +18,7 @@ DECODE: Final = "decode"
 
 @dataclass(frozen=True)
 class WorkerRoles:
-    """How many workers of a model have each role; 0 and 0: none has one."""
+    """The number of workers of a model with each role; 0 and 0: none has one."""
 
     num_prefill: int = 0
     num_decode: int = 0

@@ -35,7 +35,7 @@ _EXPERT: Final = re.compile(r"(\.experts\.)(\d+)(\.)", re.ASCII)
 _PARTS: Final = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 """Tensors of several weights with the same inputs."""
 Rows = tuple[NDArray[np.float64], NDArray[np.int64]]
-"""Of a weight in a file: sums of squares [matrices, columns] and the number of rows of each matrix."""
+"""The statistics of a weight: sums of squares [matrices, columns] and the number of rows of each matrix."""
 
 
 def is_imatrix(path: Path) -> bool:

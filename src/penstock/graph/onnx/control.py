@@ -1,4 +1,4 @@
-"""If with a condition that is known, and the ops that are refused by name."""
+"""The op If with a condition that is known, and the ops that are refused by name."""
 
 from __future__ import annotations
 

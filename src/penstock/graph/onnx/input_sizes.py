@@ -19,7 +19,7 @@ SizeChoice: TypeAlias = int | tuple[int, ...] | Sequence[int | None]
 
 
 class InputSizes:
-    """What a caller says about sizes: keys are names of sizes, "INPUT/AXIS", or names of inputs."""
+    """The sizes that a caller gives: keys are names of sizes, "INPUT/AXIS", or names of inputs."""
 
     def __init__(self, choices: Mapping[str, Any] | None) -> None:
         self._choices = dict(choices or {})

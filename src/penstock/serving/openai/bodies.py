@@ -41,7 +41,7 @@ _Count = Annotated[int, Meta(ge=1, le=MAX_TOKEN)]
 
 
 class _ActivationFields(ServingFields, kw_only=True):
-    """Whether logits become scores, and rows get length 1, by the name of vLLM and by its earlier names."""
+    """The fields that turn logits into scores, and rows to length 1, by the name of vLLM and by its earlier names."""
 
     use_activation: Annotated[
         bool | None,
@@ -65,7 +65,7 @@ class _ActivationFields(ServingFields, kw_only=True):
 
     @property
     def is_activated(self) -> bool:
-        """Whether scores are wanted, not logits."""
+        """Return True if scores are wanted, not logits."""
         names = ("use_activation", *_EARLIER_NAMES)
         return next((value for name in names if (value := getattr(self, name, None)) is not None), True)
 
@@ -386,7 +386,7 @@ class PredictRequest(_PredictFields, kw_only=True):
 
     @property
     def is_batch(self) -> bool:
-        """Whether there are several inputs, so that the answer is a list for each."""
+        """Return True if there are several inputs, so that the answer is a list for each."""
         return isinstance(self.inputs, list) and any(isinstance(one, list) for one in self.inputs)
 
     @property

@@ -20,7 +20,7 @@ _BINARY: Final = ("add", "sub", "mul", "div", "pow", "max", "min", "fmod", "mod"
 _PARAMETERS: Final = {
     "leaky_relu": 1, "elu": 1, "celu": 1, "thresholded_relu": 1, "selu": 2, "hard_sigmoid": 2, "clip": 2,
 }  # fmt: skip
-"""How many of alpha and beta a kind of ``unary`` takes."""
+"""The number of alpha and beta that a kind of ``unary`` takes."""
 
 
 def join_chains(draft: Draft) -> None:
