@@ -1,4 +1,4 @@
-"""Windows: the tokens and the scored ones are those of transformers' guide and of llama.cpp; nothing is scored twice."""
+"""Windows: the tokens and the scored ones are those of transformers' guide and of llama.cpp; none is scored twice."""
 
 from __future__ import annotations
 
