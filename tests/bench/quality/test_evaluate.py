@@ -68,11 +68,18 @@ def test_another_tokenizer_is_refused(tmp_path) -> None:
         evaluate(Evaluation(Subject(FOLDER), Subject(other), rule=RULE, speed=False))
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path) -> None:
-    at = TensorFile(FOLDER / "model.safetensors").tensors["model.norm.weight"].offset
-    bad = changed_demo(tmp_path / "bad", "model.safetensors", lambda data: data[:at] + b"\xc0\x7f" + data[at + 2 :])
+def test_logits_that_are_not_finite_are_refused(tmp_path) -> None:
+    at, num_bytes = TensorFile(FOLDER / "model.safetensors").tensors["model.norm.weight"].offset, 2 * 256
+    huge = b"\x7f\x7f" * 256  # finite weights of bf16 whose products overflow
+    bad = changed_demo(tmp_path / "bad", "model.safetensors", lambda data: data[:at] + huge + data[at + num_bytes :])
     with raises(InvalidFileError, param="against", code="non_finite_logits"):
         evaluate(Evaluation(Subject(FOLDER), Subject(bad), rule=RULE, speed=False))
+
+
+def test_windows_of_llama_cpp_are_reported() -> None:
+    rule = WindowRule("llama.cpp", 64, max_windows=2)
+    text = evaluate(Evaluation(Subject(DEMO), text=FOLDER / "valid.txt", rule=rule, speed=False)).text
+    assert (text.convention, text.length, text.stride, text.num_scored) == ("llama.cpp", 64, 64, 2 * 31)
 
 
 def test_windows_beyond_the_context_are_refused(monkeypatch) -> None:

@@ -17,8 +17,8 @@ from penstock.runtime.program import ProgramLimits
 from tests.support.command import FOLDER, ROOT
 
 VALID = FOLDER / "valid.txt"
-DIVERGENCE = {"w8a16": 0.000161, "w8a8": 0.00126, "w4a16": 0.01, "w4a8": 0.011}
-NUM_WINDOWS = 2
+DIVERGENCE = {"w8a16": 0.00017010448, "w8a8": 0.00124201878, "w4a16": 0.010117077, "w4a8": 0.0109460515}
+"""KL(f32 || scheme) of the demo model, in nats per token, over the first 1,024 tokens."""
 
 
 def test_rows_are_compared_as_numpy_does() -> None:
@@ -98,14 +98,14 @@ def test_tasks_have_the_accuracy_of_transformers(reference) -> None:
     assert (change.acc, change.lost, change.won, change.margin_stderr) == (0, 0, 0, 0)
 
 
-def test_schemes_diverge_from_floats_as_they_did(reference) -> None:
-    """Integers have the same bits on every processor, so each value that moves is a change of what is computed."""
+@pytest.mark.parametrize(
+    "scheme", ["w8a8", "w4a8", *(pytest.param(name, marks=pytest.mark.long) for name in ("w8a16", "w4a16"))]
+)
+def test_a_scheme_diverges_from_floats_as_it_did(reference, scheme) -> None:
+    """Integers have the same bits on every processor, so a value that moves is a change of what is computed."""
     llm = reference[1]
-    cut = cut_text(open_text(VALID), llm.tokenizer, WindowRule(max_windows=NUM_WINDOWS).resolve(1000))
-    found = {}
-    for scheme in DIVERGENCE:
-        limits = ProgramLimits(max_tokens=128, max_requests=1, max_rows=128, kv_layout="f32")
-        with LLM(FOLDER, scheme=scheme, limits=limits) as quantized:
-            scores = score_windows([("model", quantized), ("against", llm)], cut.windows)
-        found[scheme] = float(scores.divergence.mean())
-    assert found == pytest.approx(DIVERGENCE, rel=1e-3)
+    cut = cut_text(open_text(VALID), llm.tokenizer, WindowRule(max_windows=2).resolve(1000))
+    limits = ProgramLimits(max_tokens=128, max_requests=1, max_rows=128, kv_layout="f32")
+    with LLM(FOLDER, scheme=scheme, limits=limits) as quantized:
+        scores = score_windows([("model", quantized), ("against", llm)], cut.windows)
+    assert float(scores.divergence.mean()) == pytest.approx(DIVERGENCE[scheme], rel=1e-3)

@@ -194,7 +194,7 @@ def _text_report(source: TextSource, cut: Cut, rule: WindowRule) -> TextReport:
         len(cut.windows),
         rule.convention,
         rule.length or 0,
-        rule.stride or 0,
+        rule.stride or rule.length or 0,
         cut.bos,
     )
 

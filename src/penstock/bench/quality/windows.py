@@ -68,7 +68,7 @@ class WindowRule:
             raise InvalidArgumentError("bos: expected first or none for transformers' windows, got 'each'", param="bos")
 
     def resolve(self, context_len: int) -> WindowRule:
-        """Return the rule with length and stride for a model with this context; InvalidArgumentError if too long."""
+        """Return the rule with the length for a model with this context; InvalidArgumentError if it is too long."""
         most = context_len - (self.bos == "each" and self.convention == "penstock")
         length = self.length if self.length is not None else min(_LENGTHS[self.convention], most)
         if length > most or length < 4:
@@ -77,7 +77,7 @@ class WindowRule:
                 param="window",
                 code="context_length_exceeded",
             )
-        stride = length if self.stride is None else min(self.stride, length)
+        stride = None if self.stride is None else min(self.stride, length)
         return WindowRule(self.convention, length, stride, self.bos, self.max_windows)
 
 
