@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.bench.quality.bootstrap import Interval
     from penstock.bench.quality.tasks import Accuracy, TaskChange
-    from penstock.bench.quality.verdict import Verdict
 
-__all__ = ["Divergence", "ModelReport", "QualityReport", "Speed", "TaskReport", "TextReport"]
+__all__ = ["Divergence", "ModelReport", "QualityReport", "Speed", "TaskReport", "TextReport", "Verdict"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,25 @@ class TaskReport:
     model: Accuracy
     against: Accuracy | None
     change: TaskChange | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``worth``: "yes" (a gain at no measurable cost), "trade" (a gain at a measured cost), "no" (no gain) or "mixed"
+    (a gain in one respect, a loss in another).
+
+    ``size``, ``prefill`` and ``decode``: how many times smaller or faster the model is; 1 if it cannot be told apart,
+    and None if it was not measured.  ``perplexity_change``: as a share; ``is_measurable``: whether its interval
+    excludes zero.
+    """
+
+    worth: str
+    sentence: str
+    size: float
+    prefill: float | None
+    decode: float | None
+    perplexity_change: float
+    is_measurable: bool
 
 
 @dataclass(frozen=True)

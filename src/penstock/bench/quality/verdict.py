@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from penstock.bench.quality.report import Divergence, ModelReport
+from penstock.bench.quality.report import Divergence, ModelReport, Verdict
 
-__all__ = ["Verdict", "change_in_percent", "judge", "name_of"]
+__all__ = ["change_in_percent", "judge", "name_of"]
 
 _NEAR: Final = 0.02
 """Ratios of sizes and speeds within this share of 1 count as equal."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """``worth``: "yes" (a gain at no measurable cost), "trade" (a gain at a measured cost), "no" (no gain) or "mixed"
-    (a gain in one respect, a loss in another).
-
-    ``size``, ``prefill`` and ``decode``: how many times smaller or faster the model is; 1 if it cannot be told apart,
-    and None if it was not measured.  ``perplexity_change``: as a share; ``is_measurable``: whether its interval
-    excludes zero.
-    """
-
-    worth: str
-    sentence: str
-    size: float
-    prefill: float | None
-    decode: float | None
-    perplexity_change: float
-    is_measurable: bool
 
 
 def judge(model: ModelReport, other: ModelReport, divergence: Divergence) -> Verdict:
