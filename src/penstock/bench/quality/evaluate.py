@@ -25,7 +25,7 @@ from penstock.bench.quality.task_files import Task, open_tasks
 from penstock.bench.quality.tasks import compare_tasks, score_task
 from penstock.bench.quality.texts import TextSource, encode_document, open_text
 from penstock.bench.quality.verdict import judge
-from penstock.bench.quality.windows import Cut, WindowRule, cut_text
+from penstock.bench.quality.windows import WindowCut, WindowRule, cut_text
 from penstock.config import check_choice, check_flag
 from penstock.engine.capabilities import refuse_logits
 from penstock.engine.options import EngineOptions
@@ -184,7 +184,7 @@ def _counting(progress: ProgressCallback | None, unit: str, name: str) -> Callab
     return lambda done, total: progress(Progress("measure", done, total, unit, name))
 
 
-def _text_report(source: TextSource, cut: Cut, rule: WindowRule) -> TextReport:
+def _text_report(source: TextSource, cut: WindowCut, rule: WindowRule) -> TextReport:
     return TextReport(
         source.name,
         source.sha256,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from penstock.bench.quality.bootstrap import Interval
     from penstock.bench.quality.tasks import Accuracy, TaskChange
 
-__all__ = ["Divergence", "ModelReport", "QualityReport", "Speed", "TaskReport", "TextReport", "Verdict"]
+__all__ = ["Divergence", "ModelReport", "QualityReport", "Speed", "TaskReport", "TextReport", "WorthVerdict"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class TaskReport:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WorthVerdict:
     """``worth``: "yes" (a gain at no measurable cost), "trade" (a gain at a measured cost), "no" (no gain) or "mixed"
     (a gain in one respect, a loss in another).
 
@@ -134,4 +134,4 @@ class QualityReport:
     against: ModelReport | None
     divergence: Divergence | None
     tasks: list[TaskReport]
-    verdict: Verdict | None
+    verdict: WorthVerdict | None

@@ -146,7 +146,7 @@ def score_windows(
     done = 0
     for number, window in enumerate(windows):
         targets = np.array(window.ids[window.first :], np.int64)
-        runs = [_Run(name, llm, window) for name, llm in llms]
+        runs = [_WindowRun(name, llm, window) for name, llm in llms]
         taken = 0
         while taken < len(targets):
             count = min(run.wait() for run in runs)
@@ -167,7 +167,7 @@ def score_windows(
     return TokenScores((arrays[0], arrays[1]), arrays[2], same, places)
 
 
-class _Run:
+class _WindowRun:
     """A window in the engine of a model."""
 
     def __init__(self, name: str, llm: LLM, window: Window) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.bench.quality.report import Divergence, ModelReport, Verdict
+from penstock.bench.quality.report import Divergence, ModelReport, WorthVerdict
 
 __all__ = ["change_in_percent", "judge", "name_of"]
 
@@ -14,7 +14,7 @@ _NEAR: Final = 0.02
 """Ratios of sizes and speeds within this share of 1 count as equal."""
 
 
-def judge(model: ModelReport, other: ModelReport, divergence: Divergence) -> Verdict:
+def judge(model: ModelReport, other: ModelReport, divergence: Divergence) -> WorthVerdict:
     """Weigh size and speed against the loss.
 
     A speed counts as different if no run of one model is as fast as any of the other, and they differ by 2 %.
@@ -33,7 +33,7 @@ def judge(model: ModelReport, other: ModelReport, divergence: Divergence) -> Ver
         worth = "no" if has_loss or not measurable or worse else "yes"
     else:
         worth = "mixed" if has_loss else "trade" if worse else "yes"
-    return Verdict(
+    return WorthVerdict(
         worth,
         f"{_SENTENCES[worth]}{name_of(model)} is {_gains(size, prefill, decode)} {name_of(other)}, "
         f"{_cost(divergence)}.",

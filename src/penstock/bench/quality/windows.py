@@ -13,7 +13,7 @@ from penstock.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["BOS", "CONVENTIONS", "Cut", "Window", "WindowRule", "cut_text"]
+__all__ = ["BOS", "CONVENTIONS", "Window", "WindowCut", "WindowRule", "cut_text"]
 
 CONVENTIONS: Final = ("penstock", "transformers", "llama.cpp")
 BOS: Final = ("auto", "first", "each", "none")
@@ -82,7 +82,7 @@ class WindowRule:
 
 
 @dataclass(frozen=True)
-class Cut:
+class WindowCut:
     """The windows of a text.  ``bos`` is what "auto" came to; ``num_tokens`` those of the text."""
 
     windows: list[Window]
@@ -95,7 +95,7 @@ class Cut:
         return sum(len(window.ids) - window.first for window in self.windows)
 
 
-def cut_text(source: TextSource, tokenizer: Tokenizer, rule: WindowRule) -> Cut:
+def cut_text(source: TextSource, tokenizer: Tokenizer, rule: WindowRule) -> WindowCut:
     """Cut the documents of a source; the rule has a length.
 
     Raises InvalidArgumentError if the text is too short for a window.
@@ -127,7 +127,7 @@ def cut_text(source: TextSource, tokenizer: Tokenizer, rule: WindowRule) -> Cut:
             param="text",
             code="text_too_short",
         )
-    return Cut(windows, bos, num_tokens)
+    return WindowCut(windows, bos, num_tokens)
 
 
 def cut_ids(ids: Sequence[int], rule: WindowRule, bos_id: int | None) -> list[Window]:
