@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.llm.streamers import Streamer, TextStreamer
     from penstock.models.loader import load_network
     from penstock.models.registry import register_network
-    from penstock.networks.network import CompiledModule, Network, capture, compile, read_network
+    from penstock.networks.network import CapturedNetwork, CompiledModule, capture, compile, read_network
     from penstock.networks.predictor import Predictor, open_predictor
     from penstock.offline.export import export
     from penstock.offline.infer_config import InferConfig
@@ -57,6 +57,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "AutoConfig",
     "AutoModel",
     "AutoTokenizer",
+    "CapturedNetwork",
     "Choice",
     "Classification",
     "Client",
@@ -75,7 +76,6 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "InvalidArgumentError",
     "InvalidFileError",
     "LLM",
-    "Network",
     "NotFoundError",
     "OutOfMemoryError",
     "PenstockError",
@@ -139,7 +139,7 @@ _HOMES = {
     "penstock.core.library": ("load_ops",),
     "penstock.models.loader": ("load_network",),
     "penstock.models.registry": ("register_network",),
-    "penstock.networks.network": ("CompiledModule", "Network", "capture", "compile", "read_network"),
+    "penstock.networks.network": ("CapturedNetwork", "CompiledModule", "capture", "compile", "read_network"),
     "penstock.networks.predictor": ("Predictor", "open_predictor"),
     "penstock.offline.export": ("export",),
     "penstock.offline.infer_config": ("InferConfig",),

@@ -117,6 +117,7 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
         "inspect",
         "advise",
         "bench",
+        "eval",
         "profile",
         "run",
         "chat",

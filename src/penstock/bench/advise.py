@@ -1,8 +1,8 @@
 """Answers which scheme and which way to run a model suit this machine and the user's wishes.
 
 Memory is planned by the core, for the graph in each scheme.  Times come from real steps at the model's shapes, without
-its weights (``step_probe``).  The quality of a scheme is the one
-measured in docs/guides/quantization.md.
+its weights (``step_probe``).  The quality of a scheme is what ``penstock eval`` measured of the model, or else the one
+of the demo model in docs/guides/quantization.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -66,6 +67,8 @@ class Advise:
 
     ``model``: a bundle or a checkpoint folder.  ``network``: the user's script, for a folder.  ``threads``: 0 is all
     allowed cores.  ``schemes``: those to compare.  ``seconds``: the approximate time of the whole measurement.
+    ``costs``: by scheme, the measured increase of this model's perplexity as a share (``quality.costs.read_costs``);
+    schemes without one have that of the demo model.
     """
 
     model: Path | str
@@ -78,6 +81,7 @@ class Advise:
     threads: int = 0
     network: str | None = None
     seconds: float = _SECONDS
+    costs: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the sizes, the wishes and the schemes; errors name the field."""
@@ -102,6 +106,7 @@ class SchemeRow:
     is the plan of one request.  ``fits``: this machine has that memory now; otherwise nothing was measured.  ``token``
     is a step of all requests, ``token_alone`` of one.  ``tokens_per_s`` counts generated tokens of all requests,
     prompts included.  ``num_layers`` and ``probed_prompt`` are what was measured.
+    ``is_measured``: the cost in perplexity is that of this model, and not of the demo model.
     """
 
     scheme: str
@@ -117,6 +122,7 @@ class SchemeRow:
     num_layers: int = 0
     probed_prompt: int = 0
     missed: list[str] = field(default_factory=list)
+    is_measured: bool = False
 
 
 @dataclass
@@ -162,6 +168,8 @@ def advise(question: Advise, progress: ProgressCallback | None = None) -> Advice
             model = Weightless(folder / "model.psm", assign_scheme(graph, scheme, table_dtype(graph)), files)
             try:
                 rows.append(_plan(model, context, work, question.kv_cache))
+                rows[-1].is_measured = scheme in question.costs
+                rows[-1].perplexity_cost = question.costs.get(scheme, rows[-1].perplexity_cost)
                 if rows[-1].fits:
                     _measure(rows[-1], model, work, question.kv_cache, machine, seconds)
             finally:

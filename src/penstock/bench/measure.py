@@ -45,12 +45,13 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Bench(BenchModel):
-    """Settings of a measurement.  Sizes in tokens."""
+    """Settings of a measurement.  Sizes in tokens; ``kv_cache`` is the type of keys and values, as in LLM."""
 
     prompt_tokens: int = 512
     new_tokens: int = 128
     batches: tuple[int, ...] = (1, 8, 32)
     weights: str = "mmap"
+    kv_cache: str = "auto"
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -74,6 +75,7 @@ class Bench(BenchModel):
             max_requests=num_requests,
             num_pages=(pages_for(self.context_len) + 1) * num_requests,  # without the spare one admission waits
             context_len=self.context_len,
+            kv_layout=self.kv_cache,
             weights=self.weights,
         )
 

@@ -57,6 +57,7 @@ GROUPS: Final = {
     "measure": {
         "advise": "advise on a scheme and a way to run a model on this machine",
         "bench": "measure speed and compare it with the limits of this machine",
+        "eval": "measure the quality of a model, alone or against another one",
         "profile": "show where the time of a step goes",
     },
     "scale": {

@@ -18,11 +18,11 @@ from penstock.networks.predictor import Predictor, open_predictor
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["CompiledModule", "Network", "SavedNetwork", "TensorInfo", "capture", "compile", "read_network"]
+__all__ = ["CapturedNetwork", "CompiledModule", "NetworkTensor", "SavedNetwork", "capture", "compile", "read_network"]
 
 
 @dataclass(frozen=True)
-class TensorInfo:
+class NetworkTensor:
     """An input or an output: its name, its type ("f32"), and its sizes as expressions ("B", "3", "32*H_32")."""
 
     name: str
@@ -32,7 +32,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """The result of ``Network.save``."""
+    """The result of ``CapturedNetwork.save``."""
 
     path: Path
     num_nodes: int
@@ -40,7 +40,7 @@ class SavedNetwork:
     file_bytes: int
 
 
-class Network:
+class CapturedNetwork:
     """A network that ``capture`` or ``read_network`` made.  It holds the weights until it is saved or compiled."""
 
     def __init__(self, draft: Draft) -> None:
@@ -52,12 +52,12 @@ class Network:
         return self._draft.name
 
     @property
-    def inputs(self) -> list[TensorInfo]:
+    def inputs(self) -> list[NetworkTensor]:
         """The inputs, in order."""
         return [_info(tensor, tensor.name) for tensor in self._draft.inputs]
 
     @property
-    def outputs(self) -> list[TensorInfo]:
+    def outputs(self) -> list[NetworkTensor]:
         """The outputs, in order."""
         named = zip(self._draft.outputs, self._draft.output_names, strict=True)
         return [_info(tensor, name) for tensor, name in named]
@@ -80,14 +80,14 @@ class Network:
             return open_predictor(saved.path, threads=threads)
 
 
-def _info(tensor: Tensor, name: str) -> TensorInfo:
-    return TensorInfo(name, tensor.dtype.name.lower(), tuple(as_text(size) for size in tensor.shape))
+def _info(tensor: Tensor, name: str) -> NetworkTensor:
+    return NetworkTensor(name, tensor.dtype.name.lower(), tuple(as_text(size) for size in tensor.shape))
 
 
 def capture(
     module: nn.Module, example: Any, *, shapes: Mapping[str, Sequence[Any]] | None = None,
     sizes: Mapping[str, int | tuple[int, ...]] | None = None, name: str = "",
-) -> Network:  # fmt: skip
+) -> CapturedNetwork:  # fmt: skip
     """Capture any ``torch.nn.Module``, in eval mode, with its weights.
 
     ``example`` is a tensor, a tuple of arguments, or a dict of keyword arguments.  Sizes are the example's unless
@@ -101,14 +101,14 @@ def capture(
         from penstock.graph.general.torch.capture import capture_module
     except ModuleNotFoundError as error:
         raise UnsupportedError("capture requires PyTorch: pip install 'penstock[torch]'") from error
-    return Network(capture_module(module, example, shapes=shapes, sizes=sizes, name=name))
+    return CapturedNetwork(capture_module(module, example, shapes=shapes, sizes=sizes, name=name))
 
 
-def read_network(path: str | os.PathLike[str], *, sizes: Mapping[str, Any] | None = None) -> Network:
+def read_network(path: str | os.PathLike[str], *, sizes: Mapping[str, Any] | None = None) -> CapturedNetwork:
     """Read an ONNX file; ``sizes`` as in ``penstock.graph.onnx.read_onnx``: {"batch": 1, "H": (32, 1024, 32)}."""
     from penstock.graph.onnx.reader import read_onnx
 
-    return Network(read_onnx(path, sizes))
+    return CapturedNetwork(read_onnx(path, sizes))
 
 
 class CompiledModule:

@@ -51,6 +51,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, or as many as fit)"
     )
     parser.add_argument("--schemes", metavar="S,S...", help="schemes to compare (default: all)")
+    parser.add_argument(
+        "--quality",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="output of penstock eval --against --json, whose perplexity counts for its schemes; may be repeated "
+        "(default: the perplexity of the demo model)",
+    )
     add_options(parser, "--kv-cache", "--threads", "--network")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: tables)")
     add_options(parser, "--ops")
@@ -60,6 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Measure and print the advice.  The exit status is 0 even if no scheme meets every wish."""
     from penstock.bench.advise import Advise, advise
+    from penstock.bench.quality.costs import read_costs
 
     wishes = _wishes(args)
     model = downloaded_path(args.model)
@@ -73,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         kv_cache=args.kv_cache,
         threads=args.threads,
         network=args.network,
+        costs=read_costs(args.quality),
         **fields,
     )
     with ProgressLine() as progress:
@@ -183,7 +193,7 @@ def _schemes(advice: Advice) -> list[str]:
         rows.append(
             [
                 row.scheme,
-                f"+{row.perplexity_cost:.2%}",
+                f"{row.perplexity_cost:+.2%}" + ("" if row.is_measured else "*"),
                 format_bytes(row.memory_bytes),
                 *(times if alone else times[:2]),
                 _rate(row.tokens_per_s) if row.tokens_per_s else "-",
@@ -191,7 +201,10 @@ def _schemes(advice: Advice) -> list[str]:
             ]
         )
     notes = ["per token: a step of all requests" + ("; alone: of one request" if alone else "")]
-    notes += ["perplexity: against f32, of the demo model (docs/guides/quantization.md)"]
+    if any(row.is_measured for row in advice.rows):
+        notes.append("perplexity: as measured of this model (--quality)")
+    if not all(row.is_measured for row in advice.rows):
+        notes.append("* perplexity of the demo model against f32 (docs/guides/quantization.md)")
     return [*_table(heads, rows), *notes]
 
 

@@ -2,7 +2,7 @@
 
 Importers add calls with ``Draft.add``, which infers types and shapes and folds what is constant.  A tensor of integers
 whose elements depend on named sizes only, such as the shape of an input, is constant too: its value is an array of
-``Size``.  So the arithmetic on shapes that exporters write disappears.  Passes rewrite the list of calls, and
+``SizeExpression``.  So the arithmetic on shapes that exporters write disappears.  Passes rewrite the list of calls, and
 ``lower`` turns it into the graph of a bundle.  The ops are those of ``penstock.ops.general_table``, with ``linear``,
 ``layer_norm`` and others of language models.
 """
@@ -22,7 +22,7 @@ from penstock.graph.general.shape_rules import infer
 from penstock.graph.general.sizes import SizeLike, SizeSymbol, as_text, symbols_of
 from penstock.graph.ir import DType
 
-__all__ = ["NUMPY_TYPES", "Attr", "Call", "Draft", "Shape", "Tensor", "dtype_of"]
+__all__ = ["NUMPY_TYPES", "Attr", "Draft", "DraftCall", "Shape", "Tensor", "dtype_of"]
 
 Shape: TypeAlias = tuple[SizeLike, ...]
 Attr: TypeAlias = Any  # int, float, str, bool, or a tuple of sizes
@@ -36,7 +36,7 @@ _TYPES: Final = {numpy_type: dtype for dtype, numpy_type in NUMPY_TYPES.items()}
 
 
 def dtype_of(array: NDArray[Any]) -> DType:
-    """Return the type of an array; one of ``Size`` is int64.  Raises UnsupportedError for a type that has no ops."""
+    """Return the type of an array; one of ``SizeExpression`` is int64.  Raises UnsupportedError for a type that has no ops."""
     if array.dtype == object:
         return DType.I64
     if array.dtype not in _TYPES:
@@ -47,7 +47,7 @@ def dtype_of(array: NDArray[Any]) -> DType:
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor of a draft.  ``value``: of a constant; an array of ``Size`` where it depends on named sizes."""
+    """A tensor of a draft.  ``value``: of a constant; an array of ``SizeExpression`` where it depends on named sizes."""
 
     name: str
     dtype: DType
@@ -65,7 +65,7 @@ class Tensor:
 
 
 @dataclass(eq=False)
-class Call:
+class DraftCall:
     """A call of an op: its arguments in the order of its schema, None for an absent one, and all its attributes.
 
     ``name`` is the place in the source that a message names: a module or a node.
@@ -99,7 +99,7 @@ class Draft:
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     output_names: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[DraftCall] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
 
     def input(self, name: str, dtype: DType, shape: Iterable[SizeLike]) -> Tensor:
@@ -144,7 +144,7 @@ class Draft:
             pairs = zip(types, values, strict=True)
             return tuple(Tensor(self.free_name(name or op), dtype, v.shape, v) for (dtype, _), v in pairs)
         outputs = [Tensor(self.free_name(name or op), dtype, shape) for dtype, shape in types]
-        self.calls.append(Call(op, name, [self._materialised(tensor) for tensor in inputs], outputs, full))
+        self.calls.append(DraftCall(op, name, [self._materialised(tensor) for tensor in inputs], outputs, full))
         return tuple(outputs)
 
     def free_name(self, name: str) -> str:
@@ -173,16 +173,16 @@ class Draft:
                 used.update(id(tensor) for tensor in call.inputs if tensor is not None)
         self.calls = kept[::-1]
 
-    def readers(self) -> dict[int, list[Call]]:
+    def readers(self) -> dict[int, list[DraftCall]]:
         """Return the calls that read each tensor, by ``id``.  Outputs of the network are not counted."""
-        found: dict[int, list[Call]] = {}
+        found: dict[int, list[DraftCall]] = {}
         for call in self.calls:
             for tensor in call.inputs:
                 if tensor is not None:
                     found.setdefault(id(tensor), []).append(call)
         return found
 
-    def replace(self, old: Tensor, new: Tensor, calls: Sequence[Call] | None = None) -> None:
+    def replace(self, old: Tensor, new: Tensor, calls: Sequence[DraftCall] | None = None) -> None:
         """Let the calls, and the outputs if ``calls`` is None, read ``new`` instead of ``old``."""
         for call in self.calls if calls is None else calls:
             call.inputs = [new if tensor is old else tensor for tensor in call.inputs]
@@ -201,13 +201,13 @@ class Draft:
         if len(flat) > 16:
             raise UnsupportedError(f"{tensor.name}: expected at most 16 numbers that depend on sizes, got {len(flat)}")
         made = Tensor(self.free_name("sizes"), DType.I64, (len(flat),))
-        self.calls.append(Call("sizes", tensor.name, [], [made], {"values": flat}))
+        self.calls.append(DraftCall("sizes", tensor.name, [], [made], {"values": flat}))
         if tensor.rank != 1:
             shaped = Tensor(self.free_name("sizes"), DType.I64, tensor.shape)
-            self.calls.append(Call("reshape", tensor.name, [made], [shaped], {"sizes": tensor.shape}))
+            self.calls.append(DraftCall("reshape", tensor.name, [made], [shaped], {"sizes": tensor.shape}))
             made = shaped
         if tensor.dtype != DType.I64:
             typed = Tensor(self.free_name("sizes"), tensor.dtype, tensor.shape)
-            self.calls.append(Call("cast", tensor.name, [made], [typed], {"dtype": tensor.dtype.name.lower()}))
+            self.calls.append(DraftCall("cast", tensor.name, [made], [typed], {"dtype": tensor.dtype.name.lower()}))
             made = typed
         return made

@@ -16,7 +16,7 @@ __all__ = ["EinsumWriter", "einsum"]
 
 
 class EinsumWriter(Protocol):
-    """What writes calls under the name of a node: a reader's own writer."""
+    """The writer of a reader, which adds calls under the name of a node."""
 
     draft: Draft
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.general.draft import Draft
 from penstock.graph.general.shape_rules import infer
-from penstock.graph.general.sizes import Size, SizeLike, as_text, evaluate
+from penstock.graph.general.sizes import SizeExpression, SizeLike, as_text, evaluate
 from penstock.graph.ir import DType
 
 __all__ = ["example_sizes"]
@@ -50,7 +50,7 @@ def _check(draft: Draft, sizes: Mapping[str, int]) -> None:
     known: dict[int, _Concrete] = {}
 
     def number(size: SizeLike) -> int:
-        return evaluate(as_text(size), sizes) if isinstance(size, Size) else size
+        return evaluate(as_text(size), sizes) if isinstance(size, SizeExpression) else size
 
     for tensor in draft.inputs:
         known[id(tensor)] = _Concrete(tensor.name, tensor.dtype, tuple(number(size) for size in tensor.shape))

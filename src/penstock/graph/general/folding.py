@@ -1,6 +1,6 @@
 """Calls over constants, computed while a network is read.
 
-Arithmetic on integers, and what moves numbers, is done by numpy, which takes arrays of ``Size`` too.  Other ops on
+Arithmetic on integers, and what moves numbers, is done by numpy, which takes arrays of ``SizeExpression`` too.  Other ops on
 constants run in the core, so that folding changes no bit.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import UnsupportedError
-from penstock.graph.general.sizes import Size, SizeLike, is_equal, largest, smallest
+from penstock.graph.general.sizes import SizeExpression, SizeLike, is_equal, largest, smallest
 from penstock.graph.ir import DType
 
 __all__ = ["fold"]
@@ -58,7 +58,7 @@ def _is_constant(types: Sequence[tuple[DType, tuple[SizeLike, ...]]], most: int)
 def _typed(result: Any, dtype: DType) -> NDArray[Any]:
     array = np.asarray(result)
     if array.dtype == object:
-        if any(isinstance(item, Size) for item in array.flat):
+        if any(isinstance(item, SizeExpression) for item in array.flat):
             return array
         array = array.astype(np.int64)
     return np.ascontiguousarray(array.astype(_NUMPY[dtype])).reshape(array.shape)
@@ -164,7 +164,7 @@ def _reduce(values: list[Any], a: dict[str, Any]) -> Any:
 
 def _slice(values: list[Any], a: dict[str, Any]) -> Any:
     bounds = (*a["begins"], *a["ends"])
-    if any(isinstance(size, Size) for size in bounds):
+    if any(isinstance(size, SizeExpression) for size in bounds):
         return None
     index = tuple(
         slice(begin, None if step < 0 and end < 0 else end, step)

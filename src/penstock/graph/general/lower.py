@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.core import native
 from penstock.errors import UnsupportedError
 from penstock.graph.bundle import BundleWriter
-from penstock.graph.general.draft import Call, Draft, Tensor
+from penstock.graph.general.draft import Draft, DraftCall, Tensor
 from penstock.graph.general.examples import example_sizes
 from penstock.graph.general.passes import optimise
 from penstock.graph.general.sizes import as_text, symbols_of
@@ -108,7 +108,7 @@ class _Lowering:
         for name, tensor in zip(self.draft.output_names, self.draft.outputs, strict=True):
             if tensor.value is not None or id(tensor) in seen or id(tensor) in kept:
                 out = Tensor(self.draft.free_name(f"{name}.copy"), tensor.dtype, tensor.shape)
-                self._add_node(Call("permute", name, [tensor], [out], {"order": tuple(range(tensor.rank))}))
+                self._add_node(DraftCall("permute", name, [tensor], [out], {"order": tuple(range(tensor.rank))}))
                 tensor = out
             seen.add(id(tensor))
             self._rename(tensor, name)
@@ -134,7 +134,7 @@ class _Lowering:
             node.inputs = [Operand("value", new) if o.kind == "value" and o.name == old else o for o in node.inputs]
         self.names = {key: new if name == old else name for key, name in self.names.items()}
 
-    def _add_node(self, call: Call) -> None:
+    def _add_node(self, call: DraftCall) -> None:
         arguments = parse_arguments(find_op(call.op).schema)
         operands = [a for a in arguments if not a.is_attr]
         tensors = [*call.inputs, *[None] * (len(operands) - len(call.inputs))]
@@ -143,7 +143,7 @@ class _Lowering:
         attrs = {a.name: _stored_attr(a, call.attrs[a.name]) for a in arguments if a.is_attr}
         self.graph.nodes.append(Node(call.op, call.name[:500], inputs, outputs, attrs))
 
-    def _operand(self, call: Call, argument: Argument, tensor: Tensor | None) -> Operand:
+    def _operand(self, call: DraftCall, argument: Argument, tensor: Tensor | None) -> Operand:
         if tensor is None:
             return Operand("none")
         if argument.kind == "weight":
@@ -162,7 +162,7 @@ class _Lowering:
             self.names[id(tensor)] = tensor.name
         return self.names[id(tensor)]
 
-    def _weight(self, call: Call, use: str, tensor: Tensor) -> str:
+    def _weight(self, call: DraftCall, use: str, tensor: Tensor) -> str:
         if tensor.value is None:
             raise UnsupportedError(f"{call.name} ({call.op}): expected a constant {use}, got one that is computed")
         layout, array = _laid_out(call, use, np.asarray(tensor.value, np.float32))
@@ -190,7 +190,7 @@ def _stored_attr(argument: Argument, value: Any) -> Any:
     return value
 
 
-def _laid_out(call: Call, use: str, array: NDArray[np.float32]) -> tuple[Layout, NDArray[np.float32]]:
+def _laid_out(call: DraftCall, use: str, array: NDArray[np.float32]) -> tuple[Layout, NDArray[np.float32]]:
     """Return the layout of a weight of ``call``, and the array as rows."""
     if use == "weight" and call.op == "linear":
         return Layout.T16_F32, array
@@ -201,7 +201,7 @@ def _laid_out(call: Call, use: str, array: NDArray[np.float32]) -> tuple[Layout,
     return Layout.ROWS_F32, array.reshape(1, -1)
 
 
-def _conv_rows(call: Call, array: NDArray[np.float32]) -> tuple[Layout, NDArray[np.float32]]:
+def _conv_rows(call: DraftCall, array: NDArray[np.float32]) -> tuple[Layout, NDArray[np.float32]]:
     """Take [outputs, kernel height, kernel width, channels of a group]; docs of the table give the layouts."""
     outputs, groups = array.shape[0], int(call.attrs["groups"])
     channels = call.argument(0).shape[-1]
@@ -216,7 +216,7 @@ def _conv_rows(call: Call, array: NDArray[np.float32]) -> tuple[Layout, NDArray[
     return Layout.T16_F32, result.reshape(groups * padded, -1)
 
 
-def _gate_rows(call: Call, use: str, array: NDArray[np.float32]) -> tuple[Layout, NDArray[np.float32]]:
+def _gate_rows(call: DraftCall, use: str, array: NDArray[np.float32]) -> tuple[Layout, NDArray[np.float32]]:
     """Take ONNX's [directions, gates * hidden, columns], or its bias [directions, 2 * gates * hidden].
 
     The rows of each gate are padded to whole tiles.  A bias has two rows: that of ``w`` and that of ``r``.

@@ -17,7 +17,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
     "MAX_SIZE",
-    "Size",
+    "SizeExpression",
     "SizeLike",
     "SizeSymbol",
     "as_text",
@@ -57,7 +57,7 @@ _Atom: TypeAlias = SizeSymbol | _Operation
 _Monomial: TypeAlias = tuple[_Atom, ...]
 
 
-class Size:
+class SizeExpression:
     """An expression with at least one name.  Immutable; made by ``symbol`` and by arithmetic."""
 
     __slots__ = ("_hash", "terms")
@@ -70,7 +70,7 @@ class Size:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Size) and self.terms == other.terms
+        return isinstance(other, SizeExpression) and self.terms == other.terms
 
     def __add__(self, other: SizeLike) -> SizeLike:
         terms = dict(self.terms)
@@ -126,12 +126,12 @@ class Size:
     __rmul__ = __mul__
 
 
-SizeLike: TypeAlias = int | Size
+SizeLike: TypeAlias = int | SizeExpression
 
 
-def symbol(name: str, least: int = 1, most: int = MAX_SIZE) -> Size:
+def symbol(name: str, least: int = 1, most: int = MAX_SIZE) -> SizeExpression:
     """Return the size ``name``, which is from ``least`` to ``most``."""
-    return Size({(SizeSymbol(name, least, most),): 1})
+    return SizeExpression({(SizeSymbol(name, least, most),): 1})
 
 
 def product(sizes: Iterable[SizeLike]) -> SizeLike:
@@ -238,7 +238,7 @@ _OPERATORS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
 
 
 def _terms(size: SizeLike) -> dict[_Monomial, int]:
-    return size.terms if isinstance(size, Size) else {(): int(size)} if size else {}
+    return size.terms if isinstance(size, SizeExpression) else {(): int(size)} if size else {}
 
 
 def _make(terms: dict[_Monomial, int]) -> SizeLike:
@@ -247,7 +247,7 @@ def _make(terms: dict[_Monomial, int]) -> SizeLike:
         return 0
     if len(terms) == 1 and () in terms:
         return terms[()]
-    return Size(terms)
+    return SizeExpression(terms)
 
 
 def _order(atom: _Atom) -> str:
@@ -295,7 +295,7 @@ def _divide(left: SizeLike, right: SizeLike) -> SizeLike:
         if isinstance(left, int):
             return left // right
     elif len(right.terms) > 1:
-        return 1 if left == right else 0 if left == 0 else Size({(_Operation("//", left, right),): 1})
+        return 1 if left == right else 0 if left == 0 else SizeExpression({(_Operation("//", left, right),): 1})
     ((divisor, factor),) = _terms(right).items()
     whole: dict[_Monomial, int] = {}
     rest: dict[_Monomial, int] = {}
@@ -319,12 +319,12 @@ def _divide(left: SizeLike, right: SizeLike) -> SizeLike:
         left, right = _make({m: n // common for m, n in rest.items()}), factor // common
         if right == 1:
             return _make(whole) + left
-    return _make(whole) + Size({(_Operation("//", left, right),): 1})
+    return _make(whole) + SizeExpression({(_Operation("//", left, right),): 1})
 
 
 def _nested_quotient(left: SizeLike, right: SizeLike) -> SizeLike | None:
     """Return (x // a + n) // b as (x + n * a) // (a * b), or None for what has another form."""
-    if not isinstance(left, Size) or not isinstance(right, int):
+    if not isinstance(left, SizeExpression) or not isinstance(right, int):
         return None
     quotients = [monomial for monomial in left.terms if monomial]
     if len(quotients) != 1 or len(quotients[0]) != 1 or left.terms[quotients[0]] != 1:
@@ -344,7 +344,7 @@ def _remainder(left: SizeLike, right: SizeLike) -> SizeLike:
     low, high = bounds(left)
     if low >= 0 and high < bounds(right)[0]:
         return left
-    return Size({(_Operation("%", left, right),): 1})
+    return SizeExpression({(_Operation("%", left, right),): 1})
 
 
 def _choose(kind: str, a: SizeLike, b: SizeLike) -> SizeLike:
@@ -353,7 +353,7 @@ def _choose(kind: str, a: SizeLike, b: SizeLike) -> SizeLike:
         return a if kind == "max" else b
     if high <= 0:
         return b if kind == "max" else a
-    return Size({(_Operation(kind, a, b),): 1})
+    return SizeExpression({(_Operation(kind, a, b),): 1})
 
 
 def _sign(difference: SizeLike, comparison: str) -> int:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.graph.general.draft import NUMPY_TYPES, Attr, Draft, Tensor
-from penstock.graph.general.sizes import Size, SizeLike
+from penstock.graph.general.sizes import SizeExpression, SizeLike
 from penstock.graph.ir import DType
-from penstock.graph.onnx.model import Graph, Node
+from penstock.graph.onnx.model import OnnxGraph, OnnxNode
 
 __all__ = ["ELEMENT_TYPES", "FLOATS_AS_F32", "MAX_RANK", "Site", "Value", "as_constant", "dtype_name", "rational"]
 
@@ -50,13 +50,13 @@ def as_constant(draft: Draft, array: NDArray[Any], name: str) -> Tensor:
 class Site:
     """A node of the file and its inputs."""
 
-    def __init__(self, node: Node, version: int, draft: Draft, values: Sequence[Value | None]) -> None:
+    def __init__(self, node: OnnxNode, version: int, draft: Draft, values: Sequence[Value | None]) -> None:
         self.node = node
         self.version = version
         self.draft = draft
         self.folded = 0
         self._values = list(values)
-        self.run_graph: Callable[[Graph], list[Tensor]] | None = None
+        self.run_graph: Callable[[OnnxGraph], list[Tensor]] | None = None
 
     # The inputs.
 
@@ -110,7 +110,7 @@ class Site:
         array = self.raw(at)
         if array.dtype != object and array.dtype.kind not in "iub":
             raise InvalidFileError(f"node {self.node.name} ({self.node.op}): expected integers as input {at}")
-        return tuple(item if isinstance(item, Size) else int(item) for item in array.reshape(-1))
+        return tuple(item if isinstance(item, SizeExpression) else int(item) for item in array.reshape(-1))
 
     def whole(self, at: int) -> tuple[int, ...]:
         """Return an input of integers that depend on nothing."""
@@ -125,7 +125,7 @@ class Site:
 
     def fixed(self, size: SizeLike, what: str) -> int:
         """Return a size that must be a number."""
-        if isinstance(size, Size):
+        if isinstance(size, SizeExpression):
             raise self.refused(f"{what} is {size}, which must be a number; fix that size")
         return int(size)
 

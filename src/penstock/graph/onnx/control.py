@@ -7,7 +7,7 @@ from typing import Final
 from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
 from penstock.graph.onnx.context import Site
-from penstock.graph.onnx.model import Graph
+from penstock.graph.onnx.model import OnnxGraph
 from penstock.graph.onnx.registry import reads
 
 __all__: list[str] = []
@@ -48,7 +48,7 @@ def _if(site: Site) -> tuple[Tensor | None, ...]:
     )
     condition = bool(site.raw(0).reshape(-1)[0])
     graph = site.attr("then_branch" if condition else "else_branch")
-    site.expect(isinstance(graph, Graph) and site.run_graph is not None, "two graphs")
+    site.expect(isinstance(graph, OnnxGraph) and site.run_graph is not None, "two graphs")
     results = site.run_graph(graph)  # type: ignore[misc]
     count = len(site.node.outputs)
     return tuple(results) if len(results) >= count else (None,) * count

@@ -9,7 +9,7 @@ from penstock.errors import InvalidFileError
 from penstock.graph.general.draft import Tensor
 from penstock.graph.ir import DType
 from penstock.graph.onnx.load import node_of, onnx_package
-from penstock.graph.onnx.model import Function, Node
+from penstock.graph.onnx.model import Function, OnnxNode
 
 __all__ = ["EXPANDED", "standard_body"]
 
@@ -24,7 +24,7 @@ _ELEMENTS: Final = {
 }  # fmt: skip
 
 
-def standard_body(node: Node, version: int, inputs: Sequence[Tensor | None]) -> Function | None:
+def standard_body(node: OnnxNode, version: int, inputs: Sequence[Tensor | None]) -> Function | None:
     """Return the body of an op for these inputs; None if it has none."""
     if node.op not in EXPANDED:
         return None
@@ -44,7 +44,7 @@ def standard_body(node: Node, version: int, inputs: Sequence[Tensor | None]) -> 
     return Function(list(proto.input), list(proto.output), nodes, defaults, opsets or {"": version})
 
 
-def _body(schema: Any, node: Node, version: int, types: list[bytes]) -> bytes:
+def _body(schema: Any, node: OnnxNode, version: int, types: list[bytes]) -> bytes:
     if schema.has_context_dependent_function:
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
         chosen = max(versions, default=schema.context_dependent_function_opset_versions[0])
@@ -54,7 +54,7 @@ def _body(schema: Any, node: Node, version: int, types: list[bytes]) -> bytes:
     return bytes(schema.get_function_with_opset_version(max(versions))) if versions else b""
 
 
-def _proto(node: Node) -> bytes:
+def _proto(node: OnnxNode) -> bytes:
     if node.source is None:  # of a body: its attributes have the values of the node around it
         helper = onnx_package().helper
         attrs = {key: value for key, value in node.attrs.items() if isinstance(value, (int, float, str, list))}

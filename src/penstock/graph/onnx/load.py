@@ -1,4 +1,4 @@
-"""Reads the bytes of an ONNX file, and its external data, into ``OnnxModel``.
+"""Reads the bytes of an ONNX file, and its external data, into ``OnnxNetwork``.
 
 The files are from strangers: sizes are compared with the bytes that are there before anything is allocated, paths stay
 inside the folder of the file, and no code runs.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
 from penstock.extras import install_command
-from penstock.graph.onnx.model import MAX_DEPTH, MAX_NODES, Function, Graph, Node, OnnxModel, Port, Reference
+from penstock.graph.onnx.model import MAX_DEPTH, MAX_NODES, Function, OnnxGraph, OnnxNetwork, OnnxNode, Port, Reference
 
 __all__ = ["element_name", "load", "node_of", "onnx_package"]
 
@@ -47,7 +47,7 @@ def element_name(element: int) -> str:
     return str(names.Name(element)) if element in names.values() else f"type {element}"
 
 
-def load(source: str | os.PathLike[str] | bytes) -> OnnxModel:
+def load(source: str | os.PathLike[str] | bytes) -> OnnxNetwork:
     """Return the model of a file or of bytes.  Raises InvalidFileError, FileAccessError or UnsupportedError."""
     onnx = onnx_package()
     if isinstance(source, bytes):
@@ -65,7 +65,7 @@ def load(source: str | os.PathLike[str] | bytes) -> OnnxModel:
     return _Loader(path).model(model)
 
 
-def node_of(proto: Any) -> Node:
+def node_of(proto: Any) -> OnnxNode:
     """Return a node of a function body that the onnx package made."""
     return _Loader(None).node(proto, 0)
 
@@ -87,19 +87,19 @@ class _Loader:
         self._path = path
         self._count = 0
 
-    def model(self, proto: Any) -> OnnxModel:
+    def model(self, proto: Any) -> OnnxNetwork:
         opsets = _opsets(proto.opset_import)
         functions = {(item.domain, item.name): self._function(item) for item in proto.functions}
         graph = self._graph(proto.graph, 0)
         names = [node.name for node in graph.nodes]
         for at, node in enumerate(graph.nodes):
             node.name = names[at] or f"{node.op}_{at}"
-        return OnnxModel(graph, opsets, functions)
+        return OnnxNetwork(graph, opsets, functions)
 
-    def _graph(self, proto: Any, depth: int) -> Graph:
+    def _graph(self, proto: Any, depth: int) -> OnnxGraph:
         if depth > MAX_DEPTH:
             raise InvalidFileError(f"graph {proto.name}: expected at most {MAX_DEPTH} graphs inside each other")
-        graph = Graph(proto.name, [self.node(item, depth) for item in proto.node])
+        graph = OnnxGraph(proto.name, [self.node(item, depth) for item in proto.node])
         for tensor in proto.initializer:
             graph.constants[tensor.name] = partial(self._array, tensor)
         if proto.sparse_initializer:
@@ -113,13 +113,13 @@ class _Loader:
         nodes = [self.node(item, 1) for item in proto.node]
         return Function(list(proto.input), list(proto.output), nodes, defaults, _opsets(proto.opset_import))
 
-    def node(self, proto: Any, depth: int) -> Node:
+    def node(self, proto: Any, depth: int) -> OnnxNode:
         self._count += 1
         if self._count > MAX_NODES:
             raise InvalidFileError(f"graph: expected at most {MAX_NODES} nodes")
         attrs = {item.name: self._attr(item, depth) for item in proto.attribute}
         domain = "" if proto.domain == "ai.onnx" else proto.domain
-        return Node(proto.op_type, domain, proto.name, list(proto.input), list(proto.output), attrs, proto)
+        return OnnxNode(proto.op_type, domain, proto.name, list(proto.input), list(proto.output), attrs, proto)
 
     def _attr(self, proto: Any, depth: int) -> Any:
         if proto.ref_attr_name:

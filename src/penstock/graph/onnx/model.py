@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from numpy.typing import NDArray
 
-__all__ = ["MAX_DEPTH", "MAX_NODES", "Function", "Graph", "Node", "OnnxModel", "Port", "Reference"]
+__all__ = ["MAX_DEPTH", "MAX_NODES", "Function", "OnnxGraph", "OnnxNetwork", "OnnxNode", "Port", "Reference"]
 
 MAX_NODES: Final = 200_000
 """The largest number of nodes that a file may run, with functions inlined."""
@@ -19,8 +19,8 @@ Attrs: TypeAlias = dict[str, Any]
 
 
 @dataclass(eq=False)
-class Node:
-    """A node.  ``attrs``: numbers, strings, lists, arrays, ``Graph``, or a ``Reference`` inside a function."""
+class OnnxNode:
+    """A node.  ``attrs``: numbers, strings, lists, arrays, ``OnnxGraph``, or a ``Reference`` inside a function."""
 
     op: str
     domain: str
@@ -49,11 +49,11 @@ class Port:
 
 
 @dataclass(eq=False)
-class Graph:
+class OnnxGraph:
     """A graph, or the graph inside a node.  ``constants``: arrays, or functions that return one."""
 
     name: str
-    nodes: list[Node]
+    nodes: list[OnnxNode]
     constants: dict[str, NDArray[Any] | Callable[[], NDArray[Any]]] = field(default_factory=dict)
     inputs: list[Port] = field(default_factory=list)
     outputs: list[Port] = field(default_factory=list)
@@ -65,15 +65,15 @@ class Function:
 
     inputs: list[str]
     outputs: list[str]
-    nodes: list[Node]
+    nodes: list[OnnxNode]
     defaults: Attrs
     opsets: dict[str, int]
 
 
 @dataclass(eq=False)
-class OnnxModel:
+class OnnxNetwork:
     """A file."""
 
-    graph: Graph
+    graph: OnnxGraph
     opsets: dict[str, int]
     functions: dict[tuple[str, str], Function]

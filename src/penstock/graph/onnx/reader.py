@@ -23,7 +23,7 @@ from penstock.graph.onnx.families import reader_of
 from penstock.graph.onnx.functions import EXPANDED, standard_body
 from penstock.graph.onnx.input_sizes import InputSizes
 from penstock.graph.onnx.load import element_name, load
-from penstock.graph.onnx.model import MAX_DEPTH, MAX_NODES, Function, Graph, Node, OnnxModel, Port, Reference
+from penstock.graph.onnx.model import MAX_DEPTH, MAX_NODES, Function, OnnxGraph, OnnxNetwork, OnnxNode, Port, Reference
 
 __all__ = ["MAX_OPSET", "MIN_OPSET", "read_onnx"]
 
@@ -48,7 +48,7 @@ def read_onnx(source: str | os.PathLike[str] | bytes, sizes: Mapping[str, Any] |
 
 @dataclass(frozen=True)
 class _Refusal:
-    node: Node
+    node: OnnxNode
     place: str
     reason: str
 
@@ -74,7 +74,7 @@ class _Scope:
 
 
 class _Walk:
-    def __init__(self, name: str, model: OnnxModel, sizes: InputSizes) -> None:
+    def __init__(self, name: str, model: OnnxNetwork, sizes: InputSizes) -> None:
         self._model, self._sizes = model, sizes
         self._draft = Draft(name)
         self._refusals: list[_Refusal] = []
@@ -150,7 +150,7 @@ class _Walk:
 
     # Graphs.
 
-    def _run(self, graph: Graph, scope: _Scope) -> list[Tensor]:
+    def _run(self, graph: OnnxGraph, scope: _Scope) -> list[Tensor]:
         """Read the nodes of a graph; return its outputs, or nothing where one of them is not supported."""
         if scope.depth > MAX_DEPTH:
             raise InvalidFileError(f"{scope.place}: expected at most {MAX_DEPTH} graphs and functions in each other")
@@ -164,7 +164,7 @@ class _Walk:
             return value
         return as_constant(self._draft, value() if callable(value) else value, name)
 
-    def _nodes(self, nodes: Sequence[Node], outputs: set[str], scope: _Scope) -> None:
+    def _nodes(self, nodes: Sequence[OnnxNode], outputs: set[str], scope: _Scope) -> None:
         wanted = set(outputs)
         live = []
         for node in reversed(nodes):
@@ -185,7 +185,7 @@ class _Walk:
                 if name:
                     scope.values[name] = result
 
-    def _node(self, node: Node, scope: _Scope) -> Sequence[Value | None]:
+    def _node(self, node: OnnxNode, scope: _Scope) -> Sequence[Value | None]:
         missing: list[Value | None] = [None] * len(node.outputs)
         function = self._model.functions.get((node.domain, node.op))
         reader = reader_of(node.op) if not node.domain else None
@@ -227,12 +227,12 @@ class _Walk:
             self._folded = site.folded
         return result if isinstance(result, tuple | list) else (result,)
 
-    def _branch(self, node: Node, graph: Graph, scope: _Scope) -> list[Tensor]:
+    def _branch(self, node: OnnxNode, graph: OnnxGraph, scope: _Scope) -> list[Tensor]:
         inner = _Scope(scope, scope.opsets, f"{scope.place} in {node.name}", scope.depth + 1)
         return self._run(graph, inner)
 
     def _call(
-        self, node: Node, function: Function, values: Sequence[Value | None], scope: _Scope
+        self, node: OnnxNode, function: Function, values: Sequence[Value | None], scope: _Scope
     ) -> Sequence[Value | None]:
         inner = _Scope(None, function.opsets, f"{node.op} in {scope.place}", scope.depth + 1)
         if inner.depth > MAX_DEPTH:
@@ -250,28 +250,28 @@ class _Walk:
         return [inner.find(name) for name in function.outputs[: len(node.outputs)]]
 
 
-def _bound(node: Node, name: str, attrs: dict[str, Any], absent: set[str]) -> Node:
+def _bound(node: OnnxNode, name: str, attrs: dict[str, Any], absent: set[str]) -> OnnxNode:
     """Return a node of a function with the values of its attributes; absent inputs of the function have no name."""
     bound = {
         key: attrs.get(value.name) if isinstance(value, Reference) else _bound_value(value, name, attrs, absent)
         for key, value in node.attrs.items()
     }
     inputs = ["" if item in absent else item for item in node.inputs]
-    return Node(node.op, node.domain, name, inputs, node.outputs, bound)
+    return OnnxNode(node.op, node.domain, name, inputs, node.outputs, bound)
 
 
 def _bound_value(value: Any, name: str, attrs: dict[str, Any], absent: set[str]) -> Any:
-    if not isinstance(value, Graph):
+    if not isinstance(value, OnnxGraph):
         return value
     nodes = [_bound(item, f"{name}/{item.name or item.op}", attrs, absent) for item in value.nodes]
-    return Graph(value.name, nodes, value.constants, value.inputs, value.outputs)
+    return OnnxGraph(value.name, nodes, value.constants, value.inputs, value.outputs)
 
 
-def _captured(node: Node) -> set[str]:
+def _captured(node: OnnxNode) -> set[str]:
     """Return the names that the graphs inside a node read."""
     names: set[str] = set()
     for value in node.attrs.values():
-        if isinstance(value, Graph):
+        if isinstance(value, OnnxGraph):
             names.update(port.name for port in value.outputs)
             for inner in value.nodes:
                 names.update(inner.inputs)

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.graph.general.draft import Call, Draft, Tensor
+from penstock.graph.general.draft import Draft, DraftCall, Tensor
 from penstock.graph.ir import DType
 
 __all__ = ["join_chains"]
@@ -33,7 +33,7 @@ def join_chains(draft: Draft) -> None:
     for tensor in draft.outputs:
         num_readers[id(tensor)] = num_readers.get(id(tensor), 0) + 1
     chains: dict[int, _Chain] = {}  # by the id of the tensor that ends them
-    calls: list[Call | _Chain] = []
+    calls: list[DraftCall | _Chain] = []
     for call in draft.calls:
         chain = None
         for at in _chained_operands(call):
@@ -53,11 +53,11 @@ def join_chains(draft: Draft) -> None:
 @dataclass(eq=False)
 class _Chain:
     x: Tensor
-    calls: list[Call] = field(default_factory=list)
+    calls: list[DraftCall] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     operands: list[Tensor] = field(default_factory=list)
 
-    def extend(self, call: Call, at: int) -> bool:
+    def extend(self, call: DraftCall, at: int) -> bool:
         """Add a call whose argument ``at`` is the end of the chain; return False if it has no room."""
         if len(self.steps) == _MAX_STEPS or call.output.shape != self.x.shape:
             return False
@@ -68,7 +68,7 @@ class _Chain:
         self.calls.append(call)
         return True
 
-    def _binary_step(self, call: Call, at: int) -> str | None:
+    def _binary_step(self, call: DraftCall, at: int) -> str | None:
         other = call.argument(1 - at)
         name = call.attrs["kind"] if at == 0 else f"r{call.attrs['kind']}"
         number = _number(other)
@@ -82,15 +82,15 @@ class _Chain:
             self.operands.append(other)
         return f"{name} {'abcde'[known[0]]}"
 
-    def as_call(self) -> Call:
+    def as_call(self) -> DraftCall:
         """Return the call of ``chain``, or the only call as it is."""
         if len(self.calls) == 1:
             return self.calls[0]
         inputs = [self.x, *self.operands, *[None] * (_MAX_OPERANDS - len(self.operands))]
-        return Call("chain", self.calls[-1].name, inputs, self.calls[-1].outputs, {"steps": ";".join(self.steps)})
+        return DraftCall("chain", self.calls[-1].name, inputs, self.calls[-1].outputs, {"steps": ";".join(self.steps)})
 
 
-def _chained_operands(call: Call) -> tuple[int, ...]:
+def _chained_operands(call: DraftCall) -> tuple[int, ...]:
     """Return the arguments that may be the end of a chain."""
     if len(call.outputs) != 1 or call.output.dtype != DType.F32:
         return ()
@@ -103,7 +103,7 @@ def _chained_operands(call: Call) -> tuple[int, ...]:
     )
 
 
-def _begin(call: Call) -> _Chain | None:
+def _begin(call: DraftCall) -> _Chain | None:
     for at in _chained_operands(call):
         chain = _Chain(call.argument(at))
         if chain.extend(call, at):
@@ -111,7 +111,7 @@ def _begin(call: Call) -> _Chain | None:
     return None
 
 
-def _unary_step(call: Call) -> str | None:
+def _unary_step(call: DraftCall) -> str | None:
     numbers = [_text(call.attrs[name]) for name in ("alpha", "beta")[: _PARAMETERS.get(call.attrs["kind"], 0)]]
     return None if None in numbers else " ".join((call.attrs["kind"], *(n for n in numbers if n is not None)))
 

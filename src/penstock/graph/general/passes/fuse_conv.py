@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.graph.general.draft import Call, Draft, Tensor
+from penstock.graph.general.draft import Draft, DraftCall, Tensor
 from penstock.graph.ir import DType
 
 __all__ = ["FUSED_ACTIVATIONS", "fuse_convolutions"]
@@ -33,7 +33,7 @@ def fuse_convolutions(draft: Draft) -> None:
 class _ConvFuser:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.producers: dict[int, Call] = {}
+        self.producers: dict[int, DraftCall] = {}
         self.num_readers: dict[int, int] = {}
         for call in draft.calls:
             for tensor in call.inputs:
@@ -43,7 +43,7 @@ class _ConvFuser:
             self.num_readers[id(tensor)] = self.num_readers.get(id(tensor), 0) + 1
 
     def run(self) -> None:
-        calls: list[Call] = []
+        calls: list[DraftCall] = []
         for call in self.draft.calls:
             old = self._fused_into(call)
             if old is not None:
@@ -53,7 +53,7 @@ class _ConvFuser:
                 self.producers[id(tensor)] = calls[-1]
         self.draft.calls = calls
 
-    def _fused_into(self, call: Call) -> Call | None:
+    def _fused_into(self, call: DraftCall) -> DraftCall | None:
         """Return the convolution that took over ``call`` and its output; None if none can."""
         if call.op == "unary":
             conv = self._only_reader_of(call.inputs[0])
@@ -68,25 +68,25 @@ class _ConvFuser:
                 return self._take(conv, call)
         return None
 
-    def _only_reader_of(self, tensor: Tensor | None) -> Call | None:
+    def _only_reader_of(self, tensor: Tensor | None) -> DraftCall | None:
         producer = None if tensor is None else self.producers.get(id(tensor))
         if producer is None or producer.op not in _WEIGHTED or self.num_readers[id(tensor)] != 1:
             return None
         return producer
 
     @staticmethod
-    def _take(conv: Call, call: Call) -> Call:
+    def _take(conv: DraftCall, call: DraftCall) -> DraftCall:
         conv.outputs = call.outputs
         return conv
 
     @staticmethod
-    def _activate(conv: Call, call: Call) -> bool:
+    def _activate(conv: DraftCall, call: DraftCall) -> bool:
         if conv.attrs.get("act") != "none" or call.attrs["kind"] not in FUSED_ACTIVATIONS:
             return False
         conv.attrs |= {"act": call.attrs["kind"], "alpha": call.attrs["alpha"], "beta": call.attrs["beta"]}
         return True
 
-    def _scale(self, conv: Call, call: Call, at: int) -> bool:
+    def _scale(self, conv: DraftCall, call: DraftCall, at: int) -> bool:
         """Fold ``conv * c``, ``/ c``, ``+ c``, ``- c`` or ``c - conv`` with a constant of each channel."""
         kind, other = call.attrs["kind"], call.argument(1 - at)
         if kind not in ("add", "sub", "mul", "div") or (kind == "div" and at == 1):
@@ -122,7 +122,7 @@ class _ConvFuser:
         return Tensor(self.draft.free_name(name), DType.F32, array.shape, array)
 
     @staticmethod
-    def _add_residual(conv: Call, call: Call, at: int) -> bool:
+    def _add_residual(conv: DraftCall, call: DraftCall, at: int) -> bool:
         other = call.argument(1 - at)
         if call.attrs["kind"] != "add" or conv.op != "conv" or conv.inputs[3] is not None:
             return False

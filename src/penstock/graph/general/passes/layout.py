@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.graph.general.draft import Call, Draft, Tensor
+from penstock.graph.general.draft import Draft, DraftCall, Tensor
 from penstock.graph.general.sizes import SizeLike
 
 __all__ = ["move_permutes"]
@@ -30,7 +30,7 @@ def move_permutes(draft: Draft) -> None:
 class _Mover:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.calls: list[Call] = []
+        self.calls: list[DraftCall] = []
         self.sources: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # of each tensor whose permute moves, by id
         self.permuted: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # of each permuted tensor
         self.new: dict[int, Tensor] = {}  # what replaces a tensor
@@ -46,10 +46,10 @@ class _Mover:
     def _current(self, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else self.new.get(id(tensor), tensor)
 
-    def _keep(self, call: Call) -> None:
+    def _keep(self, call: DraftCall) -> None:
         self.calls.append(call)
 
-    def _move(self, call: Call) -> bool:
+    def _move(self, call: DraftCall) -> bool:
         if call.op == "permute":
             return self._merge_permute(call)
         rule = _RULES.get(call.op)
@@ -57,7 +57,7 @@ class _Mover:
             return False
         return rule(self, call)
 
-    def _merge_permute(self, call: Call) -> bool:
+    def _merge_permute(self, call: DraftCall) -> bool:
         """Merge it with the permute before it."""
         x, out = call.argument(0), call.output
         order: tuple[int, ...] = call.attrs["order"]
@@ -73,19 +73,19 @@ class _Mover:
     def _permute_into(self, out: Tensor, x: Tensor, order: tuple[int, ...], name: str) -> None:
         moved = [axis for axis in order if x.shape[axis] != 1]
         op, attrs = ("permute", {"order": order}) if moved != sorted(moved) else ("reshape", {"sizes": out.shape})
-        self._keep(Call(op, name, [x], [out], attrs))
+        self._keep(DraftCall(op, name, [x], [out], attrs))
         self.permuted[id(out)] = (x, order)
         if is_image_order(order):
             self.sources[id(out)] = (x, order)
 
-    def emit(self, call: Call, inputs: list[Tensor | None], order: tuple[int, ...], **attrs: Any) -> None:
+    def emit(self, call: DraftCall, inputs: list[Tensor | None], order: tuple[int, ...], **attrs: Any) -> None:
         """Keep ``call`` over inputs in the order of the source, and permute its output."""
         out = call.output
         shape: list[SizeLike] = [0] * len(order)
         for at, axis in enumerate(order):
             shape[axis] = out.shape[at]
         inner = Tensor(self.draft.free_name(out.name), out.dtype, tuple(shape))
-        self._keep(Call(call.op, call.name, inputs, [inner], {**call.attrs, **attrs}))
+        self._keep(DraftCall(call.op, call.name, inputs, [inner], {**call.attrs, **attrs}))
         self._permute_into(out, inner, order, call.name)
 
     def aligned(self, tensors: Sequence[Tensor | None]) -> tuple[list[Tensor | None], tuple[int, ...]] | None:
@@ -122,7 +122,7 @@ class _Mover:
             return Tensor(self.draft.free_name(tensor.name), tensor.dtype, array.shape, array)
         if value is None and [s for s in shape if s != 1] == [s for s in wanted if s != 1]:
             out = Tensor(self.draft.free_name(tensor.name), tensor.dtype, wanted)
-            self._keep(Call("reshape", tensor.name, [tensor], [out], {"sizes": wanted}))
+            self._keep(DraftCall("reshape", tensor.name, [tensor], [out], {"sizes": wanted}))
             return out
         return None
 
@@ -133,7 +133,7 @@ def is_image_order(order: Sequence[int]) -> bool:
     return rank >= 3 and tuple(order) == (0, rank - 1, *range(1, rank - 1))
 
 
-def _elementwise(mover: _Mover, call: Call) -> bool:
+def _elementwise(mover: _Mover, call: DraftCall) -> bool:
     if len(call.outputs) != 1:
         return False
     rank = call.outputs[0].rank
@@ -146,7 +146,7 @@ def _elementwise(mover: _Mover, call: Call) -> bool:
     return True
 
 
-def _along_axis(mover: _Mover, call: Call) -> bool:
+def _along_axis(mover: _Mover, call: DraftCall) -> bool:
     aligned = mover.aligned(call.inputs)
     if aligned is None:
         return False
@@ -155,10 +155,10 @@ def _along_axis(mover: _Mover, call: Call) -> bool:
     return True
 
 
-def _by_axis(*names: str) -> Callable[[_Mover, Call], bool]:
+def _by_axis(*names: str) -> Callable[[_Mover, DraftCall], bool]:
     """Return the rule of an op whose attributes ``names`` have one number, or two runs of them, for each axis."""
 
-    def move(mover: _Mover, call: Call) -> bool:
+    def move(mover: _Mover, call: DraftCall) -> bool:
         x, order = mover.sources[id(call.inputs[0])]
         rank = len(order)
         attrs: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def _by_axis(*names: str) -> Callable[[_Mover, Call], bool]:
     return move
 
 
-def _reduce(mover: _Mover, call: Call) -> bool:
+def _reduce(mover: _Mover, call: DraftCall) -> bool:
     x, order = mover.sources[id(call.inputs[0])]
     axes = tuple(sorted(order[axis] for axis in call.attrs["axes"]))
     if call.attrs["keep"]:
@@ -181,17 +181,17 @@ def _reduce(mover: _Mover, call: Call) -> bool:
     left = [axis for axis in order if axis not in axes]
     if left != sorted(left):
         return False
-    mover._keep(Call(call.op, call.name, [x], call.outputs, {**call.attrs, "axes": axes}))
+    mover._keep(DraftCall(call.op, call.name, [x], call.outputs, {**call.attrs, "axes": axes}))
     return True
 
 
-def _reshape(mover: _Mover, call: Call) -> bool:
+def _reshape(mover: _Mover, call: DraftCall) -> bool:
     """Move a permute behind a reshape that removes or adds axes of size 1, or that only merges such."""
     x, out = call.argument(0), call.output
     source, order = mover.sources[id(x)]
     kept = [axis for axis in order if source.shape[axis] != 1]
     if kept == sorted(kept):  # the permute moves nothing
-        mover._keep(Call("reshape", call.name, [source], [out], call.attrs))
+        mover._keep(DraftCall("reshape", call.name, [source], [out], call.attrs))
         return True
     real = [size for size in x.shape if size != 1]
     if real != [size for size in out.shape if size != 1]:
@@ -207,12 +207,12 @@ def _reshape(mover: _Mover, call: Call) -> bool:
     new_order = tuple([index for _, index in arranged].index(i) for i in range(out.rank))
     shape = tuple(out.shape[index] for _, index in arranged)
     inner = Tensor(mover.draft.free_name(out.name), out.dtype, shape)
-    mover._keep(Call("reshape", call.name, [source], [inner], {"sizes": shape}))
+    mover._keep(DraftCall("reshape", call.name, [source], [inner], {"sizes": shape}))
     mover._permute_into(out, inner, new_order, call.name)
     return True
 
 
-_RULES: Final[dict[str, Callable[[_Mover, Call], bool]]] = {
+_RULES: Final[dict[str, Callable[[_Mover, DraftCall], bool]]] = {
     "unary": _elementwise,
     "binary": _elementwise,
     "where": _elementwise,

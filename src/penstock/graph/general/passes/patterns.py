@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.graph.general.draft import Call, Draft, Tensor
+from penstock.graph.general.draft import Draft, DraftCall, Tensor
 from penstock.graph.general.sizes import product
 
 __all__ = ["recognise"]
@@ -16,7 +16,7 @@ __all__ = ["recognise"]
 def recognise(draft: Draft) -> None:
     """Rewrite the draft in place: each pattern becomes the op that computes it."""
     matcher = _Matcher(draft)
-    calls: list[Call] = []
+    calls: list[DraftCall] = []
     for call in draft.calls:
         matcher.declare(call)
         new = None
@@ -37,20 +37,20 @@ class _Matcher:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.producers: dict[int, Call] = {}
+        self.producers: dict[int, DraftCall] = {}
 
-    def declare(self, call: Call) -> None:
+    def declare(self, call: DraftCall) -> None:
         for tensor in call.outputs:
             self.producers[id(tensor)] = call
 
-    def call_of(self, tensor: Tensor | None, op: str, kind: str | None = None) -> Call | None:
+    def call_of(self, tensor: Tensor | None, op: str, kind: str | None = None) -> DraftCall | None:
         """Return the call that makes ``tensor`` if it is of this op and kind."""
         call = None if tensor is None else self.producers.get(id(tensor))
         if call is None or call.op != op or (kind is not None and call.attrs["kind"] != kind):
             return None
         return call
 
-    def operands(self, call: Call) -> tuple[tuple[Tensor, Tensor], ...]:
+    def operands(self, call: DraftCall) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return both orders of the operands of a commutative call."""
         a, b = call.argument(0), call.argument(1)
         return ((a, b), (b, a))
@@ -76,13 +76,13 @@ def is_number(tensor: Tensor, number: float) -> bool:
     return abs(float(value.reshape(-1)[0]) - number) <= 2e-6 * max(abs(number), 1e-30)
 
 
-def _unary(call: Call, x: Tensor, kind: str, alpha: float = 0.0, beta: float = 0.0) -> list[Call] | None:
+def _unary(call: DraftCall, x: Tensor, kind: str, alpha: float = 0.0, beta: float = 0.0) -> list[DraftCall] | None:
     if x.shape != call.output.shape:
         return None
-    return [Call("unary", call.name, [x], call.outputs, {"kind": kind, "alpha": alpha, "beta": beta})]
+    return [DraftCall("unary", call.name, [x], call.outputs, {"kind": kind, "alpha": alpha, "beta": beta})]
 
 
-def _silu(m: _Matcher, call: Call) -> list[Call] | None:
+def _silu(m: _Matcher, call: DraftCall) -> list[DraftCall] | None:
     """x * sigmoid(x), x * hard_sigmoid(x), x * tanh(softplus(x))."""
     if call.attrs["kind"] != "mul":
         return None
@@ -112,7 +112,7 @@ def _hinge(m: _Matcher, tensor: Tensor | None) -> Tensor | None:
     return m.with_number(clip.argument(0), "add", 3.0)
 
 
-def _hard_swish(m: _Matcher, call: Call) -> list[Call] | None:
+def _hard_swish(m: _Matcher, call: DraftCall) -> list[DraftCall] | None:
     """x * clip(x + 3, 0, 6) / 6, in any order of the product and the quotient."""
     for x, gate in m.operands(call) if call.attrs["kind"] == "mul" else ():
         if _hinge(m, m.scaled(gate, 1 / 6)) is x:
@@ -125,13 +125,13 @@ def _hard_swish(m: _Matcher, call: Call) -> list[Call] | None:
     return None
 
 
-def _hard_sigmoid(m: _Matcher, call: Call) -> list[Call] | None:
+def _hard_sigmoid(m: _Matcher, call: DraftCall) -> list[DraftCall] | None:
     """clip(x + 3, 0, 6) / 6."""
     x = _hinge(m, m.scaled(call.output, 1 / 6))
     return None if x is None else _unary(call, x, "hard_sigmoid", 1 / 6, 0.5)
 
 
-def _gelu(m: _Matcher, call: Call) -> list[Call] | None:
+def _gelu(m: _Matcher, call: DraftCall) -> list[DraftCall] | None:
     """x * (1 + erf(x / sqrt 2)) / 2, in any order."""
     if call.attrs["kind"] != "mul":
         return None
@@ -152,7 +152,7 @@ def _erf_gate(m: _Matcher, tensor: Tensor | None) -> Tensor | None:
     return None if erf is None else m.scaled(erf.argument(0), 2**-0.5)
 
 
-def _layer_norm(m: _Matcher, call: Call) -> list[Call] | None:
+def _layer_norm(m: _Matcher, call: DraftCall) -> list[DraftCall] | None:
     """(x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over the last axis."""
     if call.attrs["kind"] != "add":
         return None
@@ -201,7 +201,7 @@ def _mean(m: _Matcher, tensor: Tensor) -> Tensor | None:
     return call.argument(0)
 
 
-def _is_square_of(call: Call, x: Tensor) -> bool:
+def _is_square_of(call: DraftCall, x: Tensor) -> bool:
     if call.op == "unary":
         return call.attrs["kind"] == "square" and call.argument(0) is x
     if call.op != "binary" or call.argument(0) is not x:
@@ -210,7 +210,9 @@ def _is_square_of(call: Call, x: Tensor) -> bool:
     return (kind == "pow" and is_number(other, 2.0)) or (kind == "mul" and other is x)
 
 
-def _norm_calls(draft: Draft, call: Call, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> list[Call] | None:
+def _norm_calls(
+    draft: Draft, call: DraftCall, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> list[DraftCall] | None:
     out, width = call.output, x.shape[-1]
     if x.shape != out.shape or not isinstance(width, int) or weight.shape[-1] != width or bias.shape[-1] != width:
         return None
@@ -222,13 +224,13 @@ def _norm_calls(draft: Draft, call: Call, x: Tensor, weight: Tensor, bias: Tenso
     flat = Tensor(draft.free_name(f"{out.name}.rows"), x.dtype, rows)
     normal = Tensor(draft.free_name(f"{out.name}.norm"), x.dtype, rows)
     return [
-        Call("reshape", call.name, [x], [flat], {"sizes": rows}),
-        Call("layer_norm", call.name, [flat, *vectors], [normal], {"eps": eps}),
-        Call("reshape", call.name, [normal], [out], {"sizes": out.shape}),
+        DraftCall("reshape", call.name, [x], [flat], {"sizes": rows}),
+        DraftCall("layer_norm", call.name, [flat, *vectors], [normal], {"eps": eps}),
+        DraftCall("reshape", call.name, [normal], [out], {"sizes": out.shape}),
     ]
 
 
-def _attention(m: _Matcher, call: Call) -> list[Call] | None:
+def _attention(m: _Matcher, call: DraftCall) -> list[DraftCall] | None:
     """softmax(q k^T * scale + mask) v of rank 4."""
     softmax = m.call_of(_behind_nan_guard(m, call.argument(0)), "softmax")
     if softmax is None or softmax.attrs["log"] or softmax.attrs["axis"] != 3 or call.argument(1).rank != 4:
@@ -247,7 +249,7 @@ def _attention(m: _Matcher, call: Call) -> list[Call] | None:
         return None
     q, k, is_transposed, scale = found
     v = call.argument(1)
-    turns: list[Call] = []
+    turns: list[DraftCall] = []
     if q.rank != 4 or k.rank != 4:
         return None
     if not is_transposed:
@@ -255,7 +257,7 @@ def _attention(m: _Matcher, call: Call) -> list[Call] | None:
     if v.rank != 4 or q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3]:
         return None
     attrs = {"scale": scale, "causal": False, "softcap": 0.0}
-    return [*turns, Call("sdpa", call.name, [q, k, v, mask], call.outputs, attrs)]
+    return [*turns, DraftCall("sdpa", call.name, [q, k, v, mask], call.outputs, attrs)]
 
 
 def _behind_nan_guard(m: _Matcher, tensor: Tensor) -> Tensor:
@@ -284,7 +286,7 @@ def _scaled_product(m: _Matcher, tensor: Tensor | None) -> tuple[Tensor, Tensor,
     return q, k, call.attrs["transpose_b"], scale
 
 
-def _transposed(m: _Matcher, k: Tensor, name: str) -> tuple[Tensor, list[Call]]:
+def _transposed(m: _Matcher, k: Tensor, name: str) -> tuple[Tensor, list[DraftCall]]:
     """Return k with its last two axes exchanged, and the call that does it unless another has done it."""
     turned = m.call_of(k, "permute")
     order = (0, 1, 3, 2)
@@ -294,7 +296,7 @@ def _transposed(m: _Matcher, k: Tensor, name: str) -> tuple[Tensor, list[Call]]:
     if order == (0, 1, 2, 3):
         return k, []
     out = Tensor(m.draft.free_name(f"{k.name}.keys"), k.dtype, tuple(k.shape[axis] for axis in order))
-    return out, [Call("permute", name, [k], [out], {"order": order})]
+    return out, [DraftCall("permute", name, [k], [out], {"order": order})]
 
 
 def _split_factor(m: _Matcher, tensor: Tensor | None) -> tuple[Tensor | None, float]:
@@ -310,7 +312,7 @@ def _split_factor(m: _Matcher, tensor: Tensor | None) -> tuple[Tensor | None, fl
     return tensor, 1.0
 
 
-_Rule = Callable[[_Matcher, Call], "list[Call] | None"]
+_Rule = Callable[[_Matcher, DraftCall], "list[DraftCall] | None"]
 _RULES: Final[dict[str, tuple[_Rule, ...]]] = {
     "binary": (_silu, _hard_swish, _hard_sigmoid, _gelu, _layer_norm),
     "matmul": (_attention,),

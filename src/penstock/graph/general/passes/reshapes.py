@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.graph.general.draft import Call, Draft, Tensor
+from penstock.graph.general.draft import Draft, DraftCall, Tensor
 
 __all__ = ["merge_reshapes"]
 
@@ -11,7 +11,7 @@ def merge_reshapes(draft: Draft) -> None:
     """Rewrite the draft in place."""
     sources: dict[int, Tensor] = {}
     new: dict[int, Tensor] = {}
-    calls: list[Call] = []
+    calls: list[DraftCall] = []
 
     def current(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else new.get(id(tensor), tensor)
@@ -29,8 +29,8 @@ def merge_reshapes(draft: Draft) -> None:
         elif call.op in ("unary", "cast") and id(call.inputs[0]) in sources:
             x, out = sources[id(call.inputs[0])], call.output
             inner = Tensor(draft.free_name(out.name), out.dtype, x.shape)
-            calls.append(Call(call.op, call.name, [x], [inner], call.attrs))
-            call = Call("reshape", call.name, [inner], [out], {"sizes": out.shape})
+            calls.append(DraftCall(call.op, call.name, [x], [inner], call.attrs))
+            call = DraftCall("reshape", call.name, [inner], [out], {"sizes": out.shape})
             sources[id(out)] = inner
         calls.append(call)
     draft.outputs = [current(tensor) or tensor for tensor in draft.outputs]

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.graph.general.draft import Draft, Tensor
-from penstock.graph.general.sizes import Size, SizeLike, largest, smallest, symbol
+from penstock.graph.general.sizes import SizeExpression, SizeLike, largest, smallest, symbol
 from penstock.graph.general.torch import elementwise, layers, shapes
 from penstock.graph.general.torch.recurrent import whole_recurrent_layers
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named
@@ -208,7 +208,7 @@ class _Capture:
         self.draft = Draft(name)
         self.writer = Writer(self.draft)
         self.values: dict[fx.Node, Any] = {}
-        self.symbols: dict[Any, Size] = {}
+        self.symbols: dict[Any, SizeExpression] = {}
         self.missing: dict[str, str] = {}
         self.num_inputs = 0
 
@@ -278,7 +278,7 @@ class _Capture:
             return result
         raise UnsupportedError(f"capture: a size is {expr}, which no expression of sizes is")
 
-    def _symbol(self, expr: Any) -> Size:
+    def _symbol(self, expr: Any) -> SizeExpression:
         if expr not in self.symbols:
             raise UnsupportedError(f"capture: the module makes a shape of values ({expr})")
         return self.symbols[expr]

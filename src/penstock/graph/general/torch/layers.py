@@ -12,7 +12,7 @@ from penstock.graph.general.draft import Tensor
 from penstock.graph.general.einsum import einsum
 from penstock.graph.general.images import image_op, same_pads, weight_channels_last
 from penstock.graph.general.shape_rules import normalise_axis
-from penstock.graph.general.sizes import Size, SizeLike, product
+from penstock.graph.general.sizes import SizeExpression, SizeLike, product
 from penstock.graph.general.torch.writer import Writer, dtype_named, reader
 from penstock.graph.ir import DType
 
@@ -57,7 +57,7 @@ def _attention(
     if rank > 4:
         raise UnsupportedError(f"attention: expected up to four dimensions, got {rank}")
     width = q.shape[-1]
-    if scale is None and isinstance(width, Size):
+    if scale is None and isinstance(width, SizeExpression):
         raise UnsupportedError("attention: expected heads of a constant size")
     attrs = {"scale": float(width) ** -0.5 if scale is None else float(scale), "causal": causal}  # type: ignore[arg-type]
     out = w.add("sdpa", q, k, v, mask, **attrs)

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Draft, Tensor
 from penstock.graph.general.shape_rules import normalise_axis
-from penstock.graph.general.sizes import Size, SizeLike, product, smallest
+from penstock.graph.general.sizes import SizeExpression, SizeLike, product, smallest
 from penstock.graph.ir import DType
 
 __all__ = ["OPS", "Reader", "Writer", "dtype_named", "reader"]
@@ -49,7 +49,7 @@ class Writer:
 
     def constant(self, value: Any, dtype: DType | None = None) -> Tensor:
         """Return a constant of a number or an array, of a type if one is given."""
-        if isinstance(value, Size) or (isinstance(value, (int, np.integer)) and not isinstance(value, bool)):
+        if isinstance(value, SizeExpression) or (isinstance(value, (int, np.integer)) and not isinstance(value, bool)):
             tensor = self.draft.constant(np.array(value, dtype=object), self.name)
         else:
             array = np.asarray(value)
@@ -179,7 +179,7 @@ def _inside(index: Any, size: SizeLike) -> SizeLike:
     """Return a begin or an end of a slice between 0 and the size."""
     if isinstance(index, int) and index < 0:
         index = size + index
-        return index if isinstance(index, Size) else max(index, 0)
+        return index if isinstance(index, SizeExpression) else max(index, 0)
     if isinstance(index, int) and index >= 1 << 60:
         return size
     return smallest(index, size)
