@@ -18,6 +18,8 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "client": ("Clients of a service", ("Client", "AsyncClient")),
     "models": ("Export, quantization and networks", ("export", "load_network", "register_network", "RoundToNearest",
                "RoundToNearestConfig", "custom_op", "load_ops")),
+    "networks": ("General networks", ("capture", "read_network", "compile", "open_predictor", "CapturedNetwork",
+                 "CompiledModule", "Predictor")),
     "errors": ("Exceptions", ("PenstockError", "InvalidArgumentError", "InvalidFileError", "UnsupportedError",
                "OutOfMemoryError", "FileAccessError", "QueueFullError", "DeadlineError", "NotFoundError",
                "UnavailableError", "ServiceError", "InternalError")),

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/memory.h"
-#include "ops/attention.h"
+#include "attention/attention.h"
 #include "exchange/exchange.h"
 
 namespace ps {

@@ -1,4 +1,4 @@
-"""What schemes cost in perplexity, from reports of ``penstock eval --json``."""
+"""The cost of schemes in perplexity, from reports of ``penstock eval --json``."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Subject(BenchModel):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to measure.
+    """The request of a measurement.
 
     ``against``: the model to compare with, usually the one of highest precision; None for none.  ``text``: a file
     (``open_text``); None is the built-in sample.  ``tasks``: files of multiple-choice tasks (``open_tasks``).

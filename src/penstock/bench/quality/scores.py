@@ -37,7 +37,7 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What was found of each scored token, in order.
+    """The findings of each scored token, in order.
 
     ``nll``: negative log-probabilities, in nats, one array for each model.  ``divergence``: the divergence of the first
     model's distribution from that of the second, KL(second || first), in nats; ``same_top``: whether both have the same

@@ -82,16 +82,12 @@ def config_values(
     _check_keys(metadata, name, architecture)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise InvalidFileError(
-            f"{metadata.file}: expected a matrix token_embd.weight, got none", param="token_embd.weight"
-        )
+        message = f"{metadata.file}: expected a matrix token_embd.weight, got none"
+        raise InvalidFileError(message, param="token_embd.weight")
     hidden_size = metadata.integer(f"{name}.embedding_length", min=1)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     head_dim = metadata.integer(f"{name}.attention.key_length", hidden_size // num_heads, min=1)
-    same = ("attention.value_length", "rope.dimension_count")[: 1 if architecture.rotary_dim_differs else 2]
-    for key in () if architecture.has_own_heads else same:
-        if metadata.integer(f"{name}.{key}", head_dim) != head_dim:
-            raise metadata.error(f"{name}.{key}", f"{head_dim}, the length of a key")
+    _check_head_dims(metadata, name, architecture, head_dim)
     values: dict[str, Any] = {
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
@@ -128,6 +124,13 @@ def config_values(
     elif (scaling := rope_scaling(metadata, name, values, rope_factors)) is not None:
         values["rope_scaling"] = scaling | dict(architecture.scaling_constants)
     return {architecture.own_keys.get(key, key): value for key, value in values.items()}
+
+
+def _check_head_dims(metadata: Metadata, name: str, architecture: Architecture, head_dim: int) -> None:
+    same = ("attention.value_length", "rope.dimension_count")[: 1 if architecture.rotary_dim_differs else 2]
+    for key in () if architecture.has_own_heads else same:
+        if metadata.integer(f"{name}.{key}", head_dim) != head_dim:
+            raise metadata.error(f"{name}.{key}", f"{head_dim}, the length of a key")
 
 
 def _num_layers(metadata: Metadata, name: str, architecture: Architecture) -> int:

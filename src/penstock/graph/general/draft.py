@@ -36,7 +36,7 @@ _TYPES: Final = {numpy_type: dtype for dtype, numpy_type in NUMPY_TYPES.items()}
 
 
 def dtype_of(array: NDArray[Any]) -> DType:
-    """Return the type of an array; one of ``SizeExpression`` is int64.  Raises UnsupportedError for a type that has no ops."""
+    """Return the type of an array; one of sizes is int64.  Raises UnsupportedError for a type that has no ops."""
     if array.dtype == object:
         return DType.I64
     if array.dtype not in _TYPES:
@@ -47,7 +47,7 @@ def dtype_of(array: NDArray[Any]) -> DType:
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor of a draft.  ``value``: of a constant; an array of ``SizeExpression`` where it depends on named sizes."""
+    """A tensor of a draft.  ``value``: of a constant; an array of sizes where it depends on named ones."""
 
     name: str
     dtype: DType

@@ -1,7 +1,7 @@
 """Calls over constants, computed while a network is read.
 
-Arithmetic on integers, and what moves numbers, is done by numpy, which takes arrays of ``SizeExpression`` too.  Other ops on
-constants run in the core, so that folding changes no bit.
+Arithmetic on integers, and what moves numbers, is done by numpy, which takes arrays of ``SizeExpression`` too.  Other
+ops on constants run in the core, so that folding changes no bit.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/memory.h"
-#include "ops/attention.h"
+#include "attention/attention.h"
 
 namespace ps {
 namespace {
