@@ -14,7 +14,7 @@ from penstock.core.predict import GENERAL_NETWORK
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.device import Context
 from penstock.lite.inputs import check_inputs, check_outputs, checked_dims, input_tensors
-from penstock.lite.network import Network
+from penstock.lite.network import BoundNetwork
 from penstock.lite.open_model import ModelType, OpenModel
 from penstock.lite.sequences import Sequences
 from penstock.lite.settings import ModelConfig
@@ -55,7 +55,7 @@ class Model:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._opened: OpenModel | None = None
-        self._sequences: Sequences | Network | None = None
+        self._sequences: Sequences | BoundNetwork | None = None
         self._dims = (1, 1)
         self._pid = 0
         self.group: WeightGroup | None = None
@@ -103,12 +103,12 @@ class Model:
     def get_inputs(self) -> list[Tensor]:
         """Return new tensors for ``predict``: ``token_ids`` 0, ``num_tokens`` T, ``reset`` 1."""
         with self.in_use() as (_, sequences):
-            return sequences.inputs() if isinstance(sequences, Network) else input_tensors(*self._dims)
+            return sequences.inputs() if isinstance(sequences, BoundNetwork) else input_tensors(*self._dims)
 
     def get_outputs(self) -> list[Tensor]:
         """Return new tensors with the names, types and shapes of the outputs."""
         with self.in_use() as (_, sequences):
-            if isinstance(sequences, Network):
+            if isinstance(sequences, BoundNetwork):
                 return sequences.outputs()
             return [
                 Tensor(name=spec.name, dtype=spec.dtype, shape=sequences.shape_of(spec, *self._dims))
@@ -121,7 +121,7 @@ class Model:
         A new T has no other effect.  A new B creates a new program, in which all sequences are empty.
         """
         with self.in_use() as (opened, sequences):
-            if isinstance(sequences, Network):
+            if isinstance(sequences, BoundNetwork):
                 sequences.resize(inputs, dims)
                 return
             batch_size, seq_len = checked_dims(inputs, dims)
@@ -145,7 +145,7 @@ class Model:
         and a model that is closed or was built before a fork.
         """
         with self.in_use() as (opened, sequences):
-            if isinstance(sequences, Network):
+            if isinstance(sequences, BoundNetwork):
                 return sequences.predict(inputs, outputs)
             arrays = check_inputs(inputs, opened.info.vocab_size, self._dims)
             targets = None
@@ -168,7 +168,7 @@ class Model:
         InvalidFileError when the file was replaced or changed.
         """
         with self.in_use() as (opened, sequences):
-            if isinstance(sequences, Network):
+            if isinstance(sequences, BoundNetwork):
                 raise UnsupportedError(
                     "update_weights: expected a language model, got a general network; export it again",
                     param="update_weights",
@@ -200,7 +200,7 @@ class Model:
         """
         with self.in_use() as (opened, sequences):
             info = opened.describe()
-            if isinstance(sequences, Network):
+            if isinstance(sequences, BoundNetwork):
                 info |= sequences.describe()
                 return info if key is None else _entry(info, key)
             plan = core.plan(opened.native, opened.bind().native, sequences.options)
@@ -242,7 +242,7 @@ class Model:
         return self._opened
 
     @contextmanager
-    def in_use(self) -> Iterator[tuple[OpenModel, Sequences | Network]]:
+    def in_use(self) -> Iterator[tuple[OpenModel, Sequences | BoundNetwork]]:
         """Hold the model's lock and yield its bundle and its sequences.
 
         Raises InvalidArgumentError for a model that is not built, is closed, or was built before a fork.
@@ -261,9 +261,9 @@ class Model:
         self.close()
 
 
-def _program_of(opened: OpenModel) -> Sequences | Network:
+def _program_of(opened: OpenModel) -> Sequences | BoundNetwork:
     if opened.info.kind == GENERAL_NETWORK:
-        return Network(opened.native, opened.bind())
+        return BoundNetwork(opened.native, opened.bind())
     sequences = Sequences(opened.native, opened.bind(), opened.config, opened.config.batch_size)
     _check_seq_len(opened.config.seq_len, sequences)
     return sequences

@@ -17,7 +17,7 @@ from penstock.lite.inputs import named_tensors
 from penstock.lite.tensor import Tensor, array_of
 from penstock.validation import refusal
 
-__all__ = ["FreeTensor", "Network"]
+__all__ = ["BoundNetwork", "FreeTensor"]
 
 
 class FreeTensor(Tensor):
@@ -48,7 +48,7 @@ class FreeTensor(Tensor):
         super().set_data_from_numpy(numpy_obj)
 
 
-class Network:
+class BoundNetwork:
     """The program of a general network, as ``Model`` sees it."""
 
     def __init__(self, model: native.Model, context: BoundContext) -> None:

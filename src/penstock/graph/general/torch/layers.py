@@ -48,9 +48,12 @@ def _einsum(w: Writer, equation: str, operands: Sequence[Tensor], *, path: Any =
 
 @reader("scaled_dot_product_attention.default")
 def _attention(
-    w: Writer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
+    w: Writer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *rest: Any, scale: float | None = None,
+    **options: Any,
 ) -> Tensor:  # fmt: skip
+    causal = bool(rest[1] if len(rest) > 1 else options.get("is_causal", False))
+    scale = rest[2] if len(rest) > 2 else scale
+    mask = options.get("attn_mask", mask)
     rank = q.rank
     if rank == 3:
         q, k, v = (w.unsqueeze(tensor, 0) for tensor in (q, k, v))
@@ -108,10 +111,8 @@ def _group_norm(
 
 
 @reader("instance_norm.default")
-def _instance_norm(
-    w: Writer, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, use_input_stats: bool, momentum: float,
-    eps: float, *_: Any,
-) -> Tensor:  # fmt: skip
+def _instance_norm(w: Writer, x: Tensor, weight: Any, bias: Any, *rest: Any) -> Tensor:
+    mean, var, use_input_stats, momentum, eps = rest[:5]
     if not use_input_stats:
         return cast(Tensor, _batch_norm(w, x, weight, bias, mean, var, momentum, eps)[0])
     return _group_norm(w, x, x.shape[1], weight, bias, eps)  # type: ignore[arg-type]
@@ -133,10 +134,8 @@ def _batch_norm(
 
 
 @reader("batch_norm.default", "cudnn_batch_norm.default")
-def _batch_norm_eval(
-    w: Writer, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
-    *_: Any,
-) -> Any:  # fmt: skip
+def _batch_norm_eval(w: Writer, x: Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
+    mean, var, training, momentum, eps = rest[:5]
     if training:
         raise UnsupportedError("batch_norm: expected a module in eval mode, got one that is training")
     return _batch_norm(w, x, weight, bias, mean, var, momentum, eps)[0]
@@ -339,20 +338,19 @@ def _conv_padding(
 
 
 @reader("convolution.default")
-def _convolution(
-    w: Writer, x: Tensor, weight: Tensor, bias: Any, strides: Any, pads: Any, dilations: Any, transposed: bool,
-    output_pads: Any, groups: int,
-) -> Tensor:  # fmt: skip
+def _convolution(w: Writer, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
+    strides, pads, dilations, transposed, output_pads, groups = rest
     if transposed:
         return _conv_transpose(w, x, weight, bias, strides, pads, output_pads, groups, dilations)
     return _conv(w, x, weight, bias, strides, pads, dilations, groups)
 
 
 @reader("conv_transpose2d.input", "conv_transpose1d.default")
-def _conv_transpose(
-    w: Writer, x: Tensor, weight: Tensor, bias: Any = None, strides: Any = 1, pads: Any = 0, output_pads: Any = 0,
-    groups: int = 1, dilations: Any = 1,
-) -> Tensor:  # fmt: skip
+def _conv_transpose(w: Writer, x: Tensor, weight: Tensor, bias: Any = None, *rest: Any, **options: Any) -> Tensor:
+    names = ("stride", "padding", "output_padding", "groups", "dilation")
+    given = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1} | options
+    given |= dict(zip(names, rest, strict=False))
+    strides, pads, output_pads, groups, dilations = (given[name] for name in names)
     axes = weight.rank - 2
     kernel = weight_channels_last(w.draft, weight, w.name, transposed=True, groups=groups)
     return image_op(
