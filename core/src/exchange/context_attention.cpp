@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/memory.h"
-#include "attention/attention.h"
+#include "paged/attention.h"
 #include "exchange/exchange.h"
 
 namespace ps {

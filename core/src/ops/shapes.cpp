@@ -1,5 +1,5 @@
 // Shape rules: the inputs that each op requires, and the shapes of its outputs.  Those of ops over pages:
-// attention/page_shapes.cpp.
+// paged/page_shapes.cpp.
 #include <float.h>
 
 #include "base/build.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/memory.h"
-#include "attention/attention.h"
+#include "paged/attention.h"
 
 namespace ps {
 namespace {
