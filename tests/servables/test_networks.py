@@ -20,6 +20,7 @@ from penstock.graph.general.sizes import symbol
 from penstock.graph.ir import DType
 from penstock.servables.api.declare import collect_declarations, model
 from penstock.servables.process.model_engines import open_engine
+from tests.support.command import DEMO
 from tests.support.errors import raises
 from tests.support.onnx_models import save
 from tests.support.servable_folders import Host, run, serving, write
@@ -120,6 +121,14 @@ def test_bundle_that_differs_from_declaration_is_refused(tmp_path: Path) -> None
                 pass
 
     run(work)
+
+
+def test_language_model_is_no_network() -> None:
+    with collect_declarations(DEMO.parent):
+        with raises(UnsupportedError, param="path"):
+            model(DEMO.name)
+        with raises(UnsupportedError, param="model", match=r"servable\.language_model"):
+            open_engine(DEMO, 1)
 
 
 def test_only_bundles_have_types_themselves(tmp_path: Path) -> None:

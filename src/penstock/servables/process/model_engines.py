@@ -74,7 +74,11 @@ def open_engine(path: Path, threads: int) -> Engine:
     from penstock.networks.predictor import open_predictor
 
     if path.suffix == ".psm":
-        return _Network(open_predictor(path, threads=threads))
+        try:
+            return _Network(open_predictor(path, threads=threads))
+        except UnsupportedError as error:
+            hint = ". Declare language models with servable.language_model." if error.param == "model" else ""
+            raise error.with_message(f"{path}: {error}{hint}") from None
     try:
         return _Network(_compile(path, threads))
     except UnsupportedError as error:
