@@ -159,7 +159,7 @@ def test_onnx_runs_without_onnx_runtime(
         open_engine(tmp_path / "double.onnx", 1)
 
 
-@pytest.mark.parametrize("command", ["serve", "run", "chat", "bench", "embed"])
+@pytest.mark.parametrize("command", ["serve", "run", "chat", "bench", "embed", "plan"])
 def test_commands_for_language_models_refuse_networks(tmp_path: Path, command: str) -> None:
     path = str(bundle(tmp_path / "net.psm"))
     rest = {"run": ["text"], "embed": [os.devnull]}

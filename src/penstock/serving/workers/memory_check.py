@@ -102,7 +102,7 @@ def _fit_one(
     try:
         model = native.Model.open(config.path)
         try:
-            refuse_general_network(model, config.path)
+            refuse_general_network(model.info.kind, config.path)
             limits, plan = fit_limits(model, context, requested, available)
         finally:
             model.close()
