@@ -214,9 +214,9 @@ WRONG = {
     "settings twice": (lambda: (servable.settings(), servable.settings()), "twice"),
     "a default": (lambda: (method(stage()), servable.settings(default_method="x")), "default_method: .* got 'x'"),
     "two sources": (lambda: servable.language_model("a.psm", served="b"), "served=NAME"),
-    "a bundle as a file": (
-        lambda: servable.model("a.psm", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}),
-        "a.psm' is a language model.*servable.language_model",
+    "a language model as a file": (
+        lambda: servable.model("a.gguf", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}),
+        "a.gguf' is a language model.*servable.language_model",
     ),
     "a folder as a file": (
         lambda: servable.model("weights", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}),

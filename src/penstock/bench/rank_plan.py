@@ -33,7 +33,7 @@ from penstock.graph.passes.pipeline import cut_rank
 from penstock.graph.rank_bundle import WHOLE, partials_bytes
 from penstock.graph.without_weights import read_source, write_without_weights
 from penstock.runtime.build import build_in_child
-from penstock.runtime.native import fit_limits
+from penstock.runtime.native import fit_limits, refuse_general_network
 from penstock.runtime.program import ProgramLimits
 
 __all__ = [
@@ -114,6 +114,7 @@ def model_graph(path: Path, scheme: str | None = None, network: str | None = Non
         if value is not None:
             raise InvalidArgumentError(f"{name}: expected none for the bundle {path}, which has its own", param=name)
     graph = read_source(path)[0]
+    refuse_general_network(graph.kind, str(path))
     if WHOLE in graph.properties:
         raise UnsupportedError(f"{path}: expected a whole bundle, got that of one rank")
     return graph

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.runtime.ranks.rank_group import RankGroup
     from penstock.runtime.ranks.remote_group import RemoteGroup
 
-__all__ = ["NativeProgram", "fit_limits", "plan_limits"]
+__all__ = ["NativeProgram", "fit_limits", "plan_limits", "refuse_general_network"]
 
 _Result = TypeVar("_Result")
 MIN_CONTEXT = 2048
@@ -81,6 +81,17 @@ def plan_limits(
     return native.plan(model, context, _options(limits, model.info, contexts))
 
 
+def refuse_general_network(kind: int, name: str = "model") -> None:
+    """Raise UnsupportedError if ``kind`` is that of a general network; ``name`` begins the message."""
+    if kind == GENERAL_NETWORK:
+        raise UnsupportedError(
+            f"{name}: expected a language model, got a general network; run it with `penstock predict` or "
+            "penstock.open_predictor, or serve it with servable.model",
+            param="model",
+            code="general_network",
+        )
+
+
 def fit_limits(
     model: native.Model,
     context: native.Context,
@@ -101,6 +112,7 @@ def fit_limits(
         if not machine.total:  # unknown: plan one context and let the system decide
             limits = dataclasses.replace(limits, num_pages=limits.num_pages or _pages_of_one_context(model, limits))
             available = _UNKNOWN_BYTES
+    refuse_general_network(model.info.kind)
     longest, ranks = model.info.context_len, max(model.info.context_ranks, contexts)
     context_len = min(limits.context_len or longest, longest)
     max_tokens = min(limits.max_tokens, context_len * limits.max_requests)
@@ -294,11 +306,7 @@ class NativeProgram:
         try:
             model, verify_s = open_verified(path, verify)
             try:
-                if model.info.kind == GENERAL_NETWORK:
-                    raise UnsupportedError(
-                        f"{path}: expected a language model, got a general network; use penstock.lite.Model",
-                        param="model",
-                    )
+                refuse_general_network(model.info.kind, str(path))
                 fitted, plan = fit_limits(model, context, limits or ProgramLimits())
                 start = time.perf_counter()
                 if fitted.weights == "huge":  # after the plan: weights that do not fit are refused before they are read

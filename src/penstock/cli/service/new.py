@@ -19,7 +19,7 @@ _SCRIPT = '''\
 from penstock import servable
 
 # A network in its own processes, read from a file in the folder of each version ("1", "2", ...):
-# network = servable.model("network.onnx", inputs={{"x": "FP32[4]"}}, outputs={{"y": "FP32[4]"}}, batch_size=32)
+# network = servable.model("network.psm", batch_size=32)  # penstock export NETWORK.onnx network.psm, penstock.capture
 
 
 @servable.stage(outputs={{"y": "FP32[4]"}}, batch_size=32)

@@ -23,7 +23,7 @@ __all__ = ["add_parser", "run"]
 
 _EXTRAS: Final = (
     ("sentencepiece", "sentencepiece", "checkpoint folders with only a tokenizer.model that is not Llama's"),
-    ("onnxruntime", "onnx", "servables with .onnx models"),
+    ("onnxruntime", "onnx", ".onnx files, and servables with those that Penstock does not read"),
     ("opentelemetry.sdk", "otel", "traces of penstock serve"),
     ("lm_eval", "eval", "evaluation with lm-eval"),
     ("ray", "cluster", "workers on a cluster"),

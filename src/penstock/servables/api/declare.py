@@ -229,17 +229,17 @@ def stage(
 def model(
     path: str,
     *,
-    inputs: Mapping[str, str],
-    outputs: Mapping[str, str],
+    inputs: Mapping[str, str] | None = None,
+    outputs: Mapping[str, str] | None = None,
     batch_size: int = 1,
     preferred_sizes: Sequence[int] = (),
     max_delay_ms: float = 0.0,
     padded_sizes: Sequence[int] = (),
     instances: int | Sequence[Sequence[int]] = 1,
 ) -> Model:
-    """Declare a model file (.onnx) in the folder of the version.
+    """Declare a general network, a bundle (.psm) or an ONNX file (.onnx), in the folder of the version.
 
-    ``inputs``, ``outputs``: the types of one instance by tensor name.
+    ``inputs``, ``outputs``: the types of one instance by tensor name; by default those of the bundle.
     ``batch_size``: the maximum number of instances in a batch.
     ``preferred_sizes``: a batch that reaches one of these sizes runs at once.
     ``max_delay_ms``: the longest time in milliseconds that an instance waits for others to join its batch.
@@ -249,7 +249,7 @@ def model(
     Raises InvalidArgumentError.
     """
     rules = _batch_rules(batch_size, preferred_sizes, max_delay_ms, padded_sizes)
-    declared = Model(_check_model_file(path), (parse_specs(inputs, "inputs"), parse_specs(outputs, "outputs")), rules)
+    declared = Model(_check_model_file(path), _model_specs(path, inputs, outputs), rules)
     declared.cores = check_cores(instances) if isinstance(instances, list | tuple) else ()
     declared.instances = check_integer("instances", len(declared.cores) or instances, 1, MAX_PROCESSES)
     return declared
@@ -298,7 +298,7 @@ def language_model(
 
 @_naming_options
 def method(
-    *, inputs: Mapping[str, str], outputs: Mapping[str, str], max_open: int | None = None
+    *, inputs: Mapping[str, str | Spec], outputs: Mapping[str, str | Spec], max_open: int | None = None
 ) -> Callable[[_Function], _Function]:
     """Make a function a method, which clients call.  Decorator.
 
@@ -381,12 +381,32 @@ def _as_tuple(name: str, value: object) -> tuple[Any, ...]:
 def _check_model_file(path: object) -> str:
     """Return the path of a model file; the error for a language model points to ``language_model``."""
     _check_inside(path)
-    if isinstance(path, str) and path.endswith(".onnx"):
+    if isinstance(path, str) and path.endswith((".psm", ".onnx")):
         return path
-    kind = "a language model" if Path(str(path)).suffix.lower() in (".psm", ".gguf", "") else "not a supported format"
+    kind = "a language model" if Path(str(path)).suffix.lower() in (".gguf", "") else "not a supported format"
     raise InvalidArgumentError(
-        f"servable.model: expected a file that ends in .onnx; {str(path)!r:.100} is {kind}. Declare bundles "
-        "(.psm), GGUF files and checkpoint folders (config.json, *.safetensors) with servable.language_model."
+        f"servable.model: expected a file that ends in .psm or .onnx; {str(path)!r:.100} is {kind}. Declare language "
+        "models with servable.language_model."
+    )
+
+
+def _model_specs(
+    path: str, inputs: Mapping[str, str] | None, outputs: Mapping[str, str] | None
+) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the types of a model: those that are declared, or those of its bundle."""
+    if inputs is not None and outputs is not None:
+        return parse_specs(inputs, "inputs"), parse_specs(outputs, "outputs")
+    if not path.endswith(".psm"):
+        raise InvalidArgumentError(
+            f"servable.model: expected inputs= and outputs= for {path}; only a bundle (.psm) has them itself",
+            param="outputs" if inputs is not None else "inputs",
+        )
+    from penstock.servables.api.signature import signature_of
+
+    own_inputs, own_outputs = signature_of(folder() / path)
+    return (
+        own_inputs if inputs is None else parse_specs(inputs, "inputs"),
+        own_outputs if outputs is None else parse_specs(outputs, "outputs"),
     )
 
 

@@ -74,6 +74,8 @@ class Spec:
 
 def parse_spec(text: object, name: str) -> Spec:
     """Parse a type such as "FP32[64]"; raise InvalidArgumentError whose message starts with ``name``."""
+    if isinstance(text, Spec):  # of a model: ``inputs=network.inputs``
+        return text
     match = _SPEC.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InvalidArgumentError(

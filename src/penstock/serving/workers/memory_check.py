@@ -96,12 +96,13 @@ def _fit_one(
     config: WorkerConfig, requested: ProgramLimits, available: int | None
 ) -> tuple[ProgramLimits, list[MemoryPlan]]:
     from penstock.core import native
-    from penstock.runtime.native import fit_limits
+    from penstock.runtime.native import fit_limits, refuse_general_network
 
     context = native.Context(config.options.threads)
     try:
         model = native.Model.open(config.path)
         try:
+            refuse_general_network(model.info.kind, config.path)
             limits, plan = fit_limits(model, context, requested, available)
         finally:
             model.close()

@@ -1,19 +1,19 @@
-"""A model in the ONNX format, run by ONNX Runtime in a stage process."""
+"""A model file in a stage process: compared with its declaration, and run in batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import InvalidFileError, UnsupportedError
-from penstock.extras import install_command
+from penstock.errors import InvalidFileError
 from penstock.servables.api.plan import model_from_json
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.columns import encode_rows, pad_rows, read_column, texts_of
 from penstock.servables.process.failures import InvalidResultError, to_unicode
+from penstock.servables.process.model_engines import Port, open_engine
 from penstock.servables.process.stage_program import to_spec_array
 
 if TYPE_CHECKING:
@@ -21,50 +21,22 @@ if TYPE_CHECKING:
 
     from penstock.servables.api.specs import Spec
 
-__all__ = ["OnnxModel"]
-
-_TYPES: Final = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(string)": "TEXT",
-}
+__all__ = ["ModelFile"]
 
 
-class OnnxModel:
+class ModelFile:
     """A model file, opened, compared with its declaration and warmed up.
 
-    Raises InvalidFileError if the file differs from the declaration, UnsupportedError without ONNX Runtime.
+    Raises InvalidFileError if the file differs from the declaration, and UnsupportedError if nothing here runs it.
     """
 
     def __init__(self, start: pb.Start) -> None:
-        try:
-            import onnxruntime
-        except ImportError:
-            raise UnsupportedError(
-                f"ONNX models require ONNX Runtime, which is not installed. Run `{install_command('onnx')}`."
-            ) from None
         self._plan = model_from_json(start.model)
         path = Path(start.folder) / self._plan.path
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = self._plan.threads, 1
-        options.log_severity_level = 3
-        try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its exceptions have no common base class
-            raise InvalidFileError(f"{path}: ONNX Runtime failed to open it: {str(error)[:500]}") from None
+        self._engine = open_engine(path, self._plan.threads)
         self._sizes: set[int] = set()
-        self._check(path, "input", self._session.get_inputs(), self._plan.inputs)
-        self._check(path, "output", self._session.get_outputs(), self._plan.outputs, may_omit=True)
+        self._check(path, "input", self._engine.inputs, self._plan.inputs)
+        self._check(path, "output", self._engine.outputs, self._plan.outputs, may_omit=True)
         rules = self._plan.rules
         for size in self._sizes:
             if rules.padded_sizes != (size,):
@@ -75,24 +47,23 @@ class OnnxModel:
         self._warm_up(path)
 
     def _check(
-        self, path: Path, kind: str, nodes: Any, declared: Mapping[str, Spec], *, may_omit: bool = False
+        self, path: Path, kind: str, ports: Sequence[Port], declared: Mapping[str, Spec], *, may_omit: bool = False
     ) -> None:
         """Compare names, datatypes and sizes with those that are declared; with ``may_omit`` some may be left out."""
-        own = {node.name: node for node in nodes}
+        own = {port.name: port for port in ports}
         missing = [name for name in declared if name not in own]
         extra = [] if may_omit else [name for name in own if name not in declared]
         if missing or extra:
             raise InvalidFileError(f"{path}: the model's {kind}s are {', '.join(own)}, not {', '.join(declared)}")
         for name, spec in declared.items():
-            node = own[name]
-            datatype = _TYPES.get(node.type)
-            if datatype != spec.datatype:
-                raise InvalidFileError(f"{path}: {kind} {name} is {datatype or node.type}, not {spec.datatype}")
-            sizes = [size if isinstance(size, int) and size > 0 else -1 for size in node.shape]
+            port = own[name]
+            if port.datatype != spec.datatype:
+                raise InvalidFileError(f"{path}: {kind} {name} is {port.datatype}, not {spec.datatype}")
+            sizes = port.shape
             if len(sizes) != 1 + len(spec.shape) or any(
                 -1 not in (a, b) and a != b for a, b in zip(sizes[1:], spec.shape, strict=True)
             ):
-                raise InvalidFileError(f"{path}: {kind} {name} has the shape {node.shape}, batch first, not {spec}")
+                raise InvalidFileError(f"{path}: {kind} {name} has the shape {[*port.sizes]}, batch first, not {spec}")
             if kind == "input" and sizes[0] != -1:
                 self._sizes.add(sizes[0])
 
@@ -100,17 +71,18 @@ class OnnxModel:
         """Run a batch of zeros of each padded size, or of sizes 1 and ``max_size``."""
         rules = self._plan.rules
         for size in rules.padded_sizes or (1, rules.max_size):
-            feeds = {
-                name: np.full((size, *np.abs(spec.shape)), "" if spec.is_bytes else 0, spec.dtype)
-                for name, spec in self._plan.inputs.items()
-            }
             try:
+                shapes = self._engine.shapes(self._plan.inputs, size)
+                feeds = {
+                    name: np.full(shapes[name], "" if spec.is_bytes else 0, spec.dtype)
+                    for name, spec in self._plan.inputs.items()
+                }
                 self._results(feeds, size)
             except Exception as error:
                 raise InvalidFileError(f"{path}: a batch of {size} zeros fails: {str(error)[:500]}") from None
 
     def _results(self, feeds: dict[str, NDArray[Any]], size: int) -> list[NDArray[Any]]:
-        outputs = self._session.run(self._names, feeds)
+        outputs = self._engine.run(feeds, self._names)
         specs = self._plan.outputs.items()
         return [to_spec_array(array, spec, size, name) for array, (name, spec) in zip(outputs, specs, strict=True)]
 
