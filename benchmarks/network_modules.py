@@ -196,6 +196,9 @@ def export(name: str, path: Path) -> None:
         if isinstance(part, nn.BatchNorm2d) and part.running_mean is not None and part.running_var is not None:
             part.running_mean.normal_(0, 0.1)
             part.running_var.uniform_(0.1, 0.4)  # keeps activations of the networks here within a few powers of ten
+    for place, parameter in module.named_parameters():
+        if place.endswith("bias"):
+            nn.init.normal_(parameter, 0, 0.02)  # zeros, which BERT begins with, would be left out
     names, example = ["x"], (torch.randn(IMAGE),)
     if name == "minilm":
         names, example = ["input_ids", "attention_mask"], (torch.ones((1, TOKENS), dtype=torch.int64),) * 2

@@ -1,7 +1,7 @@
 """Compares general networks in Penstock with ONNX Runtime and OpenVINO: speed, memory, load time and outputs.
 
     python -m benchmarks.networks [--peers PYTHON] [--rows resnet50,minilm] [--json FILE]
-    python -m benchmarks.networks --file NET.onnx --size H=640 --size W=640 --peers PYTHON
+    python -m benchmarks.networks --file NET.onnx --size x/2=640 --size x/3=640 --peers PYTHON
 
 PYTHON is the interpreter of an environment with NumPy and onnxruntime, openvino or both (default: this one); an engine
 that it lacks is left out.  Networks are those of ``benchmarks.network_modules`` with random weights, exported by
@@ -135,7 +135,7 @@ def seeded_inputs(file: Path, sizes: Mapping[str, int]) -> Arrays:
             continue
         dims = value.type.tensor_type.shape.dim
         shape = [
-            sizes.get(f"{value.name}.{axis}", sizes.get(dim.dim_param, dim.dim_value or 1))
+            sizes.get(f"{value.name}/{axis}", sizes.get(dim.dim_param, dim.dim_value or 1))
             for axis, dim in enumerate(dims)
         ]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
@@ -251,7 +251,7 @@ def main() -> int:
     parser.add_argument("--peers", metavar="PYTHON", default=sys.executable, help="default: this interpreter")
     parser.add_argument("--rows", metavar="NAMES", help="networks, by commas (default: all, or none with --file)")
     parser.add_argument("--file", type=Path, action="append", default=[], metavar="NET.onnx", help="repeat for more")
-    parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="a named size, or INPUT.AXIS=N")
+    parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="a named size, or INPUT/AXIS=N")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--folder", type=Path, help="keeps the files of the networks (default: a temporary one)")
