@@ -35,7 +35,7 @@ class Bottleneck(nn.Module):
         plain = stride == 1 and inputs == 4 * width
         self.side = nn.Identity() if plain else conv(inputs, 4 * width, 1, stride)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return torch.relu(self.main(x) + self.side(x))
 
 
@@ -62,7 +62,7 @@ class Gate(nn.Module):
         parts = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, squeezed, 1), act(), nn.Conv2d(squeezed, channels, 1)]
         self.parts = nn.Sequential(*parts, scale())
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return x * self.parts(x)
 
 
@@ -78,7 +78,7 @@ class Inverted(nn.Module):
         self.parts = nn.Sequential(*parts, *([gate] if gate else []), conv(wide, outputs))
         self.adds = stride == 1 and inputs == outputs
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return x + self.parts(x) if self.adds else self.parts(x)
 
 
@@ -138,7 +138,7 @@ class Layer(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         batch, length, width = x.shape
         qkv = self.qkv(self.norms[0](x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -158,7 +158,7 @@ class VisionTransformer(nn.Module):
         self.layers = nn.Sequential(*[Layer(width, heads) for _ in range(layers)])
         self.norm, self.scores = nn.LayerNorm(width, 1e-6), nn.Linear(width, 1000)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         rows = self.patches(x).flatten(2).transpose(1, 2)
         rows = torch.cat([self.first.expand(x.shape[0], -1, -1), rows], 1) + self.positions
         return self.scores(self.norm(self.layers(rows))[:, 0])
@@ -177,7 +177,7 @@ class Bert(nn.Module):
         )  # fmt: skip
         self.model = BertModel(config, add_pooling_layer=False)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         hidden = (attention_mask[:, None, None, :].float() - 1) * 1e9
         return self.model(input_ids=input_ids, attention_mask=hidden).last_hidden_state
 
@@ -199,7 +199,8 @@ def export(name: str, path: Path) -> None:
     for place, parameter in module.named_parameters():
         if place.endswith("bias"):
             nn.init.normal_(parameter, 0, 0.02)  # zeros, which BERT begins with, would be left out
-    names, example = ["x"], (torch.randn(IMAGE),)
+    names: list[str] = ["x"]
+    example: tuple[torch.Tensor, ...] = (torch.randn(IMAGE),)
     if name == "minilm":
         names, example = ["input_ids", "attention_mask"], (torch.ones((1, TOKENS), dtype=torch.int64),) * 2
     with torch.no_grad():

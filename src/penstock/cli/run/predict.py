@@ -55,7 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--runs", type=int, default=1, metavar="N", help="times to run; the median is shown (default: 1)"
     )
     parser.add_argument(
-        "--profile", action="store_true", help="show the time of each op and of the ten slowest nodes in as many more runs"
+        "--profile",
+        action="store_true",
+        help="show the time of each op and of the ten slowest nodes in as many more runs",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
     add_options(parser, "--threads")

@@ -39,8 +39,8 @@ def merge_reshapes(draft: Draft) -> None:
             x, out, other = sources[id(call.inputs[at])], call.output, call.argument(1 - at)
             inner = Tensor(draft.free_name(out.name), out.dtype, x.shape)
             vector = _flat(draft, other)
-            calls.append(Call("binary", call.name, [x, vector] if at == 0 else [vector, x], [inner], call.attrs))
-            call = Call("reshape", call.name, [inner], [out], {"sizes": out.shape})
+            calls.append(DraftCall("binary", call.name, [x, vector] if at == 0 else [vector, x], [inner], call.attrs))
+            call = DraftCall("reshape", call.name, [inner], [out], {"sizes": out.shape})
             sources[id(out)] = inner
         calls.append(call)
     draft.outputs = [current(tensor) or tensor for tensor in draft.outputs]
@@ -48,7 +48,7 @@ def merge_reshapes(draft: Draft) -> None:
     draft.prune()
 
 
-def _channelwise_operand(call: Call, sources: dict[int, Tensor]) -> int | None:
+def _channelwise_operand(call: DraftCall, sources: dict[int, Tensor]) -> int | None:
     """Return the reshaped argument of ``x <kind> constant`` with a number of each channel of the last axis.
 
     The reshape keeps that axis, so that a bias behind the reshape of a linear layer's rows reaches the layer.
