@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from penstock.core import native
 from penstock.core.predict import NetworkProgram, NetworkSize, NetworkValue, network_sizes
+from penstock.core.spans import node_infos, set_profiling
 from penstock.errors import InvalidArgumentError
 from penstock.graph.general.sizes import evaluate
+from penstock.networks.node_times import NodeTime, node_times, span_times
 
 __all__ = ["Predictor", "open_predictor"]
 
@@ -24,6 +26,7 @@ class Predictor:
 
     def __init__(self, model: native.Model, context: native.Context) -> None:
         self._program = NetworkProgram(model, context)
+        self._model = model
         self.sizes: list[NetworkSize] = network_sizes(model)
         self._lock = threading.Lock()
 
@@ -58,6 +61,19 @@ class Predictor:
     def predict(self, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Return the outputs by name."""
         return {value.name: array for value, array in zip(self.outputs, self.run(arrays), strict=True)}
+
+    def profile(self, arrays: Arrays, runs: int = 1) -> list[NodeTime]:
+        """Run the network ``runs`` times, and return the median time of each node, the slowest first."""
+        with self._lock:
+            nodes, times = node_infos(self._model), []
+            set_profiling(self._program, True)
+            try:
+                for _ in range(runs):
+                    self._program.predict(arrays, copy=False)
+                    times.append(span_times(self._program, len(nodes)))
+            finally:
+                set_profiling(self._program, False)
+        return node_times(times, nodes)
 
     def close(self) -> None:
         """Give the memory back."""

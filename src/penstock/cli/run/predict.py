@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from penstock.cli.options import add_options, add_parser_of
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
 if TYPE_CHECKING:
+    from penstock.networks.node_times import NodeTime
     from penstock.networks.predictor import Predictor
 
 __all__ = ["add_parser", "run"]
@@ -52,6 +54,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--runs", type=int, default=1, metavar="N", help="times to run; the median is shown (default: 1)"
     )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="show the time of each op and of the ten slowest nodes in as many more runs (default: off)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
     add_options(parser, "--threads")
     parser.set_defaults(run=run)
@@ -72,18 +79,33 @@ def run(args: argparse.Namespace) -> int:
             start = time.perf_counter()
             outputs = predictor.predict(arrays)
             seconds.append(time.perf_counter() - start)
+        times = predictor.profile(arrays, args.runs) if args.profile else []
     if args.output is not None:
         _write(Path(args.output), outputs)
     milliseconds = 1e3 * float(np.median(seconds))
     if args.json:
-        print(json.dumps({"milliseconds": milliseconds, "outputs": {k: _summary(v) for k, v in outputs.items()}}))
+        answer = {"milliseconds": milliseconds, "outputs": {k: _summary(v) for k, v in outputs.items()}}
+        print(json.dumps(answer | ({"nodes": [asdict(item) for item in times]} if args.profile else {})))
         return 0
     for name, array in outputs.items():
         values = _summary(array)
         line = ", ".join(f"{key} {values[key]:.6g}" for key in ("min", "mean", "max") if values[key] is not None)
         print(f"{name}: {values['dtype']} {values['shape']}{', ' if line else ''}{line}")
     print(f"{milliseconds:.2f} ms" + (f", the median of {args.runs} runs" if args.runs > 1 else ""))
+    if times:
+        _print_times(times)
     return 0
+
+
+def _print_times(times: list[NodeTime]) -> None:
+    from penstock.networks.node_times import by_op
+
+    whole = sum(item.milliseconds for item in times) or 1.0
+    for title, rows in (("op", by_op(times)), ("slowest nodes", times[:10])):
+        print(f"\n{title:40}       ms   share  nodes")
+        for item in rows:
+            name = f"{item.op} {item.name}".strip()
+            print(f"{name[:40]:40} {item.milliseconds:8.3f}  {item.milliseconds / whole:5.1%}  {item.count:5}")
 
 
 def _inputs(args: argparse.Namespace, predictor: Predictor) -> dict[str, Any]:
