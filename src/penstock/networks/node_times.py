@@ -1,4 +1,4 @@
-"""Where the time of a network's run goes: by op, and by node."""
+"""The time of a network's run, by op and by node."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ __all__ = [
     "symbols_of",
 ]  # fmt: skip
 
-MAX_SIZE = 1 << 31
+MAX_SIZE = (1 << 31) - 1
 """The largest size of a dimension."""
 
 

@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
 from penstock.extras import install_command
-from penstock.graph.onnx.model import MAX_DEPTH, MAX_NODES, Function, OnnxGraph, OnnxNetwork, OnnxNode, Port, Reference
+from penstock.graph.onnx.model import (
+    MAX_DEPTH,
+    MAX_NODES,
+    Function,
+    OnnxGraph,
+    OnnxNetwork,
+    OnnxNode,
+    OnnxPort,
+    Reference,
+)
 
 __all__ = ["element_name", "load", "node_of", "onnx_package"]
 
@@ -217,16 +226,16 @@ def _opsets(items: Any) -> dict[str, int]:
     return {"" if item.domain == "ai.onnx" else item.domain: int(item.version) for item in items}
 
 
-def _port(proto: Any) -> Port:
+def _port(proto: Any) -> OnnxPort:
     kind = proto.type.WhichOneof("value") or ""
     if kind != "tensor_type":
-        return Port(proto.name, kind.removesuffix("_type"), 0, None)
+        return OnnxPort(proto.name, kind.removesuffix("_type"), 0, None)
     tensor = proto.type.tensor_type
     if not tensor.HasField("shape"):
-        return Port(proto.name, "tensor", tensor.elem_type, None)
+        return OnnxPort(proto.name, "tensor", tensor.elem_type, None)
     dims: list[int | str | None] = []
     for dim in tensor.shape.dim:
         given = dim.WhichOneof("value")
         known = dim.dim_value if given == "dim_value" and dim.dim_value >= 0 else None
         dims.append(int(known) if known is not None else dim.dim_param or None)
-    return Port(proto.name, "tensor", tensor.elem_type, tuple(dims))
+    return OnnxPort(proto.name, "tensor", tensor.elem_type, tuple(dims))

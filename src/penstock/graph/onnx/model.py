@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from numpy.typing import NDArray
 
-__all__ = ["MAX_DEPTH", "MAX_NODES", "Function", "OnnxGraph", "OnnxNetwork", "OnnxNode", "Port", "Reference"]
+__all__ = ["MAX_DEPTH", "MAX_NODES", "Function", "OnnxGraph", "OnnxNetwork", "OnnxNode", "OnnxPort", "Reference"]
 
 MAX_NODES: Final = 200_000
 """The largest number of nodes that a file may run, with functions inlined."""
@@ -39,7 +39,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Port:
+class OnnxPort:
     """An input or output: ``dims`` are numbers, names or None; None if the file gives no shape."""
 
     name: str
@@ -55,8 +55,8 @@ class OnnxGraph:
     name: str
     nodes: list[OnnxNode]
     constants: dict[str, NDArray[Any] | Callable[[], NDArray[Any]]] = field(default_factory=dict)
-    inputs: list[Port] = field(default_factory=list)
-    outputs: list[Port] = field(default_factory=list)
+    inputs: list[OnnxPort] = field(default_factory=list)
+    outputs: list[OnnxPort] = field(default_factory=list)
 
 
 @dataclass(eq=False)

@@ -23,7 +23,16 @@ from penstock.graph.onnx.families import reader_of
 from penstock.graph.onnx.functions import EXPANDED, standard_body
 from penstock.graph.onnx.input_sizes import InputSizes
 from penstock.graph.onnx.load import element_name, load
-from penstock.graph.onnx.model import MAX_DEPTH, MAX_NODES, Function, OnnxGraph, OnnxNetwork, OnnxNode, Port, Reference
+from penstock.graph.onnx.model import (
+    MAX_DEPTH,
+    MAX_NODES,
+    Function,
+    OnnxGraph,
+    OnnxNetwork,
+    OnnxNode,
+    OnnxPort,
+    Reference,
+)
 
 __all__ = ["MAX_OPSET", "MIN_OPSET", "read_onnx"]
 
@@ -100,7 +109,7 @@ class _Walk:
         self._draft.prune()
         return self._draft
 
-    def _input(self, port: Port) -> Tensor:
+    def _input(self, port: OnnxPort) -> Tensor:
         if port.kind != "tensor" or port.dims is None:
             what = "a tensor with a shape" if port.kind == "tensor" else f"a tensor, not {port.kind or 'nothing'}"
             raise UnsupportedError(f"input {port.name}: expected {what}", param=port.name)
@@ -123,7 +132,7 @@ class _Walk:
             return made
         return tensor
 
-    def _declared(self, port: Port, tensor: Tensor) -> Tensor:
+    def _declared(self, port: OnnxPort, tensor: Tensor) -> Tensor:
         """Return an output in the type that the file declares."""
         if port.element == 0 or (port.element not in FLOATS_AS_F32 and tensor.dtype != DType.F32):
             return tensor

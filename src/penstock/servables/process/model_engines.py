@@ -1,4 +1,4 @@
-"""What runs a model file in a stage process: the core for bundles and ONNX files, or ONNX Runtime for the others."""
+"""The engines of model files in a stage process: the core for bundles and ONNX files, else ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.networks.predictor import Predictor
     from penstock.servables.api.specs import Spec
 
-__all__ = ["Engine", "Port", "open_engine"]
+__all__ = ["ModelEngine", "ModelPort", "open_engine"]
 
 _TYPES: Final = {
     "tensor(bool)": "BOOL",
@@ -39,7 +39,7 @@ _TYPES: Final = {
 
 
 @dataclass(frozen=True)
-class Port:
+class ModelPort:
     """An input or output of a model file: its datatype, and its sizes as the file writes them."""
 
     name: str
@@ -52,11 +52,11 @@ class Port:
         return tuple(int(size) if str(size).isdecimal() and int(size) > 0 else -1 for size in self.sizes)
 
 
-class Engine(Protocol):
+class ModelEngine(Protocol):
     """The interface of what runs a model file."""
 
-    inputs: list[Port]
-    outputs: list[Port]
+    inputs: list[ModelPort]
+    outputs: list[ModelPort]
 
     def shapes(self, specs: Mapping[str, Spec], size: int) -> dict[str, tuple[int, ...]]:
         """Return shapes of inputs for a batch of ``size`` instances that the warm-up may use."""
@@ -65,7 +65,7 @@ class Engine(Protocol):
         """Return the outputs ``names`` of a batch."""
 
 
-def open_engine(path: Path, threads: int) -> Engine:
+def open_engine(path: Path, threads: int) -> ModelEngine:
     """Open a model file.
 
     The core runs a bundle.  It also runs an ONNX file that Penstock reads; ONNX Runtime, if it is installed, runs
@@ -94,7 +94,7 @@ def _compile(path: Path, threads: int) -> Predictor:
         raise InvalidFileError(f"{path}: {error}") from None
 
 
-def _open_with_onnx_runtime(path: Path, threads: int, refusal: UnsupportedError) -> Engine:
+def _open_with_onnx_runtime(path: Path, threads: int, refusal: UnsupportedError) -> ModelEngine:
     try:
         engine = _OnnxRuntime(path, threads)
     except ModuleNotFoundError:
@@ -110,8 +110,8 @@ class _Network:
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
-        self.inputs = [Port(one.name, datatype_of(one), one.sizes) for one in predictor.inputs]
-        self.outputs = [Port(one.name, datatype_of(one), one.sizes) for one in predictor.outputs]
+        self.inputs = [ModelPort(one.name, datatype_of(one), one.sizes) for one in predictor.inputs]
+        self.outputs = [ModelPort(one.name, datatype_of(one), one.sizes) for one in predictor.outputs]
 
     def shapes(self, specs: Mapping[str, Spec], size: int) -> dict[str, tuple[int, ...]]:
         """Return the declared sizes; one that is not declared has its example, or its minimum."""
@@ -155,5 +155,5 @@ class _OnnxRuntime:
         return outputs
 
 
-def _port(node: Any) -> Port:
-    return Port(node.name, _TYPES.get(node.type, node.type), tuple(node.shape))
+def _port(node: Any) -> ModelPort:
+    return ModelPort(node.name, _TYPES.get(node.type, node.type), tuple(node.shape))

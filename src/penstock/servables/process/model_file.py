@@ -13,7 +13,7 @@ from penstock.servables.api.plan import model_from_json
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.columns import encode_rows, pad_rows, read_column, texts_of
 from penstock.servables.process.failures import InvalidResultError, to_unicode
-from penstock.servables.process.model_engines import Port, open_engine
+from penstock.servables.process.model_engines import ModelPort, open_engine
 from penstock.servables.process.stage_program import to_spec_array
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from penstock.servables.api.specs import Spec
 
-__all__ = ["ModelFile"]
+__all__ = ["LoadedModel"]
 
 
-class ModelFile:
+class LoadedModel:
     """A model file, opened, compared with its declaration and warmed up.
 
     Raises InvalidFileError if the file differs from the declaration, and UnsupportedError if nothing here runs it.
@@ -47,7 +47,7 @@ class ModelFile:
         self._warm_up(path)
 
     def _check(
-        self, path: Path, kind: str, ports: Sequence[Port], declared: Mapping[str, Spec], *, may_omit: bool = False
+        self, path: Path, kind: str, ports: Sequence[ModelPort], declared: Mapping[str, Spec], *, may_omit: bool = False
     ) -> None:
         """Compare names, datatypes and sizes with those that are declared; with ``may_omit`` some may be left out."""
         own = {port.name: port for port in ports}

@@ -146,9 +146,9 @@ class _MemoryLimit:
 def _load(start: pb.Start) -> tuple[BatchRunner, str, int]:
     """Return what runs batches, its plan in JSON and its memory limit in bytes."""
     if start.model:
-        from penstock.servables.process.model_file import ModelFile
+        from penstock.servables.process.model_file import LoadedModel
 
-        return ModelFile(start), "", start.memory_limit_bytes
+        return LoadedModel(start), "", start.memory_limit_bytes
     stages = _StageRunner(start)
     return stages, stages.plan, stages.memory_limit_bytes
 
