@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -55,22 +54,11 @@ def test_core_draws_from_the_known_answers(
 
 def reference(logits: npt.NDArray[np.float32], s: Sampling, row: int) -> tuple[int, float]:
     """The token, and how near the walk came to another one."""
-    if s.mask is None:
-        return drawn(logits, s, row, np.ones(len(logits), bool))
-    allowed = np.unpackbits(s.mask[row].view(np.uint8), bitorder="little")[: len(logits)].astype(bool)
-    if s.temperature[row] == 0:
-        return drawn(logits, s, row, allowed)
-    token, margin = drawn(logits, s, row, np.ones(len(logits), bool))
-    if allowed[token]:
-        return token, margin
-    again, other = drawn(logits, s, row, allowed, is_second=True)
-    return again, min(margin, other)
-
-
-def drawn(
-    logits: npt.NDArray[np.float32], s: Sampling, row: int, allowed: npt.NDArray[np.bool_], *, is_second: bool = False
-) -> tuple[int, float]:
-    x, ids = logits.astype(np.float64), np.flatnonzero(allowed)
+    x = logits.astype(np.float64)
+    allowed = np.ones(len(x), bool)
+    if s.mask is not None:
+        allowed = np.unpackbits(s.mask[row].view(np.uint8), bitorder="little")[: len(x)].astype(bool)
+    ids = np.flatnonzero(allowed)
     if s.temperature[row] == 0:
         return int(ids[np.argmax(x[ids])]), 1.0
     weights = np.exp((x[ids] - x[ids].max()) / np.float64(s.temperature[row]))
@@ -84,7 +72,7 @@ def drawn(
         margin = float(np.abs(reached - target).min()) if target < 1 else 1.0
         ids, weights = ids[:kept], weights[:kept]
     reached = np.cumsum(weights) / weights.sum()
-    u = uniform(int(s.seed[row]), int(s.counter[row, 0]), int(s.counter[row, 1]), is_second=is_second)
+    u = uniform(int(s.seed[row]), int(s.counter[row, 0]), int(s.counter[row, 1]))
     token = int(ids[min(int(np.searchsorted(reached, u, side="right")), len(ids) - 1)])
     return token, min(margin, float(np.abs(reached - u).min()))
 
@@ -117,36 +105,6 @@ def test_tokens_are_those_of_the_reference(name: str) -> None:
         axis=1, keepdims=True
     )
     assert np.allclose(logprobs, exact[np.arange(ROWS), ids], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["t", "kp"])
-def test_a_mask_changes_no_draw_that_it_allows(name: str, context: Context) -> None:
-    logits, s = case(name)
-    free = sample_logits(context, logits, s).ids
-    for share in (0.01, 0.5):
-        allowed = np.random.default_rng(3).random((ROWS, VOCAB)) < share
-        allowed[np.arange(0, ROWS, 2), free[::2]] = True
-        allowed[np.arange(1, ROWS, 2), free[1::2]] = False
-        words = np.zeros((ROWS, -(-VOCAB // 32) * 32), bool)
-        words[:, :VOCAB] = allowed
-        mask = np.packbits(words, axis=1, bitorder="little").view(np.uint32)
-        ids = sample_logits(context, logits, dataclasses.replace(s, mask=mask)).ids
-        assert (ids[::2] == free[::2]).all()
-        assert allowed[np.arange(ROWS), ids].all()
-
-
-def test_masked_tokens_have_their_share_of_the_rest(context: Context) -> None:
-    """Over 30,000 draws, the frequencies are those of the allowed tokens among themselves."""
-    num_draws, weights = 30_000, np.array([8, 1, 2, 4, 1], np.float32)
-    made = sampling(
-        num_draws,
-        temperature=np.ones(num_draws, np.float32),
-        counter=np.stack([np.zeros(num_draws, np.int64), np.arange(num_draws)], axis=1),
-        mask=np.full((num_draws, 1), 0b10110, np.uint32),
-    )
-    ids = sample_logits(context, np.tile(np.log(weights), (num_draws, 1)), made).ids
-    shares = np.bincount(ids, minlength=5) / num_draws
-    assert np.abs(shares - [0, 1 / 4, 1 / 2, 0, 1 / 4]).max() < 0.01
 
 
 def test_a_row_does_not_depend_on_its_company(context: Context) -> None:

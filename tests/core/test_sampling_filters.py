@@ -113,17 +113,6 @@ def walk_order(scores: npt.NDArray[np.float64], s: Sampling, row: int) -> npt.ND
 
 
 def reference(logits: F32, s: Sampling, row: int) -> tuple[int, float]:
-    """The token, and how near the walk came to another one."""
-    if s.mask is None or s.temperature[row] == 0:
-        return drawn(logits, s, row)
-    token, margin = drawn(logits, dataclasses.replace(s, mask=None), row)
-    if s.mask[row, token // 32] >> (token % 32) & 1:
-        return token, margin
-    again, other = drawn(logits, s, row, is_second=True)
-    return again, min(margin, other)
-
-
-def drawn(logits: F32, s: Sampling, row: int, *, is_second: bool = False) -> tuple[int, float]:
     scores = expected_scores(logits, s, row).astype(np.float64)
     if s.temperature[row] == 0:
         return int(scores.argmax()), 1.0
@@ -137,7 +126,7 @@ def drawn(logits: F32, s: Sampling, row: int, *, is_second: bool = False) -> tup
         ids = np.array(sorted(ids.tolist(), key=lambda i: (distance[i], i)))
     weights = np.exp(scores[ids] - scores[ids].max())
     reached = np.cumsum(weights) / weights.sum()
-    u = uniform(int(s.seed[row]), int(s.counter[row, 0]), int(s.counter[row, 1]), is_second=is_second)
+    u = uniform(int(s.seed[row]), int(s.counter[row, 0]), int(s.counter[row, 1]))
     token = int(ids[min(int(np.searchsorted(reached, u, side="right")), len(ids) - 1)])
     return token, float(np.abs(reached - u).min())
 

@@ -14,9 +14,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, sample: int, position: int, *, is_second: bool = False) -> float:
-    """The random number of a token; the second one is for a draw under a mask after a token that it forbids."""
+def uniform(seed: int, sample: int, position: int) -> float:
     low = 0xFFFFFFFF
     words = philox((position & low, position >> 32 & low, sample & low, sample >> 32 & low), (seed & low, seed >> 32))
-    high, rest = words[2:] if is_second else words[:2]
-    return float((high << 21) | (rest >> 11)) / 2.0**53
+    return float((words[0] << 21) | (words[1] >> 11)) / 2.0**53

@@ -22,16 +22,14 @@ bool is_sound(const float* x, int32_t n) {
   return !bad;
 }
 
-// The first or the second random number of a token.
-double uniform_of(uint64_t seed, int64_t sample, int64_t position, bool is_second) {
+double uniform_of(uint64_t seed, int64_t sample, int64_t position) {
   const uint64_t p = static_cast<uint64_t>(position), s = static_cast<uint64_t>(sample);
   const uint32_t counter[4] = {static_cast<uint32_t>(p), static_cast<uint32_t>(p >> 32), static_cast<uint32_t>(s),
                                static_cast<uint32_t>(s >> 32)};
   const uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   uint32_t out[4];
   philox(counter, key, out);
-  const uint32_t* const words = is_second ? out + 2 : out;
-  const uint64_t bits = (static_cast<uint64_t>(words[0]) << 21) | (words[1] >> 11);
+  const uint64_t bits = (static_cast<uint64_t>(out[0]) << 21) | (out[1] >> 11);
   return static_cast<double>(bits) * (1.0 / 9007199254740992.0);
 }
 
@@ -68,9 +66,9 @@ RowEdits edits_of(const Job& job, int32_t r) {
   return edits;
 }
 
-RowNumbers numbers_of(const ps_sampling& s, int32_t r, bool is_second) {
-  const double uniform = uniform_of(s.seed[r], s.counter[2 * r], s.counter[2 * r + 1], is_second);
-  return RowNumbers{s.temperature[r], s.top_p[r], at(s.min_p, r, 0), at(s.typical_p, r, 1), s.top_k[r], uniform};
+RowNumbers numbers_of(const ps_sampling& s, int32_t r) {
+  return RowNumbers{s.temperature[r],      s.top_p[r], at(s.min_p, r, 0),
+                    at(s.typical_p, r, 1), s.top_k[r], uniform_of(s.seed[r], s.counter[2 * r], s.counter[2 * r + 1])};
 }
 
 // The log-probabilities of a row's token and of its likeliest, under the logits as the graph made them.
@@ -116,34 +114,6 @@ bool follows_failed_row(const RowEdits& edits) {
   return false;
 }
 
-// A token of the edited row; -1 if none is allowed.
-int32_t choose_token(const Job& job, int32_t r, const float* logits, const RowEdits& edits, const RowScratch& scratch,
-                     bool is_second) {
-  const int32_t vocab = job.source->vocab;
-  const float* x = logits;
-  if (edits.any()) {
-    edit_row(logits, vocab, edits, scratch);
-    x = scratch.edited;
-  }
-  const int32_t best = job.kernels->argmax(x, vocab);
-  if (!(x[best] > -INFINITY)) return -1;
-  if (!(job.sampling->temperature[r] > 0)) return best;
-  return draw_token(*job.kernels, x, vocab, best, numbers_of(*job.sampling, r, is_second), scratch);
-}
-
-// The same if there is a mask.  The token is drawn as without it, and again only if the mask forbids it, so that a mask
-// changes nothing where it allows the token.
-int32_t choose_masked_token(const Job& job, int32_t r, const float* logits, const RowEdits& edits,
-                            const RowScratch& scratch) {
-  if (job.sampling->temperature[r] > 0) {
-    RowEdits unmasked = edits;
-    unmasked.mask = nullptr;
-    const int32_t id = choose_token(job, r, logits, unmasked, scratch, false);
-    if (id >= 0 && edits.mask[id / 32] >> (id % 32) & 1) return id;
-  }
-  return choose_token(job, r, logits, edits, scratch, true);
-}
-
 ps_row_status sample_row(const Job& job, int32_t r, const RowScratch& scratch) {
   const ps_sampling& s = *job.sampling;
   const int32_t vocab = job.source->vocab;
@@ -152,11 +122,16 @@ ps_row_status sample_row(const Job& job, int32_t r, const RowScratch& scratch) {
   if (!is_sound(logits, vocab)) return PS_ROW_NOT_FINITE;
   int32_t id = s.target ? s.target[r] : -1;
   if (id < 0) {
+    const float* x = logits;
     const RowEdits edits = edits_of(job, r);
     if (follows_failed_row(edits)) return PS_ROW_NOT_FINITE;
-    id = edits.mask ? choose_masked_token(job, r, logits, edits, scratch)
-                    : choose_token(job, r, logits, edits, scratch, false);
-    if (id < 0) return PS_ROW_MASKED;
+    if (edits.any()) {
+      edit_row(logits, vocab, edits, scratch);
+      x = scratch.edited;
+    }
+    id = job.kernels->argmax(x, vocab);
+    if (!(x[id] > -INFINITY)) return PS_ROW_MASKED;
+    if (s.temperature[r] > 0) id = draw_token(*job.kernels, x, vocab, id, numbers_of(s, r), scratch);
   } else if (!(job.kernels->max(logits, vocab) > -INFINITY)) {
     return PS_ROW_MASKED;
   }
