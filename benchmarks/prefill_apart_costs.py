@@ -111,7 +111,7 @@ class Cluster:
         for chunk in replica._chunks:
             if chunk.samples:
                 self._asks[chunk.request.id].times_ns.append(now_ns)
-        first, ended = replica.finish_steps()
+        first, ended, _ = replica.finish_steps()
         replica.journal.take()
         for arrived in first:
             router.prefilled(place, arrived.queued)

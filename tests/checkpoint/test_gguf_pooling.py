@@ -128,8 +128,8 @@ def test_a_reranker_scores_the_answer_yes(tmp_path: Path) -> None:
         ({"pooling_type": 7}, 2, "qwen3.pooling_type", UnsupportedError),
         ({"classifier.output_labels": ["no", "yes"]}, 2, "qwen3.classifier.output_labels", UnsupportedError),
         ({"tokenizer.chat_template.rerank": "{query}"}, 2, "tokenizer.chat_template.rerank", UnsupportedError),
-        ({}, 3, None, InvalidFileError),
-        ({}, None, None, InvalidFileError),
+        ({}, 3, "cls.output.weight", InvalidFileError),
+        ({}, None, "cls.output.weight", InvalidFileError),
     ],
 )
 def test_other_heads_are_refused(

@@ -81,7 +81,7 @@ def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) ->
         (["--seed", "0"], "--seed requires --mtbf"),
         (["--start-seconds", "1"], "--start-seconds requires --replicas MIN..MAX"),
         (["--replicas", "2,4", "--scale-queue-seconds", "1"], "--scale-queue-seconds requires --replicas MIN..MAX"),
-        (["--prefill-workers", "1"], "decode-workers: expected an integer from 1"),
+        (["--prefill-workers", "1"], "decode_workers: expected an integer from 1"),
         (["--page-seconds", "1"], "--page-seconds requires --prefill-workers"),
         (["--prefill-workers", "1", "--decode-workers", "1", "--svg", "x.svg"], "svg: "),
         (["--scale-down-seconds", "9"], "--scale-down-seconds requires --replicas MIN..MAX"),

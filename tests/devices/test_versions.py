@@ -17,7 +17,7 @@ from tests.devices.conftest import ROOT
 from tests.support.command import environment
 
 BUNDLE = ROOT / "tests" / "golden" / "1.0" / "w8a8.psm"
-MINOR = "header.minor: the file has format 1.9, this version reads 1.0"
+MINOR = "header.minor: the file has format 1.9, this version reads 1.1"
 MAJOR = "header.major: this version reads format 1, the file has format 2.0"
 
 

@@ -248,7 +248,7 @@ def test_a_bundle_of_a_newer_minor_version_warns(tmp_path: Path) -> None:
     data = bytearray(BUNDLE.read_bytes())
     data[10:12] = (9).to_bytes(2, "little")
     path.write_bytes(data)
-    words = rf"{path}: header\.minor: the file has format 1\.9, this version reads 1\.0"
+    words = rf"{path}: header\.minor: the file has format 1\.9, this version reads 1\.1"
     with pytest.warns(UserWarning, match=words) as told:
         build(path).close()
     assert len(told) == 1

@@ -248,7 +248,7 @@ def test_a_wrong_fused_tensor_is_named(tmp_path: Path) -> None:
         with raises(InvalidFileError, param="shape", match=rf"tensor '{name}': shape: expected 224 rows, got \[223"):
             use()
     save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors", {"format": "pt"})
-    with raises(InvalidFileError, param=None, match=f"lacks tensor '{name}'"):
+    with raises(InvalidFileError, param=name, match=f"lacks tensor '{name}'"):
         load_network(folder)
 
 

@@ -29,6 +29,7 @@ SHOWN = {
     "runtime/verify.py",
     "servables/lifecycle/loaded_version.py",
     "serving/metrics.py",
+    "serving/openai/pooling.py",
     "serving/openai/rendering.py",
     "serving/traces.py",
     "text/template_sandbox.py",
