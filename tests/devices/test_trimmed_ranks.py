@@ -25,8 +25,9 @@ TABLE = """
 def builds(folder: Path, ops: tuple[str, ...], fact: str, *more: str) -> subprocess.CompletedProcess[str]:
     """Compile ``static_assert(fact)`` as a build with only these ops does; ``more`` are about the table of kernels."""
     listed = f'#define PS_BUILD_OPS " {" ".join(ops)} "\n#define PS_BUILD_SCHEMES " f32 "\n'
-    (folder / "ops_from.h").write_text(f"{listed}#define PS_BUILD_LAYOUTS 0x10001u\n#define PS_BUILD_KV_LAYOUTS 2u\n"
-                                       "#define PS_BUILD_NETWORKS false\n")
+    (folder / "ops_from.h").write_text(
+        f"{listed}#define PS_BUILD_LAYOUTS 0x10001u\n#define PS_BUILD_KV_LAYOUTS 2u\n#define PS_BUILD_NETWORKS false\n"
+    )
     asserts = "".join(f'static_assert({text}, "{text}");\n' for text in (fact, *more))
     source = f'#include "ops/ops.h"\n{TABLE if more else ""}namespace ps {{\n{asserts}}}\n'
     (folder / "source.cpp").write_text(source)

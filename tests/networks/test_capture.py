@@ -183,6 +183,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "shuffled": lambda x: F.pixel_unshuffle(x, 2).mean(1),
     "matrices": lambda x: x @ x.transpose(-1, -2) + torch.matmul(x, torch.linspace(0, 1, 24).reshape(6, 4)),
     "norms": lambda x: F.layer_norm(x, (4, 6)) + F.group_norm(x, 3) + F.normalize(x, dim=1),
+    "pools": lambda x: (F.max_pool2d(x[0], (3, 2), 2, 1), F.adaptive_avg_pool2d(x[0], 1), F.avg_pool1d(x[0], 2)),
+    "exact": lambda x: F.interpolate(x, (3, 5), mode="nearest-exact"),
+    "infinite": lambda x: x.clamp(0, float("inf")) + F.pad(x, (1, 0), value=float("-inf"))[..., 1:],
+    "spread": lambda x: x.var(1, unbiased=False) + x.std(1) + (x > 0).cumsum(1, dtype=torch.float32).sum(1),
+    "floors": lambda x: (torch.arange(10) / 10) // 0.1 + x[0, 0, 0, 0] // 0.3,
     "integers": lambda x: (x.to(torch.int64) // 2 + (x * 3).to(torch.int64) % 5).float(),
 }
 
@@ -195,6 +200,35 @@ def test_functions(name: str, tmp_path: Path) -> None:
         return tuple(t for item in items for t in (item if isinstance(item, tuple) else (item,)))
 
     check(Function(flat), (X,), [], tmp_path)
+
+
+class Mixed(nn.Module):
+    """Maps of equal height, width and channels, beside tensors that no convolution has made."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.conv, self.rows = nn.Conv2d(4, 4, 3, padding=1), nn.Conv1d(4, 4, 3, padding=1)
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.function(self, x, y)
+
+
+MIXED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "residual": (lambda m, x, y: torch.relu(m.conv(x)) + x * y, (4, 4)),
+    "matrix": (lambda m, x, y: m.conv(x) * y, (4, 4, 4)),
+    "column": (lambda m, x, y: m.conv(x) * y, (4, 1, 4)),
+    "chosen": (lambda m, x, y: torch.where(m.conv(x) > 0, m.conv(x), y), (2, 4, 4, 4)),
+    "joined": (lambda m, x, y: torch.cat([m.conv(x), y], 1), (2, 4, 4, 4)),
+    "rows": (lambda m, x, y: y + torch.relu(m.rows(y)) + x.mean(), (2, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_axes_of_equal_size_are_not_confused(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    function, shape = MIXED[name]
+    check(Mixed(function), (torch.randn(2, 4, 4, 4), torch.randn(shape)), [], tmp_path)
 
 
 def test_compiled_modules_take_tensors() -> None:

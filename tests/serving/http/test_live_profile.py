@@ -33,7 +33,7 @@ def test_steps_and_requests_are_recorded(tmp_path: Path) -> None:
             backend = await running.models.load(str(DEMO))
             before = await ids_of(backend)
             endless = await backend.submit([5, 6], ENDLESS)
-            profiling = asyncio.ensure_future(asked("POST", PROFILE, {"steps": 6, "limits": True}))
+            profiling = asyncio.ensure_future(asked("POST", PROFILE, {"steps": 6, "seconds": 600, "limits": True}))
             while not profiling.done():  # several steps of each kind run meanwhile
                 assert await ids_of(backend) == before, "recording changes no token"
             await endless.aclose()

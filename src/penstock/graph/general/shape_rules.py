@@ -256,7 +256,10 @@ def _arg_reduce(inputs: Sequence[Any], a: dict[str, Any]) -> _Types:
 def _top_k(inputs: Sequence[Any], a: dict[str, Any]) -> _Types:
     x = inputs[0]
     axis = a["axis"] = normalise_axis(a["axis"], len(x.shape))
-    shape = (*x.shape[:axis], a["k"][0], *x.shape[axis + 1 :])
+    k, size = a["k"][0], x.shape[axis]
+    if isinstance(k, int) and isinstance(size, int) and not 0 <= k <= size:
+        raise InvalidArgumentError(f"k: expected 0 to {size}, got {k}", param="k")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     return [(x.dtype, shape), (DType.I64, shape)]
 
 

@@ -27,7 +27,7 @@ def _shape(site: Site) -> Tensor:
     return site.constant(part or np.zeros(0, np.int64))
 
 
-@reads("SizeExpression")
+@reads("Size")
 def _size(site: Site) -> Tensor:
     return site.reshape(site.constant([product(site.x().shape)]), ())
 

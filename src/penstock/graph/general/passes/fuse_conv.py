@@ -97,6 +97,8 @@ class _ConvFuser:
         if not isinstance(channels, int):
             return False
         vector = _channel_vector(other, channels, call.output.rank)
+        if vector is not None and not (np.all(np.isfinite(vector)) and (kind != "div" or np.all(vector))):
+            return False  # weights that are not finite would spread where the source has none
         weight = conv.argument(1)
         bias = conv.inputs[2]
         if vector is None or weight.value is None or (bias is not None and bias.value is None):

@@ -120,7 +120,8 @@ class _Mover:
             ones = (1,) * (rank - value.ndim)
             array = np.ascontiguousarray(value.reshape(ones + value.shape).transpose(inverse))
             return Tensor(self.draft.free_name(tensor.name), tensor.dtype, array.shape, array)
-        if value is None and [s for s in shape if s != 1] == [s for s in wanted if s != 1]:
+        kept = [axis for axis in inverse if shape[axis] != 1]
+        if value is None and kept == sorted(kept):
             out = Tensor(self.draft.free_name(tensor.name), tensor.dtype, wanted)
             self._keep(DraftCall("reshape", tensor.name, [tensor], [out], {"sizes": wanted}))
             return out

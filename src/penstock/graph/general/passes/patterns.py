@@ -214,6 +214,8 @@ def _norm_calls(
     draft: Draft, call: DraftCall, x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> list[DraftCall] | None:
     out, width = call.output, x.shape[-1]
+    if not 0 <= eps <= 1:  # which layer_norm requires
+        return None
     if x.shape != out.shape or not isinstance(width, int) or weight.shape[-1] != width or bias.shape[-1] != width:
         return None
     rows = (product(x.shape[:-1]), width)
@@ -232,8 +234,16 @@ def _norm_calls(
 
 def _attention(m: _Matcher, call: DraftCall) -> list[DraftCall] | None:
     """softmax(q k^T * scale + mask) v of rank 4."""
-    softmax = m.call_of(_behind_nan_guard(m, call.argument(0)), "softmax")
-    if softmax is None or softmax.attrs["log"] or softmax.attrs["axis"] != 3 or call.argument(1).rank != 4:
+    weights = call.argument(0)
+    softmax = m.call_of(_behind_nan_guard(m, weights), "softmax")
+    if (
+        softmax is None
+        or weights.rank != 4
+        or call.output.rank != 4
+        or softmax.attrs["log"]
+        or softmax.attrs["axis"] != 3
+        or call.argument(1).rank != 4
+    ):
         return None
     if call.attrs["transpose_a"] or call.attrs["transpose_b"] or call.attrs["scale"] != 1.0:
         return None

@@ -84,7 +84,10 @@ def _div_mode(w: Writer, a: Any, b: Any, rounding_mode: str | None = None) -> Te
         return _div(w, a, b)
     x, y = w.pair(a, b)
     if x.dtype == DType.F32:
-        return w.unary("floor" if rounding_mode == "floor" else "trunc", w.binary("div", x, y))
+        if rounding_mode == "trunc":
+            return w.unary("trunc", w.binary("div", x, y))
+        # As PyTorch: 1.0 // 0.1 is 9, because 0.1 is a little more than a tenth.
+        return w.unary("round", w.binary("div", w.binary("sub", x, w.binary("mod", x, y)), y))
     if rounding_mode == "floor":
         return w.binary("div", w.binary("sub", x, w.binary("mod", x, y)), y)
     return w.binary("div", x, y)
@@ -112,6 +115,7 @@ def _gelu(w: Writer, x: Tensor, approximate: str = "none") -> Tensor:
 @reader("clamp.default", "hardtanh.default", "clamp.Tensor")
 def _clamp(w: Writer, x: Tensor, min: Any = None, max: Any = None, **bounds: Any) -> Tensor:
     low, high = bounds.get("min_val", min), bounds.get("max_val", max)
+    low, high = (None if isinstance(v, float) and math.isinf(v) else v for v in (low, high))
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and x.dtype == DType.F32:
         return w.unary("clip", x, low, high)
     x = x if low is None else w.binary("max", x, low)

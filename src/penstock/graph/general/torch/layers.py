@@ -13,7 +13,7 @@ from penstock.graph.general.einsum import einsum
 from penstock.graph.general.images import image_op, same_pads, weight_channels_last
 from penstock.graph.general.shape_rules import normalise_axis
 from penstock.graph.general.sizes import SizeExpression, SizeLike, product
-from penstock.graph.general.torch.writer import Writer, dtype_named, reader
+from penstock.graph.general.torch.writer import OPS, Writer, dtype_named, reader
 from penstock.graph.ir import DType
 
 # ---- matrices and attention
@@ -70,7 +70,18 @@ def _attention(
 # ---- norms
 
 
-@reader("layer_norm.default", "native_layer_norm.default")
+@reader("native_layer_norm.default")
+def _native_layer_norm(w: Writer, *args: Any) -> tuple[Any, ...]:
+    return _layer_norm(w, *args), None, None
+
+
+@reader("native_group_norm.default")
+def _native_group_norm(w: Writer, x: Tensor, weight: Any, bias: Any, *rest: Any) -> tuple[Any, ...]:
+    groups, eps = rest[3], rest[4]
+    return _group_norm(w, x, groups, weight, bias, eps), None, None
+
+
+@reader("layer_norm.default")
 def _layer_norm(
     w: Writer, x: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
@@ -97,7 +108,7 @@ def _vector(w: Writer, tensor: Tensor | None, width: int, default: float) -> Ten
     return w.constant(np.ascontiguousarray(tensor.value, np.float32).reshape(-1))
 
 
-@reader("group_norm.default", "native_group_norm.default")
+@reader("group_norm.default")
 def _group_norm(
     w: Writer, x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
@@ -169,7 +180,8 @@ def _sum(w: Writer, x: Tensor, axes: Any = None, keep: bool = False, *, dtype: A
 
 @reader("prod.dim_int", "prod.default")
 def _prod(w: Writer, x: Tensor, axis: Any = None, keep: bool = False, *, dtype: Any = None) -> Tensor:
-    return _reduced(w, "prod", w.cast(x, DType.I64) if x.dtype != DType.F32 else x, axis, keep)
+    x = w.cast(x, dtype_named(dtype)) if dtype is not None else w.cast(x, DType.I64) if x.dtype != DType.F32 else x
+    return _reduced(w, "prod", x, axis, keep)
 
 
 @reader("amax.default")
@@ -217,7 +229,17 @@ def _logsumexp(w: Writer, x: Tensor, axes: Any, keep: bool = False) -> Tensor:
     return _reduced(w, "log_sum_exp", x, axes, keep)
 
 
-@reader("var.correction", "var.dim")
+@reader("var.dim")
+def _var_dim(w: Writer, x: Tensor, axes: Any = None, unbiased: bool = True, keepdim: bool = False) -> Tensor:
+    return _var(w, x, axes, correction=int(unbiased), keepdim=keepdim)
+
+
+@reader("std.dim")
+def _std_dim(w: Writer, x: Tensor, axes: Any = None, unbiased: bool = True, keepdim: bool = False) -> Tensor:
+    return _std(w, x, axes, correction=int(unbiased), keepdim=keepdim)
+
+
+@reader("var.correction")
 def _var(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
     every = _axes(x, axes)
     centred = w.binary("sub", x, _reduced(w, "mean", x, every, True))
@@ -226,7 +248,7 @@ def _var(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, keepdim
     return w.binary("div", total, w.cast(w.constant(count), DType.F32))
 
 
-@reader("std.correction", "std.dim")
+@reader("std.correction")
 def _std(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
     return w.unary("sqrt", _var(w, x, axes, correction=correction, keepdim=keepdim))
 
@@ -274,8 +296,8 @@ def _log_softmax(w: Writer, x: Tensor, axis: int, *options: Any) -> Tensor:
 
 @reader("cumsum.default")
 def _cumsum(w: Writer, x: Tensor, axis: int, *, dtype: Any = None) -> Tensor:
-    x = w.cast(x, DType.I64) if x.dtype != DType.F32 else x
-    return w.add("cumsum", x, axis=axis)
+    x = w.cast(x, dtype_named(dtype)) if dtype is not None else w.cast(x, DType.I64) if x.dtype != DType.F32 else x
+    return w.add("cumsum", x, axis=axis) if x.rank else x
 
 
 @reader("topk.default")
@@ -360,32 +382,30 @@ def _conv_transpose(w: Writer, x: Tensor, weight: Tensor, bias: Any = None, *res
     )  # fmt: skip
 
 
-@reader("max_pool2d.default", "max_pool1d.default")
-def _max_pool(
-    w: Writer, x: Tensor, kernel: Any, strides: Any = (), pads: Any = 0, dilations: Any = 1, ceil: bool = False
-) -> Tensor:
-    axes = x.rank - 2
-    return image_op(
-        w.draft, "max_pool", x, name=w.name, kernel=_two(kernel, axes), strides=_two(strides or kernel, axes),
-        pads=_two(pads, axes) * 2, dilations=_two(dilations, axes), ceil=ceil,
-    )  # fmt: skip
-
-
-@reader("max_pool2d_with_indices.default", "max_pool1d_with_indices.default")
-def _max_pool_indices(w: Writer, *args: Any, **options: Any) -> tuple[Any, ...]:
-    return _max_pool(w, *args, **options), None
-
-
-@reader("avg_pool2d.default", "avg_pool1d.default")
-def _avg_pool(
-    w: Writer, x: Tensor, kernel: Any, strides: Any = (), pads: Any = 0, ceil: bool = False, count_pads: bool = True,
-    divisor: Any = None,
-) -> Tensor:  # fmt: skip
-    axes = x.rank - 2
+def _pooled(w: Writer, op: str, axes: int, x: Tensor, kernel: Any, strides: Any, pads: Any, **attrs: Any) -> Tensor:
+    """Pool images or rows, with or without a batch."""
+    single = x.rank == axes + 1
+    x = w.unsqueeze(x, 0) if single else x
     out = image_op(
-        w.draft, "avg_pool", x, name=w.name, kernel=_two(kernel, axes), strides=_two(strides or kernel, axes),
-        pads=_two(pads, axes) * 2, dilations=(1,) * axes, ceil=ceil, count_pads=count_pads,
+        w.draft, op, x, name=w.name, kernel=_two(kernel, axes), strides=_two(strides or kernel, axes),
+        pads=_two(pads, axes) * 2, **attrs,
     )  # fmt: skip
+    return w.reshape(out, out.shape[1:]) if single else out
+
+
+def _max_pooled(
+    w: Writer, axes: int, x: Tensor, kernel: Any, strides: Any = (), pads: Any = 0, dilations: Any = 1,
+    ceil: bool = False,
+) -> Tensor:  # fmt: skip
+    return _pooled(w, "max_pool", axes, x, kernel, strides, pads, dilations=_two(dilations, axes), ceil=ceil)
+
+
+def _avg_pooled(
+    w: Writer, axes: int, x: Tensor, kernel: Any, strides: Any = (), pads: Any = 0, ceil: bool = False,
+    count_pads: bool = True, divisor: Any = None,
+) -> Tensor:  # fmt: skip
+    attrs = {"dilations": (1,) * axes, "ceil": ceil, "count_pads": count_pads}
+    out = _pooled(w, "avg_pool", axes, x, kernel, strides, pads, **attrs)
     if divisor is None:
         return out
     if any(_two(pads, axes)) or ceil:
@@ -393,33 +413,55 @@ def _avg_pool(
     return w.binary("mul", out, float(np.prod(_two(kernel, axes))) / divisor)
 
 
-@reader("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default", "adaptive_avg_pool1d.default")
+def _declare_pools() -> None:
+    for axes in (1, 2):
+        OPS[f"aten.max_pool{axes}d.default"] = lambda w, *a, axes=axes, **o: _max_pooled(w, axes, *a, **o)
+        OPS[f"aten.avg_pool{axes}d.default"] = lambda w, *a, axes=axes, **o: _avg_pooled(w, axes, *a, **o)
+        OPS[f"aten.max_pool{axes}d_with_indices.default"] = lambda w, *a, axes=axes, **o: (
+            _max_pooled(w, axes, *a, **o),
+            "the indices of a pool",  # no tensor: an output of the module that needs them is refused
+        )
+        OPS[f"aten.adaptive_avg_pool{axes}d.default"] = lambda w, x, sizes, axes=axes: _adaptive(
+            w, "avg_pool", "mean", x, _two(sizes, axes)
+        )
+        OPS[f"aten.adaptive_max_pool{axes}d.default"] = lambda w, x, sizes, axes=axes: (
+            _adaptive(w, "max_pool", "max", x, _two(sizes, axes)),
+            "the indices of a pool",
+        )
+
+
+_declare_pools()
+
+
+@reader("_adaptive_avg_pool2d.default")
 def _adaptive_avg_pool(w: Writer, x: Tensor, sizes: Any) -> Tensor:
-    return _adaptive(w, "avg_pool", "mean", x, sizes)
+    return _adaptive(w, "avg_pool", "mean", x, _two(sizes, 2))
 
 
-@reader("adaptive_max_pool2d.default", "adaptive_max_pool1d.default")
-def _adaptive_max_pool(w: Writer, x: Tensor, sizes: Any) -> tuple[Any, ...]:
-    return _adaptive(w, "max_pool", "max", x, sizes), None
-
-
-def _adaptive(w: Writer, op: str, kind: str, x: Tensor, sizes: Any) -> Tensor:
-    axes = x.rank - 2
-    wanted = [own if size is None else size for size, own in zip(_two(sizes, axes), x.shape[2:], strict=True)]
+def _adaptive(w: Writer, op: str, kind: str, x: Tensor, sizes: tuple[Any, ...]) -> Tensor:
+    axes = len(sizes)
+    places = range(x.rank - axes, x.rank)
+    wanted = [x.shape[at] if size is None else size for size, at in zip(sizes, places, strict=True)]
     if all(size == 1 for size in wanted):
-        return _reduced(w, kind, x, tuple(range(2, x.rank)), True)
+        return _reduced(w, kind, x, tuple(places), True)
     steps = []
-    for size, own in zip(wanted, x.shape[2:], strict=True):
+    for size, at in zip(wanted, places, strict=True):
+        own = x.shape[at]
         if not isinstance(own, int) or not isinstance(size, int) or own % size:
             raise UnsupportedError(f"adaptive pool: expected a size that {own} is a multiple of, got {size}")
         steps.append(own // size)
     attrs = {"count_pads": False} if op == "avg_pool" else {}
-    ones, pads = (1,) * axes, (0,) * (2 * axes)
-    return image_op(w.draft, op, x, name=w.name, kernel=tuple(steps), strides=tuple(steps), pads=pads,
-                    dilations=ones, ceil=False, **attrs)  # fmt: skip
+    return _pooled(w, op, axes, x, steps, steps, 0, dilations=(1,) * axes, ceil=False, **attrs)
 
 
-@reader("upsample_nearest2d.vec", "upsample_nearest2d.default", "_upsample_nearest_exact2d.vec")
+@reader("_upsample_nearest_exact2d.vec", "_upsample_nearest_exact2d.default")
+def _upsample_nearest_exact(w: Writer, x: Tensor, sizes: Any, *scales: Any) -> Tensor:
+    return _resized(
+        w, x, sizes, _scales(scales), mode="nearest", coordinates="half_pixel", rounding="round_prefer_ceil"
+    )
+
+
+@reader("upsample_nearest2d.vec", "upsample_nearest2d.default")
 def _upsample_nearest(w: Writer, x: Tensor, sizes: Any, *scales: Any) -> Tensor:
     return _resized(w, x, sizes, _scales(scales), mode="nearest", coordinates="asymmetric", rounding="floor")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -258,8 +259,12 @@ def _pad(w: Writer, x: Tensor, pads: Sequence[SizeLike], mode: Any = "constant",
         begins = [max(b, 0) for b in begins]
         ends = [max(e, 0) for e in ends]
     kinds = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-    number = float(value or 0)
-    return w.add("pad", x, pads=(*begins, *ends), mode=kinds[mode], value=number)
+    number, places = float(value or 0), (*begins, *ends)
+    if math.isfinite(number):
+        return w.add("pad", x, pads=places, mode=kinds[mode], value=number)
+    inside = w.add("pad", w.filled(x.shape, 1.0, DType.BOOL), pads=places, mode="constant", value=0.0)
+    padded = w.add("pad", x, pads=places, mode="constant", value=0.0)
+    return w.add("where", inside, padded, w.constant(np.array(number, np.float32), x.dtype))
 
 
 @reader("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")

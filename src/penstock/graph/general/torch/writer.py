@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -168,6 +169,9 @@ class Writer:
 
     def filled(self, sizes: Sequence[SizeLike], value: float, dtype: DType) -> Tensor:
         """Return a tensor of one number."""
+        if not math.isfinite(value):  # no attribute of a file is infinite
+            number = self.constant(np.array(value, np.float32), dtype)
+            return self.add("expand", number, sizes=tuple(sizes)) if sizes else number
         return self.add("fill", sizes=tuple(sizes), dtype=dtype.name.lower(), value=float(value))
 
     def iota(self, start: SizeLike, step: int, count: SizeLike) -> Tensor:
