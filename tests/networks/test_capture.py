@@ -18,6 +18,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.general.lower import write_network
 from penstock.graph.general.passes import optimise
 from penstock.graph.general.torch.capture import capture_module
+from penstock.graph.general.torch.writer import OPS
 from penstock.networks.predictor import open_predictor
 
 
@@ -264,3 +265,76 @@ def test_branches_on_values_and_fixed_sizes_are_refused() -> None:
     with pytest.raises(InvalidArgumentError) as error:
         capture_module(nn.ReLU(), torch.ones(3), shapes={"input": ("N",)}, sizes={"N": (4, 2)})
     assert error.value.param == "sizes"
+
+
+class Stateful(nn.Module):
+    """Counts its runs in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x + self.count
+
+
+class Pair(nn.Module):
+    """Takes two tensors, of which only the first has the free size."""
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return first * 2 + second.sum(0)
+
+
+def test_outputs_are_the_tensors_that_the_module_returns(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="count"):
+        capture_module(Stateful(), torch.ones(3))
+    with pytest.raises(UnsupportedError, match="output 1"):
+        capture_module(Function(lambda x: (x + 1, 3)), torch.ones(3))
+    network = penstock.capture(Function(lambda x: (x.add_(1) * 2, None)), torch.ones(3))
+    with network.compile() as predictor:
+        (result,) = predictor.run([np.ones(3, np.float32)])
+    assert result.tolist() == [4, 4, 4]
+
+
+def test_keywords_go_to_the_arguments_of_their_names() -> None:
+    module = Pair()
+    example = {"second": torch.ones(4, 3), "first": torch.ones(2, 3)}
+    compiled = penstock.compile(module, example, shapes={"first": ("B", 3)})
+    first, second = torch.randn(5, 3), torch.randn(4, 3)
+    torch.testing.assert_close(compiled(second=second, first=first), module(first, second))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sizes", "param"),
+    [
+        (("B", 3), {"B": 7}, "sizes"),
+        (("B", 3), {"C": (1, 7)}, "sizes"),
+        (("B", 3), {"B": (5, 7, 8)}, "sizes"),
+        (("B", 4), {}, "shapes"),
+        (("B", "B"), {}, "shapes"),
+        (("B", 3.0), {}, "shapes"),
+        (("B", 3), {"B": (4, 8)}, "example"),
+        (("B", 3), {"B": (1, 8, 4)}, "example"),
+    ],
+)
+def test_examples_shapes_and_sizes_agree(shapes: Any, sizes: Any, param: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        capture_module(nn.ReLU(), torch.ones(2, 3), shapes={"input": shapes}, sizes=sizes)
+    assert error.value.param == param
+
+
+def test_errors_of_readers_name_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any) -> None:
+        raise KeyError("gone")
+
+    monkeypatch.setitem(OPS, "aten.relu.default", read)
+    with pytest.raises(UnsupportedError, match="relu"):
+        capture_module(nn.ReLU(), torch.ones(3))
+
+
+def test_parts_keep_their_modes() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout())
+    module[1].eval()
+    capture_module(module, torch.ones(2, 3))
+    assert [part.training for part in module.modules()] == [True, True, False]

@@ -58,8 +58,9 @@ StridedCopy slice_plan(const Call& c) {
   StridedCopy copy;
   int64_t strides[kMaxRank];
   dense_strides(c.in[0], strides);
+  const bool empty = num_elements(c.out[0]) == 0;  // its begins may lie behind the input
   for (int32_t i = 0; i < c.out[0].rank; ++i) {
-    copy.base += c.attrs[kSliceBegins].list[i] * strides[i];
+    if (!empty) copy.base += c.attrs[kSliceBegins].list[i] * strides[i];
     copy.add(c.out[0].dims[i], c.attrs[kSliceSteps].list[i] * strides[i]);
   }
   copy.bytes = dtype_bytes(c.out[0].dtype);

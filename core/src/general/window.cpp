@@ -50,8 +50,9 @@ ps_status set_output(Spec* out, int32_t dtype, int32_t rank, const int64_t* dims
     if (dims[i] < 0 || dims[i] > kMaxDim)
       return fail(PS_INVALID_ARGUMENT, "output: expected sizes of 0 to 2^31, got %lld",
                   static_cast<long long>(dims[i]));
-    elements *= dims[i] ? dims[i] : 1;
-    if (elements > kMaxElements) return fail(PS_INVALID_ARGUMENT, "output: expected at most 2^40 elements");
+    const int64_t size = dims[i] ? dims[i] : 1;
+    if (elements > kMaxElements / size) return fail(PS_INVALID_ARGUMENT, "output: expected at most 2^40 elements");
+    elements *= size;
     out->dims[i] = constant(dims[i]);
   }
   return PS_OK;

@@ -321,14 +321,15 @@ ps_status make_network_steps(ps_program* program) {
 
 void move_network(NetworkPlan* plan, uint8_t* arena) {
   NetworkShape& shape = plan->shape;
-  const auto move = [&](uint8_t** data) {
-    if (*data >= shape.arena && *data <= shape.arena + shape.arena_bytes) *data = arena + (*data - shape.arena);
+  // A caller's array may begin where the arena ends; scratch of no bytes may too, and is the arena's.
+  const auto move = [&](uint8_t** data, int64_t end) {
+    if (*data >= shape.arena && *data < shape.arena + end) *data = arena + (*data - shape.arena);
   };
   for (Call& call : plan->bound.calls) {
-    for (Tensor& t : call.in) move(&t.data);
-    for (Tensor& t : call.out) move(&t.data);
-    move(&call.scratch);
-    move(&call.thread_scratch);
+    for (Tensor& t : call.in) move(&t.data, shape.arena_bytes);
+    for (Tensor& t : call.out) move(&t.data, shape.arena_bytes);
+    move(&call.scratch, shape.arena_bytes + 1);
+    move(&call.thread_scratch, shape.arena_bytes + 1);
   }
   shape.arena = arena;
 }

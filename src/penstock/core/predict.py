@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config import is_integer
 from penstock.core import layouts
 from penstock.core.context import Context, Handle, address_of
 from penstock.core.library import (
@@ -23,12 +24,14 @@ from penstock.core.library import (
 )
 from penstock.core.native import Model
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["GENERAL_NETWORK", "NUMPY_DTYPES", "NetworkProgram", "NetworkSize", "NetworkValue", "network_inputs",
            "network_outputs", "network_sizes"]  # fmt: skip
 
 GENERAL_NETWORK: Final = 1
 """``ModelInfo.kind`` of a general network."""
+_MAX_DIM: Final = (1 << 63) - 1
 Array = npt.NDArray[Any]
 Inputs = Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
 
@@ -152,6 +155,8 @@ class NetworkProgram(Handle):
         for struct, value, (address, shape) in zip(structs, self.inputs, arrays, strict=True):
             if len(shape) > 6:
                 raise InvalidArgumentError(f"{value.name}: expected up to 6 dims, got {len(shape)}", param=value.name)
+            if not all(is_integer(size, 0, _MAX_DIM) for size in shape):
+                raise refusal(value.name, "sizes of 0 to 2^63 - 1", list(shape))
             struct.data, struct.dtype, struct.ndim = address, value.dtype, len(shape)
             struct.dims[: len(shape)] = shape
         check(getattr(library(), function)(self.handle, structs, len(arrays)))
@@ -162,6 +167,8 @@ class NetworkProgram(Handle):
             if set(arrays) != set(names):
                 raise InvalidArgumentError(f"inputs: expected {names}, got {sorted(arrays)}", param="inputs")
             return [arrays[name] for name in names]
+        if not hasattr(arrays, "__len__") or not hasattr(arrays, "__iter__"):
+            raise wrong_type("inputs", "arrays in order, or by name", arrays)
         if len(arrays) != len(names):
             raise InvalidArgumentError(f"inputs: expected {len(names)} arrays, got {len(arrays)}", param="inputs")
         return arrays

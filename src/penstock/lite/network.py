@@ -44,7 +44,10 @@ class FreeTensor(Tensor):
                 raise InvalidArgumentError(
                     f"numpy_obj: shape: expected {list(free)}, got {list(numpy_obj.shape)}", param="numpy_obj"
                 )
-            self._array, self._free_shape = np.zeros(numpy_obj.shape, self._array.dtype), None
+            filled = Tensor(name=self.name, dtype=self.dtype, shape=numpy_obj.shape)
+            filled.set_data_from_numpy(numpy_obj)  # a refused array changes nothing
+            self._array, self._free_shape = array_of(filled), None
+            return
         super().set_data_from_numpy(numpy_obj)
 
 

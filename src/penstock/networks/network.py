@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -114,14 +115,18 @@ def read_network(path: str | os.PathLike[str], *, sizes: Mapping[str, Any] | Non
 class CompiledModule:
     """A module that was captured and runs in the native core: it takes and returns PyTorch's tensors."""
 
-    def __init__(self, predictor: Predictor) -> None:
-        self._predictor = predictor
+    def __init__(self, predictor: Predictor, signature: inspect.Signature) -> None:
+        self._predictor, self._signature = predictor, signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network with the arguments of the module's forward.  Returns a tensor, or a tuple of several."""
         import torch
 
-        values = [*args, *kwargs.values()]
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidArgumentError(f"arguments: {error}", param="arguments") from error
+        values = [*bound.args, *bound.kwargs.values()]  # in the order of the module's forward
         arrays = [value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value for value in values]
         outputs = tuple(torch.from_numpy(array) for array in self._predictor.run(arrays))
         return outputs[0] if len(outputs) == 1 else outputs
@@ -129,4 +134,5 @@ class CompiledModule:
 
 def compile(module: nn.Module, example: Any, *, threads: int = 0, **options: Any) -> CompiledModule:
     """Return ``module`` as a function of tensors that the core computes; ``options`` are those of ``capture``."""
-    return CompiledModule(capture(module, example, **options).compile(threads=threads))
+    predictor = capture(module, example, **options).compile(threads=threads)
+    return CompiledModule(predictor, inspect.signature(module.forward))

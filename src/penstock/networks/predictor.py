@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
+from penstock.config import check_integer
 from penstock.core import native
 from penstock.core.predict import NetworkProgram, NetworkSize, NetworkValue, network_sizes
 from penstock.core.spans import node_infos, set_profiling
@@ -41,7 +42,7 @@ class Predictor:
         return self._program.outputs
 
     def shape_of(self, value: NetworkValue, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
-        """Return the shape of an input or output for ``sizes``; those that are left out are the least."""
+        """Return the shape of an input or output for ``sizes``; those that are left out are the example's."""
         names = {size.name: size.example or size.min for size in self.sizes}
         unknown = set(sizes or {}) - set(names)
         if unknown:
@@ -64,6 +65,7 @@ class Predictor:
 
     def profile(self, arrays: Arrays, runs: int = 1) -> list[NodeTime]:
         """Run the network ``runs`` times, and return the median time of each node, the slowest first."""
+        check_integer("runs", runs, 1, 1 << 31)
         with self._lock:
             nodes, times = node_infos(self._model), []
             set_profiling(self._program, True)

@@ -131,12 +131,17 @@ def _export_onnx(args: argparse.Namespace) -> int:
         raise InvalidArgumentError("--rounded: expected a language model, got an ONNX file", param="rounded")
     if args.out is None or not args.out.endswith(".psm"):
         raise InvalidArgumentError(f"OUT.psm: expected a name that ends in .psm, got {args.out}", param="out")
+    sizes: dict[str, int | tuple[int, ...]] = {}
+    for name, size in map(_size, args.size):
+        if name in sizes:
+            raise InvalidArgumentError(f"--size: expected one size for {name}, got two", param="size")
+        sizes[name] = size
     start = time.monotonic()
-    network = read_network(args.model, sizes=dict(_size(text) for text in args.size))
+    network = read_network(args.model, sizes=sizes)
     saved = network.save(args.out)
+    nodes = f"{saved.num_nodes} node{'s' if saved.num_nodes != 1 else ''}"
     print(
-        f"{saved.path}: {network.name}, {saved.num_nodes} nodes, {format_bytes(saved.file_bytes)} "
-        f"in {time.monotonic() - start:.1f} s"
+        f"{saved.path}: {network.name}, {nodes}, {format_bytes(saved.file_bytes)} in {time.monotonic() - start:.1f} s"
     )
     for kind, tensors in (("input", network.inputs), ("output", network.outputs)):
         for tensor in tensors:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from penstock.cli.options import add_options, add_parser_of
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
 if TYPE_CHECKING:
+    from penstock.core.predict import NetworkValue
     from penstock.networks.node_times import NodeTime
     from penstock.networks.predictor import Predictor
 
@@ -49,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         metavar="NAME=N",
-        help="a size of inputs that have no file; repeat for more (default: the least)",
+        help="a size of inputs that have no file; repeat for more (default: the example's, or the least)",
     )
     parser.add_argument(
         "--runs", type=int, default=1, metavar="N", help="times to run; the median is shown (default: 1)"
@@ -72,7 +75,14 @@ def run(args: argparse.Namespace) -> int:
 
     if args.runs < 1:
         raise InvalidArgumentError(f"--runs: expected 1 or more, got {args.runs}", param="runs")
+    if Path(args.model).suffix.lower() == ".onnx":
+        raise InvalidArgumentError(
+            f"NET.psm: expected a bundle, got {args.model}; make one with: penstock export {args.model} NET.psm",
+            param="model",
+        )
     with open_predictor(args.model, threads=args.threads or 0) as predictor:
+        if args.output is not None:
+            _check_output(Path(args.output), len(predictor.outputs))
         arrays = _inputs(args, predictor)
         seconds = []
         for _ in range(args.runs):
@@ -84,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         _write(Path(args.output), outputs)
     milliseconds = 1e3 * float(np.median(seconds))
     if args.json:
-        answer = {"milliseconds": milliseconds, "outputs": {k: _summary(v) for k, v in outputs.items()}}
+        answer = {"milliseconds": milliseconds, "outputs": {k: _finite(_summary(v)) for k, v in outputs.items()}}
         print(json.dumps(answer | ({"nodes": [asdict(item) for item in times]} if args.profile else {})))
         return 0
     for name, array in outputs.items():
@@ -123,17 +133,57 @@ def _inputs(args: argparse.Namespace, predictor: Predictor) -> dict[str, Any]:
             name, path = names[0], text
         if name not in names:
             raise InvalidArgumentError(f"--input: expected one of {', '.join(names)}, got {name!r}", param="input")
+        if name in arrays:
+            raise InvalidArgumentError(f"--input: expected one file for {name}, got two", param="input")
         arrays[name] = _read(Path(path))
-    sizes = dict(_size(text) for text in args.size)
+    sizes = _sizes(args.size, predictor)
     for value in predictor.inputs:
-        if value.name not in arrays:
-            arrays[value.name] = np.zeros(predictor.shape_of(value, sizes), NUMPY_DTYPES[value.dtype])
+        if value.name in arrays:
+            _check_sizes(value, arrays[value.name], sizes)
+            continue
+        shape = predictor.shape_of(value, sizes)
+        try:
+            arrays[value.name] = np.zeros(shape, NUMPY_DTYPES[value.dtype])
+        except (MemoryError, ValueError, OverflowError) as error:
+            raise InvalidArgumentError(
+                f"--size: {value.name}: expected an input that fits into memory, got {list(shape)}", param="size"
+            ) from error
     return arrays
+
+
+def _sizes(texts: list[str], predictor: Predictor) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    known = {size.name: size for size in predictor.sizes}
+    for text in texts:
+        name, number = _size(text)
+        if name not in known:
+            raise InvalidArgumentError(
+                f"--size: expected {', '.join(known) or 'none, as all sizes are fixed'}, got {name!r}", param="size"
+            )
+        if name in sizes:
+            raise InvalidArgumentError(f"--size: expected one number for {name}, got two", param="size")
+        size = known[name]
+        if not size.min <= number <= size.max or number % size.multiple:
+            steps = f" in steps of {size.multiple}" if size.multiple > 1 else ""
+            raise InvalidArgumentError(
+                f"--size: {name}: expected {size.min} to {size.max}{steps}, got {number}", param="size"
+            )
+        sizes[name] = number
+    return sizes
+
+
+def _check_sizes(value: NetworkValue, array: Any, sizes: dict[str, int]) -> None:
+    """Compare the sizes that the command line gives with those of an input's file."""
+    for axis, (text, found) in enumerate(zip(value.sizes, array.shape, strict=False)):
+        if text in sizes and sizes[text] != found:
+            raise InvalidArgumentError(
+                f"--size: {text}: expected {found}, as axis {axis} of {value.name} is, got {sizes[text]}", param="size"
+            )
 
 
 def _size(text: str) -> tuple[str, int]:
     name, equals, number = text.rpartition("=")
-    if not equals or not number.isdecimal():
+    if not equals or not number.isdecimal() or len(number) > 18:
         raise InvalidArgumentError(f"--size: expected NAME=N, got {text!r}", param="size")
     return name, int(number)
 
@@ -142,25 +192,37 @@ def _read(path: Path) -> Any:
     import numpy as np
 
     try:
-        return np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
+    except MemoryError as error:
+        raise InvalidFileError(f"{path}: expected an array that fits into memory", param="input") from error
     except OSError as error:
         raise FileAccessError(f"{path}: {error.strerror or error}", param="input") from error
-    except ValueError as error:
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidFileError(f"{path}: expected a .npy file of numbers, got another", param="input") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise InvalidFileError(f"{path}: expected a .npy file, got an archive of arrays (.npz)", param="input")
+    return array
+
+
+def _check_output(path: Path, count: int) -> None:
+    if path.suffix not in (".npz", ".npy") or (path.suffix == ".npy" and count != 1):
+        raise InvalidArgumentError(
+            f"--output: expected FILE.npz, or FILE.npy of a network with one output, got {path}", param="output"
+        )
 
 
 def _write(path: Path, outputs: dict[str, Any]) -> None:
     import numpy as np
 
-    if path.suffix not in (".npz", ".npy") or (path.suffix == ".npy" and len(outputs) != 1):
-        raise InvalidArgumentError(
-            f"--output: expected FILE.npz, or FILE.npy of a network with one output, got {path}", param="output"
-        )
     try:
         if path.suffix == ".npy":
             np.save(path, next(iter(outputs.values())), allow_pickle=False)
         else:
-            np.savez(path, **outputs)
+            with zipfile.ZipFile(path, "w", allowZip64=True) as archive:  # np.savez takes no output named "file"
+                for name, array in outputs.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
     except OSError as error:
         raise FileAccessError(f"{path}: {error.strerror or error}", param="output") from error
 
@@ -171,3 +233,8 @@ def _summary(array: Any) -> dict[str, Any]:
         return {"dtype": str(array.dtype), "shape": shape, "min": None, "mean": None, "max": None}
     numbers = {"min": float(array.min()), "mean": float(array.mean()), "max": float(array.max())}
     return {"dtype": str(array.dtype), "shape": shape, **numbers}
+
+
+def _finite(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary with None for NaN and infinity, which JSON lacks."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary.items()}

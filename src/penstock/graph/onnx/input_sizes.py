@@ -50,6 +50,12 @@ class InputSizes:
     def expect_used(self, names: Sequence[str]) -> None:
         """Refuse choices that no input has.  ``names``: what may be named."""
         unknown = sorted(set(self._choices) - self._used)
+        if unknown and unknown[0] in names:
+            raise InvalidArgumentError(
+                f"sizes: {unknown[0]}: expected the name of a size, got an input with dimensions; "
+                f"use {unknown[0]}/AXIS, from {unknown[0]}/0",
+                param="sizes",
+            )
         if unknown:
             known = ", ".join([*sorted(self._names), *names])
             raise InvalidArgumentError(f"sizes: expected names among {known}; got {unknown[0]!r}", param="sizes")
@@ -70,7 +76,9 @@ class InputSizes:
             return dim
         if isinstance(choice, int) and not isinstance(choice, bool):
             if not 0 <= choice < MAX_SIZE:
-                raise InvalidArgumentError(f"sizes[{original!r}]: expected 0 to {MAX_SIZE - 1}, got {choice}")
+                raise InvalidArgumentError(
+                    f"sizes[{original!r}]: expected 0 to {MAX_SIZE - 1}, got {choice}", param="sizes"
+                )
             return choice
         return self._free(original, choice)
 

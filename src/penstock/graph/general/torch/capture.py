@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 from torch import fx, nn
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
@@ -50,21 +51,22 @@ def capture_module(
     example's.  ``sizes`` limits them: (least, most), or (least, most, multiple).  Raises UnsupportedError for an
     operation without a reader, with the module that calls it, and for a module that fixes a size or branches on values.
     """
-    args, kwargs = _arguments(example)
-    names = _argument_names(module, args, kwargs)
+    args, kwargs, names = _bound_arguments(module, *_arguments(example))
     free = _FreeSizes(sizes or {})
     for key, value in names.items():
         free.add_argument(value, key, shapes or {})
     unknown = set(shapes or {}) - set(names)
     if unknown:
         raise InvalidArgumentError(f"shapes: expected {', '.join(names)}, got {sorted(unknown)}", param="shapes")
+    free.check()
     args, kwargs = free.widened(args, kwargs)
-    training = module.training
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         exported = _export(module, args, kwargs, free, names)
     finally:
-        module.train(training)
+        for part, training in modes:
+            part.training = training
     return _Capture(exported, free, name or type(module).__name__).run()
 
 
@@ -74,12 +76,15 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
 
 
-def _argument_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bound_arguments(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """Return the arguments in the order of ``forward``, in which PyTorch counts them, and all of them by name."""
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
     except TypeError as error:
         raise InvalidArgumentError(f"example: {type(module).__name__}.forward: {error}", param="example") from error
-    return dict(bound.arguments)
+    return bound.args, bound.kwargs, dict(bound.arguments)
 
 
 class _FreeSizes:
@@ -89,6 +94,7 @@ class _FreeSizes:
         self.ranges = {key: _checked_range(key, value) for key, value in sizes.items()}
         self.dims: dict[str, Any] = {}
         self.axes: list[dict[int, str]] = []  # of each tensor of the arguments, in order: the names of its free sizes
+        self.examples: dict[str, tuple[int, str]] = {}  # of each name: the example's size, and where it is
 
     def add_argument(self, value: Any, key: str, shapes: Mapping[str, Sequence[Any]]) -> None:
         """Remember the free axes of the tensors of an argument."""
@@ -98,8 +104,54 @@ class _FreeSizes:
             return
         if not isinstance(value, torch.Tensor) or len(names) != value.dim():
             raise InvalidArgumentError(f"shapes: {key}: expected one name for each axis of a tensor", param="shapes")
+        for axis, (declared, size) in enumerate(zip(names, value.shape, strict=True)):
+            self._check_axis(f"{key}: axis {axis}", declared, size)
         strings = {axis: n for axis, n in enumerate(names) if isinstance(n, str)}
         self.axes.append({axis: n for axis, n in strings.items() if not isinstance(self.ranges.get(n), int)})
+
+    def _check_axis(self, place: str, declared: Any, size: int) -> None:
+        """Compare what ``shapes`` says of an axis with the example's size."""
+        if declared is None:
+            return
+        if not isinstance(declared, str):
+            if not isinstance(declared, int):
+                raise InvalidArgumentError(
+                    f"shapes: {place}: expected a name, a number or None, got {declared!r}", param="shapes"
+                )
+            if declared != size:
+                raise InvalidArgumentError(
+                    f"shapes: {place}: expected {size}, the example's size, or a name, got {declared}", param="shapes"
+                )
+            return
+        known, other = self.examples.setdefault(declared, (size, place))
+        if known != size:
+            raise InvalidArgumentError(
+                f"shapes: {place}: expected {declared} to be {known} in the example, as in {other}, got {size}",
+                param="shapes",
+            )
+
+    def check(self) -> None:
+        """Compare the ranges with the names of ``shapes`` and the sizes of the example."""
+        unknown = set(self.ranges) - set(self.examples)
+        if unknown:
+            known = ", ".join(self.examples) or "none, as shapes names no size"
+            raise InvalidArgumentError(f"sizes: expected {known}, got {', '.join(sorted(unknown))}", param="sizes")
+        for name, limits in self.ranges.items():
+            size, place = self.examples[name]
+            if isinstance(limits, int):
+                if limits != size:
+                    raise InvalidArgumentError(
+                        f"sizes: {name}: expected {size}, the example's size, or a range, got {limits}; "
+                        "give an example of that size",
+                        param="sizes",
+                    )
+            elif not limits[0] <= size <= limits[1] or size % limits[2]:
+                steps = f" in steps of {limits[2]}" if limits[2] > 1 else ""
+                raise InvalidArgumentError(
+                    f"example: {place}: expected {limits[0]} to {limits[1]}{steps}, the range of {name} in sizes, "
+                    f"got {size}",
+                    param="example",
+                )
 
     def dynamic(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return PyTorch's dimensions for the arguments."""
@@ -149,14 +201,18 @@ class _FreeSizes:
 def _checked_range(name: str, value: Any) -> Any:
     if isinstance(value, int):
         return value
-    numbers = tuple(value)
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else ()
     if len(numbers) == 2:
         numbers = (*numbers, 1)
     if len(numbers) != 3 or not all(isinstance(n, int) and n > 0 for n in numbers) or numbers[0] > numbers[1]:
         raise InvalidArgumentError(
             f"sizes: {name}: expected (least, most) or (least, most, multiple), got {value!r}", param="sizes"
         )
-    return numbers
+    if numbers[1] // numbers[2] * numbers[2] < numbers[0]:
+        raise InvalidArgumentError(
+            f"sizes: {name}: expected a range that holds a multiple of {numbers[2]}, got {value!r}", param="sizes"
+        )
+    return numbers[0] if numbers[0] == numbers[1] else numbers
 
 
 def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: _FreeSizes, names: Any) -> Any:
@@ -191,8 +247,8 @@ def _export_once(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _own_words(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    fixed = re.search(r"Suggested fixes: (.*?)(?: The error above|$)", text)
+    text = " ".join(str(error).split()).split(" The error above occurred")[0]
+    fixed = re.search(r"Suggested fixes: (.*)$", text)
     if fixed:
         return f"the module takes other sizes than those declared: {fixed[1][:200]}; give them in shapes and sizes"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
@@ -315,7 +371,15 @@ class _Capture:
             return
         self.writer.name = place
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
-        self.values[node] = read(self.writer, *args, **kwargs)
+        try:
+            self.values[node] = read(self.writer, *args, **kwargs)
+        except PenstockError:
+            raise
+        except (ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as error:
+            self._refuse_missing()  # which may be why
+            raise UnsupportedError(
+                f"capture: {target} in {place}: there is no op for its arguments: {error}"
+            ) from error
 
     def _stand_in(self, value: Any) -> Any:
         """Return a tensor for the result of an op without a reader, so that all of them are found."""
@@ -344,7 +408,23 @@ class _Capture:
             raise UnsupportedError(f"capture: there is no op for {items}")
 
     def _add_outputs(self, node: fx.Node) -> None:
-        outputs = [item for item in self._argument(node.args[0]) if isinstance(item, Tensor)]
+        outputs = []
+        specs = self.exported.graph_signature.output_specs
+        for at, (item, spec) in enumerate(zip(self._argument(node.args[0]), specs, strict=True)):
+            if spec.kind == OutputKind.USER_INPUT_MUTATION:
+                continue  # callers keep their arrays
+            if spec.kind != OutputKind.USER_OUTPUT:
+                raise UnsupportedError(
+                    f"capture: the module changes its buffer {spec.target} while it runs, which a bundle cannot keep"
+                )
+            if item is None:
+                continue
+            if not isinstance(item, Tensor):
+                first = next(i for i, other in enumerate(specs) if other.kind == OutputKind.USER_OUTPUT)
+                raise UnsupportedError(
+                    f"capture: output {at - first}: expected a tensor, got {item}; return tensors only"
+                )
+            outputs.append(item)
         for index, tensor in enumerate(outputs):
             self.draft.output("output" if len(outputs) == 1 else f"output_{index}", tensor)
 
