@@ -126,12 +126,13 @@ def calibration_data(
 ) -> CalibrationData:
     """Return the sequences to calibrate with: those of a file, or the model's own samples without one.
 
-    A text becomes sequences of up to ``sequence_len`` tokens; of more than ``max_tokens``, evenly spaced sequences are
+    A text becomes sequences of up to ``sequence_len`` tokens, or as many as the model's context holds; of more than ``max_tokens``, evenly spaced sequences are
     taken.  Raises InvalidArgumentError for less than ``MIN_TOKENS`` tokens.
     """
     if calibration is None:
         return CalibrationData(_samples(llm, max_tokens, sequence_len), "samples")
     path = Path(calibration)
+    sequence_len = min(sequence_len, llm.info.context_len)
     sequences = []
     for text in read_texts(path):
         ids = _encode(llm, text, path)
