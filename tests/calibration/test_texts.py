@@ -73,6 +73,12 @@ def test_sequences_are_evenly_spaced(tmp_path: Path) -> None:
     assert part.digest == calibration_data(llm(), file, 600, 300).digest != data.digest
 
 
+def test_the_limit_of_tokens_is_reached(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", "\n".join([json.dumps("x" * 80)] * 200))
+    data = calibration_data(llm(), file, 256)
+    assert [len(ids) for ids in data.sequences] == [80, 80, 80, 16]
+
+
 def test_sequences_fit_into_the_context(tmp_path: Path) -> None:
     data = calibration_data(llm(128), write(tmp_path / "a.txt", "x" * 300))
     assert [len(ids) for ids in data.sequences] == [128, 128, 44]
