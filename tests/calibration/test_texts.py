@@ -26,11 +26,12 @@ LINES = [
 TEXTS = ["plain", "a", "bc", MESSAGES, MESSAGES, MESSAGES]
 
 
-def llm() -> Any:
+def llm(context_len: int = 4096) -> Any:
     """A model whose tokens are characters; its template writes one token for each message."""
     return SimpleNamespace(
         tokenizer=SimpleNamespace(encode=lambda text: [ord(letter) for letter in text]),
         chat_prompt=lambda messages, continue_final_message: [7] * len(messages),
+        info=SimpleNamespace(context_len=context_len),
     )
 
 
@@ -70,6 +71,17 @@ def test_sequences_are_evenly_spaced(tmp_path: Path) -> None:
     assert [ids[0] for ids in part.sequences] == [200, 1100]
     assert part.source == "a.txt"
     assert part.digest == calibration_data(llm(), file, 600, 300).digest != data.digest
+
+
+def test_the_limit_of_tokens_is_reached(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", "\n".join([json.dumps("x" * 80)] * 200))
+    data = calibration_data(llm(), file, 256)
+    assert [len(ids) for ids in data.sequences] == [80, 80, 80, 16]
+
+
+def test_sequences_fit_into_the_context(tmp_path: Path) -> None:
+    data = calibration_data(llm(128), write(tmp_path / "a.txt", "x" * 300))
+    assert [len(ids) for ids in data.sequences] == [128, 128, 44]
 
 
 def test_few_tokens_are_refused(tmp_path: Path) -> None:

@@ -314,6 +314,15 @@ def test_roles_finish_every_request(mtbf_s: float) -> None:
     assert (at_once.failures > 0) == (mtbf_s > 0)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_target_that_fails_before_a_handover_loses_nothing(seed: int) -> None:
+    trace = [replace(request, output_tokens=1 + request.output_tokens // 8) for request in trace_of(100, 12.0)]
+    settings = Simulation(4, roles=WorkerRoles(2, 2), mtbf_s=1.0, restart_s=0.5, seed=seed)
+    at_once, stepwise = simulate(trace, settings), simulate(trace, replace(settings, is_stepwise=True))
+    assert asdict(at_once) == asdict(stepwise)
+    assert at_once.output_tokens == sum(request.output_tokens for request in trace)
+
+
 def test_prompts_delay_no_answer_of_another_replica() -> None:
     """What roles are for: long prompts beside answers make their tokens uneven, unless they are computed elsewhere."""
     answers = [TraceRequest(0.0, [(f"a {i}", 70)], 400) for i in range(2)]

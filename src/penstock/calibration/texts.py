@@ -126,12 +126,13 @@ def calibration_data(
 ) -> CalibrationData:
     """Return the sequences to calibrate with: those of a file, or the model's own samples without one.
 
-    A text becomes sequences of up to ``sequence_len`` tokens; of more than ``max_tokens``, evenly spaced sequences are
-    taken.  Raises InvalidArgumentError for less than ``MIN_TOKENS`` tokens.
+    A text becomes sequences of up to ``sequence_len`` tokens, or as many as the model's context holds; of more than
+    ``max_tokens``, evenly spaced sequences are taken.  Raises InvalidArgumentError for less than ``MIN_TOKENS`` tokens.
     """
     if calibration is None:
         return CalibrationData(_samples(llm, max_tokens, sequence_len), "samples")
     path = Path(calibration)
+    sequence_len = min(sequence_len, llm.info.context_len)
     sequences = []
     for text in read_texts(path):
         ids = _encode(llm, text, path)
@@ -157,12 +158,21 @@ def _encode(llm: LLM, text: Text, path: Path) -> list[int]:
 
 
 def _evenly(sequences: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    """Return evenly spaced sequences of about ``max_tokens`` tokens together."""
+    """Return evenly spaced sequences of ``max_tokens`` tokens together; the last one is cut to that."""
     total = sum(map(len, sequences))
     if total <= max_tokens:
         return list(sequences)
     count = max(1, len(sequences) * max_tokens // total)
-    return [sequences[index * len(sequences) // count] for index in range(count)]
+    while True:
+        taken = [sequences[index * len(sequences) // count] for index in range(count)]
+        excess = sum(map(len, taken)) - max_tokens
+        if excess >= 0:
+            break
+        count += 1
+    while excess >= len(taken[-1]):
+        excess -= len(taken.pop())
+    taken[-1] = taken[-1][: len(taken[-1]) - excess]
+    return taken
 
 
 def _samples(llm: LLM, max_tokens: int, sequence_len: int) -> list[list[int]]:

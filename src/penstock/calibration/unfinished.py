@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -51,13 +53,13 @@ class UnfinishedWeights:
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.npz"
 
     def read(self, name: str) -> QuantizedRows | None:
-        """Return a finished weight, or None."""
+        """Return a finished weight, or None; a damaged file is None, and the weight is computed again."""
         if self._is_new:
             return None
         try:
             with np.load(self._file(name), allow_pickle=False) as arrays:
                 return QuantizedRows(arrays["q"], arrays["scales"], arrays.get("groups"))
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
             return None
 
     def write(self, name: str, rows: QuantizedRows) -> None:

@@ -170,6 +170,12 @@ class Replica:
         self._num_leaving += 1
         self._end_after_step(now_ns)
 
+    def keep_from(self, target: int) -> None:
+        """Let the requests go on here that were to leave for ``target``, which failed."""
+        for arrived in self._open.values():
+            if arrived.target == target:
+                arrived.target = -1
+
     def store(self, keys: list[bytes], now_ns: int) -> None:
         """Keep copies of pages with these keys, if there is room for them when the step that runs has ended."""
         self._copies.append(keys)

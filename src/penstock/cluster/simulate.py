@@ -205,6 +205,9 @@ class _Cluster:
     def _stop_replica(self, place: int, now_ns: int) -> None:
         """End a replica, and send its requests to others."""
         self._num_failures += 1
+        if self._handovers is not None:
+            for replica in self._replicas:
+                replica.keep_from(place)
         for arrived in self._remove(place, now_ns):
             self._send(arrived.line, arrived.arrival_ns, now_ns)
 
