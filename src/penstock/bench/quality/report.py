@@ -53,7 +53,7 @@ class Speed:
 
 @dataclass
 class ModelReport:
-    """A model: its weights, its perplexity with an interval of 95 % (None with one window), and its speed.
+    """A model: its weights, its perplexity with an interval of 95 % (None with few windows), and its speed.
 
     ``weight_bytes``: those of the weights in the file.  ``running_perplexity``: after each window, over all before.
     """
@@ -108,8 +108,8 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class WorthVerdict:
-    """``worth``: "yes" (a gain at no measurable cost), "trade" (a gain at a measured cost), "no" (no gain) or "mixed"
-    (a gain in one respect, a loss in another).
+    """``worth``: "yes" (a gain at no measurable cost), "trade" (a gain at a measured cost), "no" (no gain), "mixed"
+    (a gain in one respect, a loss in another) or "unknown" (too little text).
 
     ``size``, ``prefill`` and ``decode``: how many times smaller or faster the model is; 1 if it cannot be told apart,
     and None if it was not measured.  ``perplexity_change``: as a share; ``is_measurable``: whether its interval

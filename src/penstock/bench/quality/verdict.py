@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.bench.quality.bootstrap import MIN_WINDOWS
 from penstock.bench.quality.report import Divergence, ModelReport, WorthVerdict
 
 __all__ = ["change_in_percent", "judge", "name_of"]
 
+_MAX_DETECTABLE: Final = 0.05
+"""A perplexity that changes by more than 5 % matters to everyone: a text must be able to show it."""
 _NEAR: Final = 0.02
 """Ratios of sizes and speeds within this share of 1 count as equal."""
 
@@ -33,6 +36,8 @@ def judge(model: ModelReport, other: ModelReport, divergence: Divergence) -> Wor
         worth = "no" if has_loss or not measurable or worse else "yes"
     else:
         worth = "mixed" if has_loss else "trade" if worse else "yes"
+    if divergence.max != 0 and worth != "no" and not _is_enough_text(divergence):
+        worth = "unknown"
     return WorthVerdict(
         worth,
         f"{_SENTENCES[worth]}{name_of(model)} is {_gains(size, prefill, decode)} {name_of(other)}, "
@@ -45,7 +50,14 @@ def judge(model: ModelReport, other: ModelReport, divergence: Divergence) -> Wor
     )
 
 
+def _is_enough_text(divergence: Divergence) -> bool:
+    """Return True if the cost is measured, or the text would have shown one that matters."""
+    change = divergence.nll_change
+    return change.detectable is not None and (change.excludes_zero or change.detectable <= _MAX_DETECTABLE)
+
+
 _SENTENCES: Final = {
+    "unknown": "Too little text to judge: ",
     "yes": "Worth it: ",
     "trade": "Worth it if the cost is acceptable: ",
     "mixed": "Worth it only for what it gains: ",
@@ -84,7 +96,7 @@ def _gains(size: float, prefill: float | None, decode: float | None) -> str:
     parts += [f"{_part(ratio, 'faster', 'slower')} in {name}" for name, ratio in speeds if ratio != 1]
     equal = [name for name, ratio in speeds if ratio == 1]
     if not parts:
-        return f"neither smaller{' nor measurably faster' if speeds else ''} than"
+        return "neither smaller nor measurably faster than" if speeds else "not smaller than"
     text = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     if equal:
         text += f" (no measurable difference in {' and '.join(equal)})"
@@ -101,7 +113,7 @@ def _cost(divergence: Divergence) -> str:
         return "and computes the same distributions"
     found = f"{change_in_percent(change.value)} perplexity, KL {kl:.2g} nats per token"
     if change.low is None or change.detectable is None:
-        return f"at {found}; one window is too little text to say whether that is a difference"
+        return f"at {found}; fewer than {MIN_WINDOWS} windows are too little text to say whether that is a difference"
     if change.excludes_zero:
         verb = "at a cost of" if change.value > 0 else "with"
         return f"{verb} {found}"

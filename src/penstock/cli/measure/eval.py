@@ -256,5 +256,7 @@ def _comparison(divergence: Divergence, tasks: Sequence[TaskReport]) -> list[str
 
 def _interval(interval: Interval, shown: Callable[[float], str]) -> str:
     if interval.low is None or interval.high is None:
-        return "one window has no interval"
+        from penstock.bench.quality.bootstrap import MIN_WINDOWS
+
+        return f"fewer than {MIN_WINDOWS} windows have no interval"
     return f"95 % interval {shown(interval.low)} to {shown(interval.high)}"
