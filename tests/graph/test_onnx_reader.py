@@ -82,7 +82,7 @@ def test_a_condition_on_sizes_takes_one_branch() -> None:
         return helper.make_graph([helper.make_node(op, ["x"], ["out"])], op, [], [out])
 
     nodes = [
-        helper.make_node("SizeExpression", ["x"], ["n"]),
+        helper.make_node("Size", ["x"], ["n"]),
         helper.make_node("Equal", ["n", "six"], ["same"]),
         helper.make_node("If", ["same"], ["y"], then_branch=branch("Exp"), else_branch=branch("Loop")),
     ]

@@ -192,7 +192,8 @@ def _read(path: Path) -> Any:
     import numpy as np
 
     try:
-        array = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:  # numpy leaves a damaged archive open
+            array = np.load(file, allow_pickle=False)
     except MemoryError as error:
         raise InvalidFileError(f"{path}: expected an array that fits into memory", param="input") from error
     except OSError as error:
