@@ -13,6 +13,7 @@ import tritonclient.http
 from onnx import TensorProto, helper
 
 from penstock.cli.main import make_parser
+from penstock.env import keep_log_format
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.general.draft import Draft
 from penstock.graph.general.lower import write_network
@@ -164,5 +165,5 @@ def test_commands_for_language_models_refuse_networks(tmp_path: Path, command: s
     path = str(bundle(tmp_path / "net.psm"))
     rest = {"run": ["text"], "embed": [os.devnull]}
     args = make_parser([command]).parse_args([command, path, *rest.get(command, [])])
-    with raises(UnsupportedError, param="model", code="general_network"):
+    with keep_log_format(), raises(UnsupportedError, param="model", code="general_network"):
         args.run(args)
