@@ -57,7 +57,8 @@ class UnfinishedWeights:
         if self._is_new:
             return None
         try:
-            with np.load(self._file(name), allow_pickle=False) as arrays:
+            # numpy closes a file that it opened itself late if the archive is damaged
+            with self._file(name).open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 return QuantizedRows(arrays["q"], arrays["scales"], arrays.get("groups"))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
             return None
