@@ -43,7 +43,7 @@ def cluster() -> Iterator[RayCluster]:
 def arguments(cluster: RayCluster, own: OwnCertificate) -> dict[str, object]:
     """The arguments of ``service`` for workers on the cluster."""
     return {
-        "placement": RayPlacement(cluster.address, cluster.token_file, place_s=60.0),
+        "placement": RayPlacement(cluster.address, cluster.token_file, place_s=600.0),
         "remote": RemoteWorkerSettings(ADDRESS, 0, own.certificate, own.key, "0123456789abcdef" * 3),
     }
 
@@ -64,7 +64,7 @@ def complete(client: OpenAI, **options: object) -> str:
 
 def options_of(cluster: RayCluster, *number: object) -> list[object]:
     options: list[object] = [DEMO, "--cluster", cluster.address, "--cluster-token-file", cluster.token_file]
-    return [*options, *(number or ("--workers", 2)), "--threads", "1", "--place-seconds", "60"]
+    return [*options, *(number or ("--workers", 2)), "--threads", "1", "--place-seconds", "600"]
 
 
 def workers_of(url: str) -> list[dict[str, object]]:
@@ -295,7 +295,7 @@ def test_a_lost_head_leaves_other_nodes_serving(caplog) -> None:
         return [fact["event"] for fact in facts if fact.get("event", "").startswith("cluster")]
 
     async def main() -> None:
-        placement = RayPlacement(lone.address, lone.token_file, place_s=60.0)
+        placement = RayPlacement(lone.address, lone.token_file, place_s=600.0)
         remote = RemoteWorkerSettings(ADDRESS, 0, own.certificate, own.key, "0123456789abcdef" * 3)
         async with service(num_workers=2, supervision=HASTY, placement=placement, remote=remote) as running:
             backend = await running.models.load(str(DEMO))

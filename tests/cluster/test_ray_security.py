@@ -54,7 +54,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     try:
         cluster.join()
         options = [DEMO, "--cluster", cluster.address, "--cluster-token-file", cluster.token_file, "--workers", 1]
-        options += ["--threads", 1, "--place-seconds", 60, "--api-key-file", keys]
+        options += ["--threads", 1, "--place-seconds", 600, "--api-key-file", keys]
         with serving(*options, cwd=folder, program=("-m", "penstock", "serve")) as (process, _, _):
             roots = [psutil.Process(one.pid) for one in (process, *cluster.nodes)]
             there = [one for root in roots for one in (root, *root.children(recursive=True))]
