@@ -16,6 +16,17 @@ PS_INLINE F16 quick(const Activation& act, F16 y) {
   return y;
 }
 
+// The first eight lanes or all.
+template <bool kHalf>
+PS_INLINE F16 load_lanes(const float* p) {
+  return kHalf ? f_load_n(p, 8) : f_load(p);
+}
+template <bool kHalf>
+PS_INLINE void store_lanes(float* p, F16 x) {
+  if constexpr (kHalf) f_store_half(p, x);
+  else f_store(p, x);
+}
+
 // Adds bias and residual to a block [rows][n] of tiles, applies the activation and stores it; `width`: of the last
 // tile.
 __attribute__((noinline)) void store_pixels(const ConvArgs& a, const TapBlock& b, int64_t column, int width, int n,
@@ -38,38 +49,75 @@ __attribute__((noinline)) void store_pixels(const ConvArgs& a, const TapBlock& b
     }
 }
 
+// The same for a block in registers, for a quick activation and whole tiles.  `kHalf`: eight lanes of a tile.
+template <int M, int N, bool kHalf>
+PS_INLINE void store_quick(const ConvArgs& a, const TapBlock& b, int64_t column, F16 (&v)[M][N]) {
+  if (a.bias)
+    PS_UNROLL for (int t = 0; t < N; ++t) {
+      const F16 bias = load_lanes<kHalf>(a.bias + column + t * 16);
+      PS_UNROLL for (int i = 0; i < M; ++i) v[i][t] = v[i][t] + bias;
+    }
+  if (a.residual)
+    PS_UNROLL for (int i = 0; i < M; ++i) {
+      const float* const from = a.residual + b.pixels[i] * a.out_channels + column;
+      PS_UNROLL for (int t = 0; t < N; ++t) v[i][t] = v[i][t] + load_lanes<kHalf>(from + t * 16);
+    }
+  if (a.act.kind == UNARY_RELU)
+    PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t)
+        v[i][t] = unary_value(UNARY_RELU, v[i][t], v[i][t], v[i][t]);
+  if (a.act.kind == UNARY_CLIP) {
+    const F16 low = f_set(a.act.alpha), high = f_set(a.act.beta);
+    PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t)
+        v[i][t] = unary_value(UNARY_CLIP, v[i][t], low, high);
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i) {
+    float* const to = a.y + b.pixels[i] * a.out_channels + column;
+    PS_UNROLL for (int t = 0; t < N; ++t) store_lanes<kHalf>(to + t * 16, v[i][t]);
+  }
+}
+
+// Where a block of tiles lies.  `width`: of the last tile.
+struct TileBlock { int64_t tile, offset, column; int width; };
+
 // M pixels by N tiles: the chain of each output goes over taps and their channels, as that of a linear over columns.
-template <int M, int N>
-void conv_block(const ConvArgs& a, const TapBlock& b, int64_t tile, int64_t offset, F16* y) {
+// The lanes that a half tile does not store are not computed either: the compiler leaves them out.
+template <int M, int N, bool kHalf>
+void conv_block(const ConvArgs& a, const TapBlock& b, const TileBlock& at) {
   const int64_t tile_bytes = a.cols * 64;
-  const uint8_t* const weight = a.weight + tile * tile_bytes;
+  const uint8_t* const weight = a.weight + at.tile * tile_bytes;
   F16 acc[M][N];
   PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = f_set(0.f);
   for (int32_t tap = 0; tap < b.taps; ++tap) {
     const float* x[M];
-    PS_UNROLL for (int i = 0; i < M; ++i) x[i] = b.x[tap * M + i] + offset;
+    PS_UNROLL for (int i = 0; i < M; ++i) x[i] = b.x[tap * M + i] + at.offset;
     const int64_t column = b.columns ? b.columns[tap] : tap * b.channels;
     LinearFloat<WeightF32>::columns<M, N>(acc, x, b.channels, weight + column * 64, tile_bytes);
   }
-  PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) y[i * N + t] = acc[i][t];
+  if (at.width == (kHalf ? 8 : 16) && is_quick(a.act)) return store_quick<M, N, kHalf>(a, b, at.column, acc);
+  F16 y[M * N];
+  PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) {
+    if (kHalf) y[i * N + t] = f_set(0.f);
+    store_lanes<kHalf>((float*)(y + i * N + t), acc[i][t]);
+  }
+  store_pixels(a, b, at.column, at.width, N, y);
 }
 
-template <int N>
-void conv_block_of(const ConvArgs& a, const TapBlock& b, int64_t tile, int64_t offset, F16* y) {
+template <int N, bool kHalf>
+void conv_block_of(const ConvArgs& a, const TapBlock& b, const TileBlock& at) {
   switch (b.rows) {
-    case 1: return conv_block<1, N>(a, b, tile, offset, y);
-    case 2: return conv_block<2, N>(a, b, tile, offset, y);
+    case 1: return conv_block<1, N, kHalf>(a, b, at);
+    case 2: return conv_block<2, N, kHalf>(a, b, at);
     case 3:
-      if constexpr (kFloatM >= 3) return conv_block<3, N>(a, b, tile, offset, y);
+      if constexpr (kFloatM >= 3) return conv_block<3, N, kHalf>(a, b, at);
       break;
     case 4:
-      if constexpr (kFloatM >= 4) return conv_block<4, N>(a, b, tile, offset, y);
+      if constexpr (kFloatM >= 4) return conv_block<4, N, kHalf>(a, b, at);
       break;
     case 5:
-      if constexpr (kFloatM >= 5) return conv_block<5, N>(a, b, tile, offset, y);
+      if constexpr (kFloatM >= 5) return conv_block<5, N, kHalf>(a, b, at);
       break;
     case 6:
-      if constexpr (kFloatM >= 6) return conv_block<6, N>(a, b, tile, offset, y);
+      if constexpr (kFloatM >= 6) return conv_block<6, N, kHalf>(a, b, at);
       break;
   }
 }
@@ -79,13 +127,15 @@ void conv(const ConvArgs& a, const TapBlock* blocks, int64_t num_blocks, int64_t
     const int64_t group = tile / a.group_tiles, first = tile % a.group_tiles;
     const bool wide = kFloatN > 1 && tile + kFloatN <= end && first + kFloatN <= a.group_tiles;
     const int n = wide ? kFloatN : 1;
-    const int width = tail(a.group_rows, (first + n - 1) * 16);
+    const TileBlock at{tile, group * a.group_channels, group * a.group_rows + first * 16,
+                       tail(a.group_rows, (first + n - 1) * 16)};
     for (int64_t i = 0; i < num_blocks; ++i) {
-      F16 y[kFloatM * kFloatN];
-      const int64_t offset = group * a.group_channels;
-      if (wide) conv_block_of<kFloatN>(a, blocks[i], tile, offset, y);
-      else conv_block_of<1>(a, blocks[i], tile, offset, y);
-      store_pixels(a, blocks[i], group * a.group_rows + first * 16, width, n, y);
+      if (i + 1 < num_blocks)
+        for (int row = 0; row < blocks[i + 1].rows; ++row)
+          prefetch_for_write(a.y + blocks[i + 1].pixels[row] * a.out_channels + at.column);
+      if (wide) conv_block_of<kFloatN, false>(a, blocks[i], at);
+      else if (kHalfTiles && at.width <= 8) conv_block_of<1, kHalfTiles>(a, blocks[i], at);
+      else conv_block_of<1, false>(a, blocks[i], at);
     }
     tile += n;
   }

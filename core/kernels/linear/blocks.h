@@ -7,6 +7,7 @@ namespace ps {
 namespace {
 
 PS_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
+PS_INLINE void prefetch_for_write(const float* p) { __builtin_prefetch(p, 1, 3); }
 // How many bytes ahead of its use a pass prefetches weights from memory: `far`, which is many lines, or few lines on
 // processors that serve that better, and fewer still if a line feeds only a few dot products.
 PS_INLINE int64_t prefetch_distance(const LinearArgs& a, int64_t products, int64_t far) {

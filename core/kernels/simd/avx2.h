@@ -9,6 +9,7 @@ namespace {
 
 constexpr const char* kLevel = "avx2";
 constexpr int kFloatM = 6, kFloatN = 1, kIntRows = 4, kIntTiles = 1, kGroupRows = 4, kQueries = 2;
+constexpr bool kHalfTiles = true;  // whether eight lanes of a tile cost less than sixteen
 // Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
 constexpr int kWeighQueries = 2, kWeighColumns = 2, kScoreChains = 2;
 
@@ -40,6 +41,7 @@ PS_INLINE void f_store_n(float* p, F16 x, int n) {
   _mm256_maskstore_ps(p, m.a, x.a);
   _mm256_maskstore_ps(p + 8, m.b, x.b);
 }
+PS_INLINE void f_store_half(float* p, F16 x) { _mm256_storeu_ps(p, x.a); }
 PS_INLINE F16 operator+(F16 x, F16 y) { return PS_BOTH(_mm256_add_ps, x, y); }
 PS_INLINE F16 operator-(F16 x, F16 y) { return PS_BOTH(_mm256_sub_ps, x, y); }
 PS_INLINE F16 operator*(F16 x, F16 y) { return PS_BOTH(_mm256_mul_ps, x, y); }

@@ -14,6 +14,7 @@ constexpr int kIntRows = 16;  // of a tile register
 constexpr int kIntRows = 12;
 #endif
 constexpr int kFloatM = 6, kFloatN = 4, kIntTiles = 2, kGroupRows = 2, kQueries = 8;
+constexpr bool kHalfTiles = false;  // whether eight lanes of a tile cost less than sixteen
 // Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
 constexpr int kWeighQueries = 4, kWeighColumns = 4, kScoreChains = 4;
 
@@ -28,6 +29,7 @@ PS_INLINE F16 f_load(const float* p) { return {_mm512_loadu_ps(p)}; }
 PS_INLINE F16 f_load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
 PS_INLINE void f_store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
 PS_INLINE void f_store_n(float* p, F16 a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
+PS_INLINE void f_store_half(float* p, F16 a) { _mm256_storeu_ps(p, _mm512_castps512_ps256(a.v)); }
 PS_INLINE F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 PS_INLINE F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 PS_INLINE F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }

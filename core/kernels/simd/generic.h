@@ -10,6 +10,7 @@ namespace {
 constexpr const char* kLevel = "generic";
 // Register blocks: rows of activations x tiles of weights; query heads that share a page's loads.
 constexpr int kFloatM = 2, kFloatN = 1, kIntRows = 2, kIntTiles = 1, kGroupRows = 1, kQueries = 1;
+constexpr bool kHalfTiles = false;  // whether eight lanes of a tile cost less than sixteen
 // Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
 constexpr int kWeighQueries = 1, kWeighColumns = 1, kScoreChains = 1;
 
@@ -48,6 +49,7 @@ PS_INLINE F16 f_load(const float* p) { F16 r; PS_LANES(p[i]); }
 PS_LONG F16 f_load_n(const float* p, int n) { F16 r; PS_LANES(i < n ? p[i] : 0.f); }
 PS_INLINE void f_store(float* p, F16 a) { for (int i = 0; i < 16; ++i) p[i] = a.v[i]; }
 PS_LONG void f_store_n(float* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = a.v[i]; }
+PS_INLINE void f_store_half(float* p, F16 a) { for (int i = 0; i < 8; ++i) p[i] = a.v[i]; }
 PS_INLINE F16 operator+(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] + b.v[i]); }
 PS_INLINE F16 operator-(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] - b.v[i]); }
 PS_INLINE F16 operator*(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] * b.v[i]); }

@@ -14,6 +14,7 @@ constexpr const char* kLevel = "neon_dot";
 constexpr const char* kLevel = "neon";
 #endif
 constexpr int kFloatM = 4, kFloatN = 1, kIntRows = 4, kIntTiles = 1, kGroupRows = 1, kQueries = 2;
+constexpr bool kHalfTiles = true;  // whether eight lanes of a tile cost less than sixteen
 // Attention: queries and vectors of dimensions that weigh values together, queries x pages that score together.
 constexpr int kWeighQueries = 2, kWeighColumns = 2, kScoreChains = 2;
 
@@ -31,6 +32,7 @@ struct M16 { uint32x4_t v[4]; };
 PS_INLINE F16 f_set(float x) { F16 r; PS_QUADS(vdupq_n_f32(x)); }
 PS_INLINE F16 f_load(const float* p) { F16 r; PS_QUADS(vld1q_f32(p + 4 * i)); }
 PS_INLINE void f_store(float* p, F16 a) { PS_UNROLL for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]); }
+PS_INLINE void f_store_half(float* p, F16 a) { PS_UNROLL for (int i = 0; i < 2; ++i) vst1q_f32(p + 4 * i, a.v[i]); }
 // NEON masks no loads: a tail goes through a small buffer.
 PS_INLINE F16 f_load_n(const float* p, int n) {
   if (n == 16) return f_load(p);

@@ -53,22 +53,24 @@ class TapTable {
     fill_offsets(memory.offsets);
   }
 
-  // The block of pixels [begin, end).  Returns the pointers that it wrote.
-  int64_t fill(int64_t begin, int64_t end, const float** taps, int64_t* pixels, TapBlock* block) const {
+  Pixel at(int64_t index) const { return pixel_at(out_, index); }
+
+  // The block of pixels [begin, end), the first of which is *p, which moves on behind them.  Returns the pointers that
+  // it wrote.
+  int64_t fill(Pixel* p, int64_t begin, int64_t end, const float** taps, int64_t* pixels, TapBlock* block) const {
     const int64_t rows = end - begin, kw = window_.kernel[1];
     bool inside = joins_taps_ && window_.dilations[1] == 1;  // then the taps of a row lie in a row
-    Pixel p = pixel_at(out_, begin);
+    Pixel each = *p;
     for (int64_t i = 0; i < rows && inside; ++i) {
-      const int64_t x = p.x * window_.strides[1] - window_.pads[1];
+      const int64_t x = each.x * window_.strides[1] - window_.pads[1];
       inside = x >= 0 && x + kw <= in_.width;
-      advance(out_, &p);
+      advance(out_, &each);
     }
     const int64_t columns = inside ? 1 : kw;
-    p = pixel_at(out_, begin);
     for (int64_t i = 0; i < rows; ++i) {
-      fill_row(p, columns, taps + i, rows);
+      fill_row(*p, columns, taps + i, rows);
       pixels[i] = begin + i;
-      advance(out_, &p);
+      advance(out_, p);
     }
     *block = TapBlock{taps,
                       nullptr,
@@ -159,10 +161,11 @@ void run_conv(const Call& c, int64_t begin, int64_t end, int32_t thread) {
       const int64_t first = share_begin(pixels, chunk, chunks), last = share_begin(pixels, chunk + 1, chunks);
       blocks = (last - first + rows - 1) / rows;
       const float** taps = memory.taps;
+      Pixel p = table.at(first);
       for (int64_t i = 0; i < blocks; ++i) {
         const int64_t from = first + share_begin(last - first, i, blocks);
         const int64_t to = first + share_begin(last - first, i + 1, blocks);
-        taps += table.fill(from, to, taps, memory.pixels + (from - first), memory.blocks + i);
+        taps += table.fill(&p, from, to, taps, memory.pixels + (from - first), memory.blocks + i);
       }
     }
     const int64_t tile = item % work.tile_groups * work.tile_step;
@@ -175,9 +178,10 @@ void run_depthwise(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const ConvArgs args = conv_args(c);
   const TapTable table(c, memory);
   const int64_t pixels = num_pixels(c), chunks = num_chunks(c), rows = c.kernels->windows.depthwise_rows;
-  const int64_t last = share_begin(pixels, end, chunks);
-  for (int64_t from = share_begin(pixels, begin, chunks); from < last; from += rows) {
-    table.fill(from, std::min(from + rows, last), memory.taps, memory.pixels, memory.blocks);
+  const int64_t first = share_begin(pixels, begin, chunks), last = share_begin(pixels, end, chunks);
+  Pixel p = table.at(first);
+  for (int64_t from = first; from < last; from += rows) {
+    table.fill(&p, from, std::min(from + rows, last), memory.taps, memory.pixels, memory.blocks);
     c.kernels->windows.depthwise(args, *memory.blocks);
   }
 }
