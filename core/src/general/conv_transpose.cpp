@@ -92,9 +92,8 @@ int64_t fill_block(const Call& c, const Class& k, const Taps& t, const ConvMemor
   const Shape in = shape_of(c.in[0]), out = shape_of(c.out[0]);
   const Window w = window_of(c.attrs + kKernel);
   const int64_t rows = end - begin;
+  int64_t image = begin / (k.height * k.width), y = begin / k.width % k.height, x = begin % k.width;
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t image = (begin + r) / (k.height * k.width), y = (begin + r) / k.width % k.height,
-                  x = (begin + r) % k.width;
     pixels[r] = (image * out.height + k.first_y + y * w.strides[0]) * out.width + k.first_x + x * w.strides[1];
     const float** tap = taps + r;
     for (int64_t i = 0; i < t.num_down; ++i) {
@@ -105,6 +104,11 @@ int64_t fill_block(const Call& c, const Class& k, const Taps& t, const ConvMemor
         *tap = inside ? f32_data(c.in[0]) + ((image * in.height + from_y) * in.width + from_x) * in.channels : m.zeros;
       }
     }
+    if (++x < k.width) continue;
+    x = 0;
+    if (++y < k.height) continue;
+    y = 0;
+    ++image;
   }
   const int64_t num_taps = t.num_down * t.num_across;
   *block = TapBlock{taps,

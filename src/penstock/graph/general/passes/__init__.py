@@ -8,6 +8,7 @@ from penstock.graph.general.passes.fuse_conv import fuse_convolutions
 from penstock.graph.general.passes.layout import move_permutes
 from penstock.graph.general.passes.patterns import recognise
 from penstock.graph.general.passes.reshapes import merge_reshapes
+from penstock.graph.general.passes.transposed import split_transposed
 
 __all__ = ["optimise"]
 
@@ -20,4 +21,5 @@ def optimise(draft: Draft) -> None:
     move_permutes(draft)
     merge_reshapes(draft)
     fuse_convolutions(draft)
+    split_transposed(draft)
     join_chains(draft)
