@@ -24,7 +24,7 @@ from penstock.runtime.build import ProgressCallback, build_in_child
 from penstock.runtime.open import open_program
 from penstock.runtime.program import ProgramLimits
 
-__all__ = ["MAX_JUDGED_TOKENS", "Judge", "Workspace", "split_data"]
+__all__ = ["MAX_JUDGED_TOKENS", "Judge", "Workspace", "file_stamp", "split_data"]
 
 MAX_JUDGED_TOKENS: Final = 8192
 """The tokens that a divergence is measured on, at most; the study of docs/guides/quantization.md needs 8,000."""
@@ -47,7 +47,8 @@ def split_data(data: CalibrationData) -> tuple[CalibrationData, CalibrationData]
             code="too_few_tokens",
         )
     places = range(min(_HELD_OUT_EVERY, len(data.sequences)) - 1, len(data.sequences), _HELD_OUT_EVERY)
-    held, num_tokens = [], 0
+    held: list[list[int]] = []
+    num_tokens = 0
     for place in places:
         if held and num_tokens + len(data.sequences[place]) > MAX_JUDGED_TOKENS:
             break
@@ -161,3 +162,11 @@ def _check_texts(calibration: Path) -> None:
             param="calibration",
         )
     read_texts(calibration)
+
+
+def file_stamp(file: Path | None) -> list[Any] | None:
+    """Return what tells whether a file is the same one in a later run; None for no file."""
+    if file is None or not file.exists():
+        return None
+    status = file.stat()
+    return [str(file.resolve()), status.st_size, status.st_mtime_ns]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.calibration.texts import CalibrationData
 from penstock.checkpoint.folder import Checkpoint, WeightFile
-from penstock.checkpoint.quantize import QuantizeProgress, plan_weights, quantize_checkpoint
+from penstock.checkpoint.quantize import plan_weights, quantize_checkpoint
 from penstock.checkpoint.side_files import write_side_files
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
 from penstock.config import ConfigReader
@@ -26,7 +26,7 @@ from penstock.quant.scheme import find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 from penstock.runtime.build import ProgressCallback
 
-__all__ = ["IN_PLACE", "METHODS", "Levels", "default_levels", "quantize_by", "write_checkpoint"]
+__all__ = ["IN_PLACE", "METHODS", "Levels", "default_levels", "make_levels", "write_checkpoint"]
 
 IN_PLACE: Final = ("rtn", "imatrix", "gptq")
 """The methods that leave all other tensors as they are, so that floats of the source fit beside their results."""
@@ -43,22 +43,6 @@ _LADDERS: Final = {
 def default_levels(scheme: str, dtype: str) -> tuple[str, ...]:
     """Return the schemes that a unit may have, by the lowest one and the element type of the checkpoint."""
     return tuple(dtype if name == "bf16" else name for name in _LADDERS[quantizing_scheme(scheme).name])
-
-
-def quantize_by(
-    source: Path,
-    checkpoint: Checkpoint,
-    out: Path,
-    scheme: str,
-    options: DataOptions | str,
-    progress: ProgressCallback | None = None,
-    on_bytes: QuantizeProgress | None = None,
-) -> Mapping[str, Any]:
-    """Quantize to a folder by options of a method with data, or by "rtn"; return the recipe."""
-    if isinstance(options, str):
-        quantize_checkpoint(checkpoint, out, scheme, on_bytes)
-        return {"method": options}
-    return quantize_with_data(source, out, scheme, options, progress).recipe
 
 
 class _Part:
@@ -153,8 +137,10 @@ def make_levels(
             continue
         out = work / scheme
         if not out.is_dir():
-            options = DataOptions(method, threads=data[1], data=data[0]) if method != "rtn" else method
-            quantize_by(source, checkpoint, out, scheme, options, progress)
+            if method == "rtn":
+                quantize_checkpoint(checkpoint, out, scheme)
+            else:
+                quantize_with_data(source, out, scheme, DataOptions(method, threads=data[1], data=data[0]), progress)
         folders[scheme] = Checkpoint.open(out)
         own = json.loads((out / "config.json").read_text())["quantization_config"].get("recipe")
         recipe = own if own is not None and scheme == schemes[0] else recipe

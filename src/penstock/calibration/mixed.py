@@ -22,7 +22,7 @@ from penstock.calibration.budget import (
     smallest_prefix,
 )
 from penstock.calibration.divergence import Divergence
-from penstock.calibration.judge import Judge, Workspace
+from penstock.calibration.judge import Judge, Workspace, file_stamp
 from penstock.calibration.levels import METHODS, Levels, default_levels, make_levels, write_checkpoint
 from penstock.calibration.texts import DEFAULT_TOKENS, check_max_tokens
 from penstock.calibration.units import Unit, find_units, has_experts
@@ -126,7 +126,7 @@ def quantize_mixed(
     check_float_weights(checkpoint)
     levels = options.levels or default_levels(scheme, checkpoint.dtype)
     _check_levels(levels, scheme, options.method, checkpoint)
-    inputs = {**asdict(options), "budget": None, "levels": levels, "calibration": _stamp(options.calibration)}
+    inputs = {**asdict(options), "budget": None, "levels": levels, "calibration": file_stamp(options.calibration)}
     work = Workspace(final, inputs, checkpoint)
     judge = Judge(source, work, options.threads, progress)
     judge.prepare(options.calibration, options.num_tokens)
@@ -151,23 +151,15 @@ def _check_levels(levels: Sequence[str], scheme: str, method: str, checkpoint: C
             param="levels",
         )
     bits = [row.weight_bits for row in rows]
-    if bits != sorted(bits):
+    if bits != sorted(set(bits)):
         raise InvalidArgumentError(
-            f"levels: expected the scheme with the fewest bits first, got {','.join(levels)}", param="levels"
+            f"levels: expected schemes with ever more bits, got {','.join(levels)}", param="levels"
         )
     if "smooth" in method and not all(row.quantized for row in rows):
         raise InvalidArgumentError(
             f"levels: expected schemes of integers with --method {method}, which changes other tensors too, got {own}",
             param="levels",
         )
-
-
-def _stamp(file: Path | None) -> list[Any] | None:
-    """Return what tells whether a file is the same one."""
-    if file is None or not file.exists():
-        return None
-    status = file.stat()
-    return [str(file.resolve()), status.st_size, status.st_mtime_ns]
 
 
 class _Mix:
