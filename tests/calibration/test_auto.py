@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from penstock.calibration.auto import methods_for, quantize_auto
+from penstock.calibration.divergence import Divergence
 from penstock.calibration.judge import Judge, split_data
 from penstock.calibration.quantize import DataOptions
 from penstock.calibration.texts import CalibrationData
 from penstock.checkpoint.folder import Checkpoint
 from penstock.errors import InvalidArgumentError
 from penstock.quant.scheme import find_scheme
+from penstock.runtime.build import Progress
 from tests.support.errors import raises
 from tests.support.tiny_llama import write_tiny_llama
 
@@ -27,18 +29,21 @@ def test_auto_keeps_the_method_with_the_least_divergence(tmp_path: Path, monkeyp
     monkeypatch.setattr("penstock.calibration.auto.methods_for", lambda scheme: ("rtn", "gptq"))
     measure = Judge.divergence
 
-    def counted(judge: Judge, folder: Path) -> object:
+    def counted(judge: Judge, folder: Path) -> Divergence:
         judged.append(folder.name)
-        if judged == ["rtn", "gptq"]:
-            raise StopError
         return measure(judge, folder)
+
+    def stop(progress: Progress) -> None:
+        if progress.note == "gptq":
+            raise StopError
 
     monkeypatch.setattr(Judge, "divergence", counted)
     options = DataOptions("gptq", num_tokens=512)
     with pytest.raises(StopError):
-        quantize_auto(source, out, "w4a8", options)
+        quantize_auto(source, out, "w4a8", options, stop)
+    assert judged == ["rtn"]
     report = quantize_auto(source, out, "w4a8", options)
-    assert judged == ["rtn", "gptq", "gptq"]
+    assert judged == ["rtn", "gptq"]
     values = {own.method: own.divergence.mean for own in report.candidates if own.divergence is not None}
     assert report.method == min(values, key=lambda name: values[name])
     recipe = json.loads((out / "config.json").read_text())["quantization_config"]["recipe"]

@@ -20,7 +20,7 @@ from penstock.checkpoint.gguf.imatrix import is_imatrix
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.graph.export import export_bundle
 from penstock.llm.llm import LLM
-from penstock.runtime.build import ProgressCallback, build_in_child
+from penstock.runtime.build import Progress, ProgressCallback
 from penstock.runtime.open import open_program
 from penstock.runtime.program import ProgramLimits
 
@@ -121,7 +121,13 @@ class Judge:
             self.seen, self.held = (CalibrationData(kept[part], kept["source"]) for part in ("seen", "held"))
             return
         original = self._work.folder / "original.psm"
-        build_in_child(self._source, original, kind="cached", progress=self._tell)
+        original.unlink(missing_ok=True)
+        tell = self._tell
+        export_bundle(
+            self._source,
+            original,
+            progress=None if tell is None else lambda stage, done, total: tell(Progress(stage, done, total)),
+        )
         opened = open_program(original, threads=self._threads, limits=ProgramLimits(max_requests=_MAX_REQUESTS))
         with LLM.of_program(opened) as llm:
             self.seen, self.held = split_data(calibration_data(llm, calibration, num_tokens))

@@ -22,17 +22,14 @@ def mixed_schemes(config: ConfigReader, dtypes: Mapping[str, str]) -> dict[str, 
     """Return the scheme of a linear with each of the tensors, by name; None if the folder has one scheme.
 
     ``dtypes``: the element types of the tensors.  A tensor that ``quantization_config.schemes`` does not name has the
-    folder's scheme, or as int8 in a folder of 4 bits that of its head; floats have their own type.  Raises
-    InvalidFileError for a scheme that a tensor is not stored for.
+    folder's scheme, or as int8 in a folder of 4 bits that of its head; floats have their own type.  Names of other
+    tensors are ignored: a rank has only some.  Raises InvalidFileError for a scheme that a tensor is not stored for.
     """
     section = config.quantization()
     if section is None or section.int("version", min=1) != MIXED_VERSION:
         return None
     base = find_scheme(section.one_of("scheme", [name for name, row in SCHEMES.items() if row.quantized]))
     table = section.object("schemes") or ConfigReader({}, section.file)
-    unknown = next((name for name in table.values if name not in dtypes), None)
-    if unknown is not None:
-        raise InvalidFileError(f"{table.file}: expected names of tensors, got {show(unknown)}", param=unknown)
     schemes = {}
     for name, dtype in dtypes.items():
         if dtype not in (*_STORED, *_FLOATS) or name.endswith(_GROUPS):
