@@ -78,7 +78,8 @@ def quantize_auto(
     check_new_folder(final)
     checkpoint = open_mapped(source)
     check_float_weights(checkpoint)
-    inputs = {**asdict(options), "scheme": scheme, "calibration": file_stamp(options.calibration), "imatrix_out": None}
+    inputs = {**asdict(options), "scheme": scheme, "calibration": file_stamp(options.calibration), "threads": None}
+    inputs |= {"imatrix_out": None}
     work = Workspace(final, inputs | {"method": "auto"}, checkpoint)
     judge = Judge(source, work, options.threads, progress)
     judge.prepare(options.calibration, options.num_tokens)

@@ -126,7 +126,8 @@ def quantize_mixed(
     check_float_weights(checkpoint)
     levels = options.levels or default_levels(scheme, checkpoint.dtype)
     _check_levels(levels, scheme, options.method, checkpoint)
-    inputs = {**asdict(options), "budget": None, "levels": levels, "calibration": file_stamp(options.calibration)}
+    inputs = {**asdict(options), "levels": levels, "calibration": file_stamp(options.calibration)}
+    inputs |= {"budget": None, "threads": None}  # the measurements do not depend on them
     work = Workspace(final, inputs, checkpoint)
     judge = Judge(source, work, options.threads, progress)
     judge.prepare(options.calibration, options.num_tokens)

@@ -21,7 +21,7 @@ __all__ = ["add_mixed_options", "is_mixed", "run_auto", "run_mixed"]
 
 _BUDGETS: Final = ("budget", "max_kl", "min_speed")
 _DETAILS: Final = ("levels", "units", "plot")
-_PROMPT_TOKENS, _NEW_TOKENS = 64, 64
+_NEW_TOKENS: Final = 64
 
 
 def add_mixed_options(parser: argparse.ArgumentParser) -> None:
@@ -121,10 +121,11 @@ def _speed_probe(threads: int) -> Callable[[Path], float]:
 
     def probe(bundle: Path) -> float:
         from penstock.bench.measure import Bench, bench
+        from penstock.core.native import Model
 
-        settings = Bench(
-            bundle, threads=threads, prompt_tokens=_PROMPT_TOKENS, new_tokens=_NEW_TOKENS, batches=(1,), verify="never"
-        )
+        with Model.open(bundle) as model:
+            num_tokens = max(1, min(_NEW_TOKENS, model.info.context_len // 4))
+        settings = Bench(bundle, threads=threads, prompt_tokens=num_tokens, new_tokens=num_tokens, batches=(1,))
         return statistics.median(bench(settings, None).generation_runs)
 
     return probe
@@ -143,7 +144,8 @@ def _table(report: MixedReport) -> list[str]:
         if layer != "head":
             row = "  ".join(f"{cells.get((layer, kind), ''):<{widths[kind]}}" for kind in inner)
             lines.append(f"{layer:<5}  {row}".rstrip())
-    return lines + [f"{unit.kind}  {cells[unit.layer, unit.kind]}" for unit in report.units if unit.layer == "head"]
+    heads = [unit for unit in report.units if unit.layer == "head"]
+    return lines + [f"head   {unit.kind}  {cells[unit.layer, unit.kind]}" for unit in heads]
 
 
 def _figures(out: str, report: MixedReport) -> list[str]:
