@@ -24,6 +24,7 @@ class StopError(Exception):
     pass
 
 
+@pytest.mark.long
 def test_auto_keeps_the_method_with_the_least_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out, judged = write_tiny_llama(tmp_path / "model"), tmp_path / "out", list[str]()
     monkeypatch.setattr("penstock.calibration.auto.methods_for", lambda scheme: ("rtn", "gptq"))

@@ -78,9 +78,9 @@ def test_a_budget_prints_what_each_unit_costs(penstock_inline, tmp_path: Path):
     [
         (("--budget", "5bits", "--max-kl", "0.1"), "--max-kl"),
         (("--plot", "x.svg"), "--plot"),
-        (("--budget", "5"), "budget"),
-        (("--max-kl", "0"), "max_kl"),
-        (("--min-speed", "fast"), "min_speed"),
+        (("--budget", "5"), "--budget"),
+        (("--max-kl", "0"), "--max-kl"),
+        (("--min-speed", "fast"), "--min-speed"),
         (("--budget", "5bits", "--method", "auto"), "method"),
         (("--budget", "5bits", "--levels", "w4a8,w4a16"), "levels"),
         (("--budget", "5bits", "--imatrix-out", "x.gguf"), "--imatrix-out"),
