@@ -18,7 +18,7 @@ import numpy as np
 
 import penstock
 from penstock import RoundToNearest, RoundToNearestConfig, lite, load_network
-from penstock.bench.charts.svg import Box, Canvas, Scale, fitted, number
+from penstock.bench.charts.sensitivity_chart import HEAD, draw_sensitivity
 from penstock.text.tokenizer import Tokenizer
 
 KINDS = {
@@ -27,10 +27,8 @@ KINDS = {
     "gate|up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-HEAD = "head"
 Losses = dict[str, dict[str, float]]
 """Change of perplexity in %, by layer ("0", "1", ... or HEAD) and kind."""
-_WIDTH, _TOP, _LEFT, _RIGHT, _BAR = 760, 96, 72, 24, 10
 
 
 def group_of(name: str) -> tuple[str, str] | None:
@@ -102,40 +100,6 @@ def _order(group: tuple[str, str]) -> tuple[int, int]:
     return (int(layer), list(KINDS).index(kind)) if layer != HEAD else (1 << 30, 0)
 
 
-def draw(losses: Losses, title: str, about: str) -> str:
-    """Return a picture: for each layer a bar for each kind of matrix."""
-    kinds = [*KINDS, *([HEAD] if HEAD in losses else [])]
-    colors = {kind: f"c{index}" for index, kind in enumerate(kinds)}
-    height = _TOP + sum(_BAR * len(of) + 14 for of in losses.values()) + 52
-    canvas = Canvas(_WIDTH, height)
-    canvas.text(24, 26, fitted(title, 16, _WIDTH - 48), size=16, bold=True)
-    canvas.text(24, 46, fitted(about, 12, _WIDTH - 48), "faint", size=12)
-    x = 24.0
-    for kind in kinds:
-        canvas.bar(Box(x, 62, x + 12, 74), colors[kind])
-        x = canvas.text(x + 18, 73, kind, size=12).right + 18
-    values = [value for of in losses.values() for value in of.values()]
-    scale = Scale(min(0.0, *values), max(0.0, *values) * 1.02 or 1e-9, _LEFT, _WIDTH - _RIGHT)
-    bottom = height - 44.0
-    for tick in scale.ticks():
-        canvas.line([(scale(tick), _TOP - 8), (scale(tick), bottom)], "grid")
-        canvas.text(scale(tick), bottom + 16, number(tick), "faint", size=11, anchor="middle")
-    canvas.text(
-        (_LEFT + _WIDTH - _RIGHT) / 2, bottom + 34, "change of perplexity, %", "faint", size=12, anchor="middle"
-    )
-    y = float(_TOP)
-    for layer, of in losses.items():
-        middle = y + _BAR * len(of) / 2
-        canvas.text(_LEFT - 8, middle + 4, layer if layer == HEAD else f"layer {layer}", size=12, anchor="end")
-        for kind, value in of.items():
-            ends = sorted((scale(0), scale(value)))
-            canvas.bar(Box(ends[0], y, ends[1], y + _BAR - 2), colors[kind], f"{kind}: {value:+.3f} %")
-            y += _BAR
-        y += 14
-    canvas.line([(scale(0), _TOP - 8), (scale(0), bottom)], "faint")
-    return canvas.svg()
-
-
 def table(losses: Mapping[str, Mapping[str, float]]) -> str:
     """Return the losses as a table in Markdown."""
     lines = [f"| layer | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 1) + "|"]
@@ -164,7 +128,8 @@ def main() -> None:
     print(f"\nSum of all groups: {total:+.3f} %")
     if args.svg:
         about = f"{args.model}, perplexity {base:.2f} under f32; one group at a time rounded to {args.scheme}"
-        args.svg.write_text(draw(losses, "What rounding each group of matrices costs", about))
+        title, unit = "What rounding each group of matrices costs", "change of perplexity, %"
+        args.svg.write_text(draw_sensitivity(losses, title, about, unit))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from penstock.bench.charts.sensitivity_chart import draw_sensitivity
+
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
@@ -38,7 +40,7 @@ def test_groups_of_the_demo_are_its_layers_and_the_head() -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_picture_has_a_bar_for_each_loss(sign: int) -> None:
     losses = {layer: {kind: sign * value for kind, value in of.items()} for layer, of in LOSSES.items()}
-    root = ElementTree.fromstring(sensitivity.draw(losses, "title", "about"))  # noqa: S314 - our own picture
+    root = ElementTree.fromstring(draw_sensitivity(losses, "title", "about", "change, %"))  # noqa: S314 - our own picture
     width = float(root.get("width", 0))
     bars = [one for one in root.iter(f"{SVG}rect") if one.find(f"{SVG}title") is not None]
     assert len(bars) == 9

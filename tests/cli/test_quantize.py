@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import FOLDER
+from tests.support.tiny_llama import write_tiny_llama
 
 
 @pytest.mark.long
@@ -50,6 +51,42 @@ def test_the_method_is_shown_with_its_data(penstock_inline, tmp_path: Path):
     ],
 )
 def test_options_that_do_not_fit_are_refused(penstock_inline, tmp_path: Path, options: tuple[str, ...], word: str):
+    done = penstock_inline("quantize", FOLDER, tmp_path / "out", "--scheme", "w4a8", *options)
+    assert done.returncode in (1, 2)
+    assert word in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_budget_prints_what_each_unit_costs(penstock_inline, tmp_path: Path):
+    source, plot = write_tiny_llama(tmp_path / "model"), tmp_path / "units.svg"
+    options = ("--budget", "8.5bits", "--calibration-tokens", 512, "--plot", plot)
+    done = penstock_inline("quantize", source, tmp_path / "out", "--scheme", "w4a8", *options)
+    assert done.returncode == 0, done.stderr
+    for word in ("gate_proj|up_proj", "lm_head", "bits per weight", "held-out tokens", "all units in w8a8"):
+        assert word in done.stdout
+    assert "layer 1" in plot.read_text()
+    shown = penstock_inline("inspect", tmp_path / "out").stdout
+    assert "budget 8.5 bits" in shown
+    assert penstock_inline("export", tmp_path / "out", tmp_path / "out.psm").returncode == 0
+    recipe = json.loads(penstock_inline("inspect", tmp_path / "out.psm", "--json").stdout)["recipe"]
+    assert recipe["units"]["1 down_proj"]["scheme"] in ("w4a8", "w8a8")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--budget", "5bits", "--max-kl", "0.1"), "--max-kl"),
+        (("--plot", "x.svg"), "--plot"),
+        (("--budget", "5"), "--budget"),
+        (("--max-kl", "0"), "--max-kl"),
+        (("--min-speed", "fast"), "--min-speed"),
+        (("--budget", "5bits", "--method", "auto"), "method"),
+        (("--budget", "5bits", "--levels", "w4a8,w4a16"), "levels"),
+        (("--budget", "5bits", "--imatrix-out", "x.gguf"), "--imatrix-out"),
+    ],
+)
+def test_wrong_budgets_are_refused(penstock_inline, tmp_path: Path, options: tuple[str, ...], word: str):
     done = penstock_inline("quantize", FOLDER, tmp_path / "out", "--scheme", "w4a8", *options)
     assert done.returncode in (1, 2)
     assert word in done.stderr

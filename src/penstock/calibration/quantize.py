@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from penstock.calibration.bundle import open_calibrated
 from penstock.calibration.collect import CalibrationProgram, LinearNode
 from penstock.calibration.smooth import NO_SMOOTHING, STRENGTH, find_folds, smoothing_of
-from penstock.calibration.texts import DEFAULT_TOKENS, calibration_data, check_max_tokens, read_texts
+from penstock.calibration.texts import (
+    DEFAULT_TOKENS,
+    CalibrationData,
+    calibration_data,
+    check_max_tokens,
+    read_texts,
+)
 from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.folder import Checkpoint
@@ -46,7 +52,8 @@ class DataOptions:
     ``method``: one of ``METHODS``.  ``calibration``: a file of texts (``calibration.texts``); None samples texts from
     the model.  For imatrix it may be an importance matrix of llama.cpp.
     ``num_tokens``: use this many tokens of it at most.  ``threads``: 0 is all allowed cores.  ``imatrix_out``: a file
-    to which the statistics are written, as an importance matrix in GGUF.
+    to which the statistics are written, as an importance matrix in GGUF.  ``data``: sequences to use instead of
+    ``calibration``.
     """
 
     method: str
@@ -54,6 +61,7 @@ class DataOptions:
     num_tokens: int = DEFAULT_TOKENS
     threads: int = 0
     imatrix_out: Path | None = None
+    data: CalibrationData | None = None
 
     def __post_init__(self) -> None:
         """Refuse an unknown method, and too few tokens."""
@@ -145,7 +153,7 @@ def _calibrated(
     """Run the calibration data, and for GPTQ choose the integers of each weight."""
     scheme, plan = weights
     with open_calibrated(source, options.threads, progress) as (bundle, llm):
-        data = calibration_data(llm, options.calibration, options.num_tokens)
+        data = options.data or calibration_data(llm, options.calibration, options.num_tokens)
         with CalibrationProgram(bundle, data, options.threads) as program:
             passes = _Passes(data.num_tokens, progress or _ignore)
             statistics = program.statistics(passes.begin("statistics"))

@@ -36,6 +36,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.file_kinds import is_bundle, is_gguf, refuse_mindspore
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.folder import QUANTIZED_VERSION
+from penstock.quant.mixed_schemes import MIXED_VERSION, mixed_schemes
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
 __all__ = ["Checkpoint", "FileStamp", "TensorInfo", "WeightFile", "stored_dtype"]
@@ -173,6 +174,8 @@ class Checkpoint:
             self.scheme = section.one_of("scheme", quantized)
             self.dtype = section.one_of("dtype", ("f32", "f16", "bf16"))
             self._check_quantized()
+        self.mixed_schemes = mixed_schemes(config, {name: info.dtype for name, info in self.tensors.items()})
+        """The schemes of the tensors of a folder that has several; None for others."""
 
     @classmethod
     def open(cls, folder: Path | str) -> Checkpoint:
@@ -233,10 +236,10 @@ class Checkpoint:
         return isinstance(file, QuantizedWeights) and file.is_quantized(name)
 
     def _check_version(self, version: int) -> None:
-        if version != QUANTIZED_VERSION:
+        if version not in (QUANTIZED_VERSION, MIXED_VERSION):
             raise UnsupportedError(
-                f"{self.folder}: quantization_config.version: expected {QUANTIZED_VERSION}, got {version}. Quantize "
-                "the original checkpoint again.",
+                f"{self.folder}: quantization_config.version: expected {QUANTIZED_VERSION} or {MIXED_VERSION}, got "
+                f"{version}. Quantize the original checkpoint again.",
                 param="quantization_config.version",
             )
 
@@ -375,8 +378,8 @@ class Checkpoint:
         ``scheme`` is a choice of ``choose_scheme``.  None: all linears have it.  A tensor whose blocks no scheme takes
         has its exact values in float32.
         """
-        if not find_scheme(scheme).in_blocks:
-            return None
+        if self.mixed_schemes is not None or not find_scheme(scheme).in_blocks:
+            return self.mixed_schemes
         return {name: self.block_scheme(name) or default_scheme(info.dtype) for name, info in self.tensors.items()}
 
     def own_block_scheme(self) -> str | None:

@@ -62,7 +62,7 @@ class ExportReport:
 
 
 def export_bundle(
-    source: Path | str,
+    source: Checkpoint | Path | str,
     out: Path | str | Callable[[], Path],
     *,
     scheme: str | None = None,
@@ -74,7 +74,7 @@ def export_bundle(
 ) -> ExportReport:
     """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears complete or not at all.
 
-    A sharded folder gives the bundle of the folder that was cut.
+    ``source`` may be an open checkpoint.  A sharded folder gives the bundle of the folder that was cut.
     ``out`` may be a function, which is called when all but the weights is read.
     ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
     ends the graph in token ids instead of logits.  ``rank``: of a sharded folder, whose other ranks are not read.
@@ -87,7 +87,7 @@ def export_bundle(
     tell = progress or _ignore
     if tail is not None:
         check_tail(tail)
-    checkpoint, folder = _open_source(Path(source), rank)
+    checkpoint, folder = (source, None) if isinstance(source, Checkpoint) else _open_source(Path(source), rank)
     chosen = checkpoint.choose_scheme(scheme)
     segments = checkpoint.side_files()  # small files first: a mistake in one is reported before the work begins
     segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
@@ -168,7 +168,7 @@ def _capture(
         schemes, sources = checkpoint.weight_schemes(how.scheme), {}
     else:
         sources = sources_of(folder.config, folder.tensors, built.network)
-        schemes = schemes_of(how.scheme, folder.tensors, sources)
+        schemes = schemes_of(how.scheme, folder.config, folder.tensors, sources)
     tell("capture", 0, 0)
     graph, constants = build_graph(built, how.scheme, checkpoint.dtype, schemes)
     graph.properties |= {OWN_NAMES: "true"} if is_mapped else {}

@@ -61,7 +61,7 @@ def capture_model(model: WholeTensors, scheme: str | None = None, network: str |
     sources = sources_of(model.config, model.tensors, built.network)
     if isinstance(model, PlainFolder) and built.script is None:
         check_tensors(as_network(model.checkpoint, built.network), built.network, built.name)
-    graph, constants = build_graph(built, chosen, dtype, schemes_of(chosen, model.tensors, sources))
+    graph, constants = build_graph(built, chosen, dtype, schemes_of(chosen, model.config, model.tensors, sources))
     unread = model.redundant_names()
     if isinstance(model, PlainFolder):
         unread = as_network(model.checkpoint, built.network).redundant_names(model.tensors)

@@ -32,6 +32,7 @@ from penstock.config import ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError
 from penstock.nn import ExpertLinear, LayerNorm, RMSNorm
 from penstock.nn.base import nn
+from penstock.quant.mixed_schemes import mixed_schemes
 from penstock.quant.scheme import default_scheme
 
 __all__ = [
@@ -186,14 +187,18 @@ def as_rank(
 
 
 def schemes_of(
-    scheme: str, tensors: Mapping[str, TensorInfo], sources: Mapping[str, tuple[Source, ...]]
+    scheme: str,
+    config: ConfigReader,
+    tensors: Mapping[str, TensorInfo],
+    sources: Mapping[str, tuple[Source, ...]],
 ) -> dict[str, str] | None:
     """Return what ``Checkpoint.weight_schemes`` returns, for a folder of which no rank has all ``tensors``.
 
-    ``sources``: where the network's parameters come from.  Only those in MXFP4 have a scheme of their own.
+    ``sources``: where the network's parameters come from.  Of float folders only those in MXFP4 have a scheme of their
+    own.
     """
     if scheme != "mxfp4":
-        return None
+        return mixed_schemes(config, {name: info.dtype for name, info in tensors.items()})
     floats = {name: info.dtype for name, info in tensors.items() if info.dtype in ("f32", "f16", "bf16")}
     own = {name: scheme if pieces[0].scales else floats.get(pieces[0].tensor) for name, pieces in sources.items()}
     return {name: default_scheme(dtype) for name, dtype in floats.items()} | {

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.quality.windows import Window
+from penstock.calibration.divergence import compare_rows, score_rows
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status
@@ -30,7 +31,6 @@ __all__ = ["ROWS_PER_STEP", "TokenScores", "compare_rows", "score_rows", "score_
 
 ROWS_PER_STEP: Final = 128
 """Rows of logits of a step, as many as a processor computes at full speed."""
-_BLOCK_VALUES: Final = 1 << 20
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
 
@@ -48,45 +48,6 @@ class TokenScores:
     divergence: Floats
     same_top: NDArray[np.bool_]
     window: NDArray[np.int64]
-
-
-def score_rows(logits: Rows, targets: NDArray[np.int64]) -> Floats:
-    """Return the negative log-probability of a target under each row of logits [n, vocab], computed in float64."""
-    result = np.empty(len(logits))
-    for begin, rows in _blocks(logits):
-        result[begin : begin + len(rows)] = -_log_softmax(rows)[
-            np.arange(len(rows)), targets[begin : begin + len(rows)]
-        ]
-    return result
-
-
-def compare_rows(
-    logits: Rows, reference: Rows, targets: NDArray[np.int64]
-) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
-    """Return of two [n, vocab] arrays of logits both negative log-probabilities, KL(reference || first), same top."""
-    nll, reference_nll, divergence = (np.empty(len(logits)) for _ in range(3))
-    same = np.asarray(logits.argmax(axis=1) == reference.argmax(axis=1))
-    for begin, rows in _blocks(logits):
-        part = slice(begin, begin + len(rows))
-        own, other = _log_softmax(rows), _log_softmax(reference[part])
-        places = np.arange(len(rows)), targets[part]
-        nll[part], reference_nll[part] = -own[places], -other[places]
-        np.subtract(other, own, out=own)
-        divergence[part] = np.einsum("ij,ij->i", np.exp(other, out=other), own)
-    return nll, reference_nll, np.maximum(divergence, 0.0), same
-
-
-def _blocks(logits: Rows) -> list[tuple[int, Rows]]:
-    """Return runs of rows, so that arrays in float64 stay small."""
-    size = max(1, _BLOCK_VALUES // logits.shape[1])
-    return [(begin, logits[begin : begin + size]) for begin in range(0, len(logits), size)]
-
-
-def _log_softmax(rows: Rows) -> Floats:
-    values = rows.astype(np.float64)
-    values -= values.max(axis=1, keepdims=True)
-    values -= np.log(np.exp(values).sum(axis=1, keepdims=True))
-    return values
 
 
 class _Chunks:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.model_source import downloaded_path
+from penstock.cli.models.quantize_measured import add_mixed_options, is_mixed, run_auto, run_mixed
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes, printable
 from penstock.errors import InvalidArgumentError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
-_METHODS: Final = ("rtn", "imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq")
+_METHODS: Final = ("rtn", "imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq", "auto")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,7 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "quantize",
         "Write a checkpoint folder with quantized weights. The folder loads wherever a checkpoint folder does.",
         "penstock quantize my-model my-model-w8 --scheme w8a8\n"
-        "penstock quantize my-model my-model-w4 --scheme w4a8 --method gptq --calibration texts.jsonl",
+        "penstock quantize my-model my-model-w4 --scheme w4a8 --method gptq --calibration texts.jsonl\n"
+        "penstock quantize my-model my-model-mixed --scheme w4a8 --budget 5bits --calibration texts.jsonl",
     )
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, a GGUF file, or ORG/NAME of a downloaded model"
@@ -40,13 +42,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="rtn",
         help="how integers are chosen: rtn rounds to nearest, imatrix weights the error of each column by its inputs, "
         "gptq also corrects each column's error in the later ones, smooth moves large inputs into the weights and "
-        "may be the first step of another method (default: rtn)",
+        "may be the first step of another method, auto tries all and keeps the one that diverges least (default: rtn)",
     )
     parser.add_argument(
         "--calibration",
         metavar="FILE",
-        help="texts for imatrix and gptq: plain text, or JSON or JSON lines with strings, text or messages; for "
-        "imatrix also an importance matrix of llama.cpp (.gguf or .dat) (default: texts that the model generates)",
+        help="texts for budgets and methods with data: plain text, or JSON or JSON lines with strings, text or "
+        "messages; for imatrix also an importance matrix of llama.cpp (.gguf or .dat) (default: texts that the model "
+        "generates)",
     )
     parser.add_argument(
         "--calibration-tokens",
@@ -59,6 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="also write the statistics to FILE, an importance matrix in GGUF for llama.cpp's tools (default: none)",
     )
+    add_mixed_options(parser)
     add_options(parser, "--threads")
     parser.set_defaults(run=run)
 
@@ -69,6 +73,10 @@ def run(args: argparse.Namespace) -> int:
     from penstock.models.mapped import open_mapped
     from penstock.runtime.build import Progress
 
+    if is_mixed(args):
+        return run_mixed(args)
+    if args.method == "auto":
+        return run_auto(args)
     if args.method != "rtn":
         return _run_with_data(args)
     for option in ("calibration", "calibration_tokens", "imatrix_out"):

@@ -57,10 +57,9 @@ def assign_scheme(
         node.attrs["scheme"] = chosen.name
         layouts[weight] = Layout(chosen.layout)
     for node in graph.nodes:
-        if node.op == "embedding":
-            layouts.setdefault(
-                node.inputs[1].name, _table_layout(graph.weights[node.inputs[1].name], table_dtype, schemes)
-            )
+        table = node.inputs[1].name if node.op == "embedding" else ""
+        if table and table not in layouts:
+            layouts[table] = _table_layout(graph.weights[table], table_dtype, schemes)
     for name, row in graph.weights.items():
         row.layout = layouts.get(name, Layout.ROWS_F32)
     graph.scheme = scheme

@@ -1,0 +1,195 @@
+"""A checkpoint in several schemes, from which folders with a scheme for each weight are put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from penstock.calibration.quantize import DataOptions, quantize_with_data
+from penstock.calibration.texts import CalibrationData
+from penstock.checkpoint.folder import Checkpoint, WeightFile
+from penstock.checkpoint.quantize import plan_weights, quantize_checkpoint
+from penstock.checkpoint.side_files import write_side_files
+from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
+from penstock.config import ConfigReader
+from penstock.core.native import Context
+from penstock.errors import InvalidArgumentError
+from penstock.quant.folder import add_quantized, new_folder, quantized_entries
+from penstock.quant.matrix import quantize_rows
+from penstock.quant.mixed_schemes import mixed_config
+from penstock.quant.scheme import find_scheme, quantizing_scheme
+from penstock.quant.tensor_writer import TensorEntry, TensorWriter
+from penstock.runtime.build import ProgressCallback
+
+__all__ = ["IN_PLACE", "METHODS", "Levels", "default_levels", "make_levels", "write_checkpoint"]
+
+IN_PLACE: Final = ("rtn", "imatrix", "gptq")
+"""The methods that leave all other tensors as they are, so that floats of the source fit beside their results."""
+METHODS: Final = (*IN_PLACE, "smooth", "smooth+imatrix", "smooth+gptq")
+"""The methods whose other tensors are the same under every scheme."""
+_LADDERS: Final = {
+    "w4a8": ("w4a8", "w8a8"),
+    "w4a16": ("w4a16", "w8a16"),
+    "w8a8": ("w8a8", "bf16"),
+    "w8a16": ("w8a16", "bf16"),
+}
+
+
+def default_levels(scheme: str, dtype: str) -> tuple[str, ...]:
+    """Return the schemes that a unit may have, by the lowest one and the element type of the checkpoint."""
+    return tuple(dtype if name == "bf16" else name for name in _LADDERS[quantizing_scheme(scheme).name])
+
+
+class _Part:
+    """Some tensors of an open file or checkpoint, as a file of weights."""
+
+    def __init__(self, home: WeightFile | Checkpoint, names: Collection[str]) -> None:
+        self.path = home.folder if isinstance(home, Checkpoint) else home.path
+        self._home = home
+        self.tensors: Mapping[str, TensorInfo] = {name: home.tensors[name] for name in names}
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return a tensor in its shape."""
+        return self._home.read(name)
+
+    def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
+        """Release the memory pages of bytes ``begin`` to ``end`` of a tensor."""
+        self._home.release(name, begin, end)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A source in several schemes, the lowest first.
+
+    ``folders``: by scheme the quantized folder of all weights, or the source for a float scheme.  ``head``: the head in
+    4 bits, which no folder has, if the lowest scheme has them.
+    """
+
+    schemes: tuple[str, ...]
+    folders: Mapping[str, Checkpoint]
+    head: tuple[str, TensorFile] | None
+    recipe: Mapping[str, Any]
+
+    @property
+    def base(self) -> Checkpoint:
+        """The folder of the lowest scheme."""
+        return self.folders[self.schemes[0]]
+
+    def quantized_names(self) -> set[str]:
+        """Return the tensors that are integers in the lowest scheme."""
+        return {name for name in self.base.tensors if self.base.is_quantized(name)}
+
+    def compose(self, schemes: Mapping[str, str], recipe: Mapping[str, Any] | None = None) -> Checkpoint:
+        """Return the checkpoint in which each of the tensors has a scheme; other tensors are those of the lowest."""
+        homes: list[WeightFile] = []
+        taken: set[str] = set()
+        for scheme in self.schemes:
+            own = [name for name, chosen in schemes.items() if chosen == scheme]
+            in_head = [
+                name for name in own if self.head is not None and scheme == self.schemes[0] and name == self.head[0]
+            ]
+            for home, names in ((self.folders[scheme], set(own) - set(in_head)), (self._head_file, set(in_head))):
+                if home is not None and names:
+                    homes.append(_Part(home, _with_companions(home, names)))
+            for name in own:
+                taken |= {name} | self.base.companions(name)
+        homes.append(_Part(self.base, [name for name in self.base.tensors if name not in taken]))
+        config = self.base.stored_config
+        higher = {name: scheme for name, scheme in schemes.items() if scheme != self.schemes[0]}
+        values = mixed_config(config.values, self.schemes[0], higher)
+        if recipe is not None:
+            values["quantization_config"] = {**values["quantization_config"], "recipe": dict(recipe)}
+        return Checkpoint(self.base.folder, ConfigReader(values, config.file), homes)
+
+    @property
+    def _head_file(self) -> TensorFile | None:
+        return None if self.head is None else self.head[1]
+
+
+def _with_companions(home: WeightFile | Checkpoint, names: Collection[str]) -> list[str]:
+    ends = ("", "_scale", "_groups")
+    return [f"{name}{end}" for name in sorted(names) for end in ends if f"{name}{end}" in home.tensors]
+
+
+def make_levels(
+    source: Path,
+    checkpoint: Checkpoint,
+    work: Path,
+    schemes: Sequence[str],
+    method: str,
+    data: tuple[CalibrationData, int],
+    progress: ProgressCallback | None = None,
+) -> Levels:
+    """Quantize a checkpoint in each of the schemes to folders in ``work``, unless they exist.
+
+    ``data``: the sequences for the method, and the number of threads.
+    """
+    folders: dict[str, Checkpoint] = {}
+    recipe: Mapping[str, Any] = {"method": method}
+    for scheme in schemes:
+        if not find_scheme(scheme).quantized:
+            folders[scheme] = checkpoint
+            continue
+        out = work / scheme
+        if not out.is_dir():
+            if method == "rtn":
+                quantize_checkpoint(checkpoint, out, scheme)
+            else:
+                quantize_with_data(source, out, scheme, DataOptions(method, threads=data[1], data=data[0]), progress)
+        folders[scheme] = Checkpoint.open(out)
+        own = json.loads((out / "config.json").read_text())["quantization_config"].get("recipe")
+        recipe = own if own is not None and scheme == schemes[0] else recipe
+    _check_others(folders[schemes[0]], folders)
+    head = _low_head(checkpoint, work, schemes[0]) if method in IN_PLACE else None
+    return Levels(tuple(schemes), folders, head, recipe)
+
+
+def _check_others(base: Checkpoint, folders: Mapping[str, Checkpoint]) -> None:
+    """Check that tensors which are floats in every scheme are the same, so that weights of several fit together."""
+    for scheme, other in folders.items():
+        for name, info in base.tensors.items():
+            is_float = info.dtype in ("f32", "f16", "bf16") and not name.endswith("_scale")
+            if is_float and name in other.tensors and base.read(name).tobytes() != other.read(name).tobytes():
+                raise InvalidArgumentError(
+                    f"method: expected one that leaves {name} as it is, got other values of it under {scheme}; use one "
+                    f"of {', '.join(IN_PLACE)}",
+                    param="method",
+                )
+
+
+def _low_head(checkpoint: Checkpoint, work: Path, scheme: str) -> tuple[str, TensorFile] | None:
+    """Round the head to 4 bits, which a folder of 4 bits does not, and return its name and file; None for 8 bits."""
+    row = find_scheme(scheme)
+    names = [name for name, own in plan_weights(checkpoint, row).items() if own.name != row.name]
+    if row.weight_bits != 4 or not names:
+        return None
+    name, path = names[0], work / f"head-{scheme}.safetensors"
+    if not path.exists():
+        info = checkpoint.tensors[name]
+        partial = path.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        writer = TensorWriter(partial, quantized_entries(name, row, *info.shape))
+        with Context() as context:
+            for rows in quantize_rows(context, row, checkpoint.read(name), info.dtype):
+                add_quantized(writer, name, row, rows)
+        checkpoint.release(name)
+        writer.close()
+        partial.replace(path)
+    return name, TensorFile(path)
+
+
+def write_checkpoint(checkpoint: Checkpoint, out: Path) -> int:
+    """Write an open checkpoint as a folder, which appears complete or not at all; return the bytes of its weights."""
+    with new_folder(out) as folder:
+        write_side_files(folder, checkpoint.side_files())
+        entries = [TensorEntry(name, info.dtype.upper(), info.shape) for name, info in checkpoint.tensors.items()]
+        writer = TensorWriter(folder / "model.safetensors", entries)
+        for name in checkpoint.tensors:
+            writer.add(name, checkpoint.read(name))
+            checkpoint.release(name)
+        return writer.close()

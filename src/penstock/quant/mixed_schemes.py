@@ -1,0 +1,67 @@
+"""Folders whose weights have several schemes: the table of them in config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.config import ConfigReader, show
+from penstock.errors import InvalidFileError
+from penstock.quant.scheme import SCHEMES, Scheme, default_scheme, find_scheme
+
+__all__ = ["MIXED_VERSION", "mixed_config", "mixed_schemes"]
+
+MIXED_VERSION: Final = 3
+"""The version of folders with several schemes.  Programs that know only version 2 refuse them."""
+_STORED: Final = {"i8": 8, "u8": 4}
+_FLOATS: Final = ("f32", "f16", "bf16")
+_GROUPS: Final = "_groups"
+
+
+def mixed_schemes(config: ConfigReader, dtypes: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the scheme of a linear with each of the tensors, by name; None if the folder has one scheme.
+
+    ``dtypes``: the element types of the tensors.  A tensor that ``quantization_config.schemes`` does not name has the
+    folder's scheme, or as int8 in a folder of 4 bits that of its head; floats have their own type.  Names of other
+    tensors are ignored: a rank has only some.  Raises InvalidFileError for a scheme that a tensor is not stored for.
+    """
+    section = config.quantization()
+    if section is None or section.int("version", min=1) != MIXED_VERSION:
+        return None
+    base = find_scheme(section.one_of("scheme", [name for name, row in SCHEMES.items() if row.quantized]))
+    table = section.object("schemes") or ConfigReader({}, section.file)
+    schemes = {}
+    for name, dtype in dtypes.items():
+        if dtype not in (*_STORED, *_FLOATS) or name.endswith(_GROUPS):
+            continue
+        default = _default(base, dtype)
+        chosen = table.one_of(name, tuple(SCHEMES), default) if table.has(name) else default
+        if not _can_have(find_scheme(chosen), dtype):
+            raise InvalidFileError(
+                f"{table.file}: {show(name)}: expected a scheme of {dtype.upper()} values, got {chosen}", param=name
+            )
+        schemes[name] = chosen
+    return schemes
+
+
+def _default(base: Scheme, dtype: str) -> str:
+    if dtype in _FLOATS:
+        return default_scheme(dtype)
+    return base.name if _STORED[dtype] == base.weight_bits else base.head
+
+
+def _can_have(scheme: Scheme, dtype: str) -> bool:
+    """Return True if a tensor of an element type can have the scheme."""
+    if dtype in _FLOATS:
+        return scheme.name == dtype
+    return scheme.quantized and scheme.weight_bits == _STORED[dtype]
+
+
+def mixed_config(config: Mapping[str, Any], base: str, schemes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the config of a folder with several schemes, from that of a folder that is quantized as ``base``.
+
+    ``schemes``: those of the tensors that differ from what a folder of ``base`` has.
+    """
+    section = dict(config["quantization_config"])
+    section |= {"version": MIXED_VERSION, "scheme": base, "schemes": dict(sorted(schemes.items()))}
+    return {**config, "quantization_config": section}
