@@ -82,6 +82,13 @@ def test_windows_of_llama_cpp_are_reported() -> None:
     assert (text.convention, text.length, text.stride, text.num_scored) == ("llama.cpp", 64, 64, 2 * 31)
 
 
+def test_a_window_may_fill_the_context() -> None:
+    context_len = json.loads((FOLDER / "config.json").read_text())["max_position_embeddings"]
+    rule = WindowRule(length=context_len, max_windows=1)
+    report = evaluate(Evaluation(Subject(DEMO), None, FOLDER / "valid.txt", rule, speed=False))
+    assert report.text.num_scored == context_len
+
+
 def test_windows_beyond_the_context_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(module, "_speed", lambda *_: pytest.fail("measured before the window was checked"))
     with raises(InvalidArgumentError, param="window", code="context_length_exceeded"):

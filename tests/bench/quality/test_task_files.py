@@ -35,6 +35,18 @@ description: "Sums.\\n\\n"
             {"question": "q", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2"},
             Question("q", ("x", "y"), 1),
         ),
+        (
+            {"question": "q", "choices": {"text": ["x", "y"], "label": [1, 2]}, "answerKey": 2},
+            Question("q", ("x", "y"), 1),
+        ),
+        (
+            {"question": "q", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": 1},
+            Question("q", ("x", "y"), 0),
+        ),
+        (
+            {"question": "q", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": 1},
+            Question("q", ("x", "y"), 1),
+        ),
         ({"code": "f(", "choices": [" x", "y)"], "answer": 0}, Question("f(", (" x", "y)"), 0, "")),
     ],
 )
@@ -64,6 +76,14 @@ def test_configurations_of_lm_eval_are_read(tmp_path, text, choices, target) -> 
     assert task.questions == (Question("Sums.\n\n2 + 2 =", ("3", "4"), 1),)
 
 
+def test_a_text_in_brackets_is_a_template(tmp_path) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps(QUESTION | {"self": 1}))
+    path = tmp_path / "sums.yaml"
+    path.write_text(YAML.replace("Q: {{question}}\\nA:", "[INST] {{question}} [/INST]"))
+    (task,) = open_tasks(path)
+    assert task.questions[0].context == "Sums.\n\n[INST] 2 + 2 = [/INST]"
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [
@@ -76,6 +96,12 @@ def test_configurations_of_lm_eval_are_read(tmp_path, text, choices, target) -> 
         ({"question": "q", "choices": ["a", "b"], "gold": 2}, "invalid_task"),
         ({"question": "q", "choices": ["a", "b"], "gold": True}, "invalid_task"),
         ({"question": "q", "choices": ["a", "b"], "gold": "c"}, "invalid_task"),
+        ({"question": "q", "choices": {"text": ["a", "b"], "label": 3}, "gold": 0}, "invalid_task"),
+        ({"question": "q", "choices": {"text": ["a", "b"], "label": [[], {}]}, "gold": 0}, "invalid_task"),
+        ({"question": "q", "choices": {"text": ["a", "b"], "label": ["A"]}, "gold": "A"}, "invalid_task"),
+        ({"question": "q", "choices": {"label": ["A", "B"]}, "gold": "A"}, "invalid_task"),
+        ({"question": "q", "choices": 3, "gold": 0}, "invalid_task"),
+        ({"question": "q", "choices": ["a", "b"], "gold": [1]}, "invalid_task"),
         (["q"], "invalid_task"),
     ],
 )
@@ -103,6 +129,16 @@ def test_a_wrong_question_is_refused(tmp_path, line, code) -> None:
         ("{{choices}}", "{{question}}", InvalidFileError, "invalid_task"),
         ("{{question}}", "{{question.__class__.__mro__}}", InvalidFileError, "invalid_task"),
         ("{{question}}", "{% for", InvalidFileError, "invalid_task"),
+        ("{{question}}", "{{ '{}{}'.format(question) }}", InvalidFileError, "invalid_task"),
+        ("{{question}}", "{{ '%(no)s' % {} }}", InvalidFileError, "invalid_task"),
+        ("{{question}}", "{{ question + 1 }}", InvalidFileError, "invalid_task"),
+        ("{{question}}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", InvalidFileError, "invalid_task"),
+        ("{data_files: {test: data.jsonl}}", "[data.jsonl]", InvalidFileError, "invalid_task"),
+        ("{data_files: {test: data.jsonl}}", "data.jsonl", InvalidFileError, "invalid_task"),
+        ("{data_files: {test: data.jsonl}}", "{data_files: 3}", UnsupportedError, "unsupported_task"),
+        ("test_split: test", "test_split: [test]", InvalidFileError, "invalid_task"),
+        ("data.jsonl", "x" * 5000, FileAccessError, "file_access"),
+        ('"{{choices}}"', "'{[]: 1}'", InvalidFileError, "invalid_task"),
     ],
 )
 def test_a_wrong_configuration_is_refused(tmp_path, old, new, error, code) -> None:

@@ -91,7 +91,7 @@ def evaluate(question: Evaluation, progress: ProgressCallback | None = None) -> 
     subjects = [("model", question.model), *([("against", question.against)] if question.against else [])]
     with _open_all(subjects, question, progress) as opened:  # errors come before the long work
         llms = [llm for llm, _ in opened]
-        context_len = min(llm.engine.max_len for llm in llms) - 1
+        context_len = min(llm.engine.max_len for llm in llms)  # nothing is generated, so a window may fill it
         rule = question.rule.resolve(context_len)
         cut = cut_text(source, llms[0].tokenizer, rule)
         if len(llms) == 2:

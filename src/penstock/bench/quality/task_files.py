@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,13 @@ _IGNORED: Final = frozenset((
     "doc_to_decontamination_query", "generation_kwargs", "repeats", "num_fewshot", "unsafe_code",
 ))  # fmt: skip
 """Keys of a configuration that are read here, or that change nothing for multiple choice without examples."""
+
+
+_RENDER_ERRORS: Final = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""The errors of a template: wrong syntax, or operations that the values do not have."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,11 @@ def _plain_question(where: str, value: Any) -> Question:
     listed = _field(where, value, _CHOICES)
     labels: tuple[Any, ...] = ()
     if isinstance(listed, dict):
-        labels = tuple(listed.get("label") or ())
+        labels = _labels(where, listed.get("label"))
         listed = listed.get("text")
     choices = _choices(where, listed)
+    if labels and len(labels) != len(choices):
+        raise _invalid(f"{where}: choices.label: expected {len(choices)} labels, one a choice, got {len(labels)}")
     gold = _gold(where, _field(where, value, _GOLDS), choices, labels)
     spaced = context[-1:].isspace() or any(choice[:1].isspace() for choice in choices)
     return Question(context, choices, gold, "" if spaced else " ")
@@ -108,14 +118,26 @@ def _field(where: str, value: Mapping[str, Any], names: Sequence[str]) -> Any:
     return value[name]
 
 
+def _labels(where: str, value: Any) -> tuple[str, ...]:
+    """Return the labels of choices as texts; () for none."""
+    if value is None:
+        return ()
+    labels = value if isinstance(value, list) else [None]
+    if not all(isinstance(label, str) or is_integer(label, 0, 1 << 20) for label in labels):
+        raise _invalid(f"{where}: choices.label: expected a list of strings or integers, got {show(value)}")
+    return tuple(map(str, labels))
+
+
 def _choices(where: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or len(value) < 2 or not all(isinstance(c, str) and c for c in value):
         raise _invalid(f"{where}: choices: expected at least two strings, got {show(value)}")
     return tuple(value)
 
 
-def _gold(where: str, value: Any, choices: Sequence[str], labels: Sequence[Any] = ()) -> int:
-    """Return the number of the right choice: from a number, a label, a text, or a letter."""
+def _gold(where: str, value: Any, choices: Sequence[str], labels: Sequence[str] = ()) -> int:
+    """Return the number of the right choice: from a label, a number, a text, or a letter."""
+    if is_integer(value, 0, 1 << 20) and str(value) in labels:
+        value = str(value)
     if isinstance(value, str):
         letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(choices)]
         if value in labels:
@@ -171,17 +193,26 @@ def _unsupported(source: Path, name: str, expected: str, found: object) -> Unsup
 
 def _data_file(source: Path, values: Mapping[str, Any]) -> Path:
     """Return the file with the documents, named relative to the working folder as in lm-eval, or to its own folder."""
-    files = (values.get("dataset_kwargs") or {}).get("data_files")
+    arguments = values.get("dataset_kwargs") or {}
+    if not isinstance(arguments, Mapping):
+        raise _invalid(f"{source}: dataset_kwargs: expected a mapping with data_files, got {show(arguments)}")
+    files = arguments.get("data_files")
     if isinstance(files, Mapping):
-        names = [values.get(key) for key in ("test_split", "validation_split", "training_split")]
+        names = [_split(source, key, values.get(key)) for key in ("test_split", "validation_split", "training_split")]
         split = next((name for name in names if name in files), None)
         files = files.get(split) if split is not None else next(iter(files.values()), None)
     if isinstance(files, list) and len(files) == 1:
         files = files[0]
-    if not isinstance(files, str) or "://" in files:
+    if not isinstance(files, str) or "://" in files or "\0" in files:
         raise _unsupported(source, "dataset_kwargs.data_files", "the name of a local file", files)
     path = Path(files)
-    return path if path.is_absolute() or path.exists() else source.parent / path
+    return path if path.is_absolute() or os.path.exists(path) else source.parent / path  # os.path.exists raises nothing
+
+
+def _split(source: Path, key: str, value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise _invalid(f"{source}: {key}: expected the name of a split, got {show(value)}")
+    return value
 
 
 class _Templates:
@@ -218,16 +249,18 @@ class _Templates:
         if template in document:
             return document[template]
         text = self._render(where, name, template, document)
-        if name == "doc_to_choice" or (text[:1] == "[" and text[-1:] == "]"):
+        is_list = text[:1] == "[" and text[-1:] == "]"
+        if name == "doc_to_choice" or (name == "doc_to_target" and is_list):
             try:
                 return ast.literal_eval(text)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                raise _invalid(f"{where}: {name}: expected a list, got {show(text)}") from None
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                if name == "doc_to_choice":
+                    raise _invalid(f"{where}: {name}: expected a list, got {show(text)}") from None
         return text
 
     def _render(self, where: str, name: str, template: str, document: Mapping[str, Any]) -> str:
         try:
             with deadline():
-                return self._environment.from_string(template).render(**document)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            raise _invalid(f"{where}: {name}: {error}") from None
+                return self._environment.from_string(template).render(document)
+        except _RENDER_ERRORS as error:
+            raise _invalid(f"{where}: {name}: {type(error).__name__}: {error}") from None
