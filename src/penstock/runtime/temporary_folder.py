@@ -2,21 +2,75 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
+from typing import Final
 
 from penstock.errors import FileAccessError, PenstockError
 
 __all__ = ["temporary_folder"]
 
 _MEMORY = "/dev/shm"  # noqa: S108 - files in memory
+_PREFIX: Final = "penstock-held-"
+_GRACE_SECONDS: Final = 5.0
+
+
+class _HeldFolder(tempfile.TemporaryDirectory[str]):
+    """A temporary folder that is locked while its process lives.
+
+    A killed process leaves an unlocked one, which the next process that needs a folder in the same place removes.
+    """
+
+    def __init__(self, place: str | None) -> None:
+        super().__init__(prefix=_PREFIX, dir=place)
+        self._lock = _open_locked(Path(self.name))
+
+    def cleanup(self) -> None:
+        """Remove the folder, and release its lock."""
+        super().cleanup()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _open_locked(folder: Path) -> int | None:
+    """Return the descriptor of a folder that is now locked; None if that failed, as where locks are not supported."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_abandoned(place: str | None) -> None:
+    """Remove the folders of this user's killed processes."""
+    with contextlib.suppress(OSError):
+        for path in Path(place or tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):  # another process removed it
+                status = path.lstat()
+                if status.st_uid != os.getuid() or time.time() - status.st_mtime < _GRACE_SECONDS:
+                    continue  # a new one may not be locked yet
+                descriptor = _open_locked(path)
+                if descriptor is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(descriptor)
 
 
 def temporary_folder(source: Path | None = None) -> tempfile.TemporaryDirectory[str]:
     """Return a folder on the disk; in memory if no disk can be written, or if only memory has room for ``source``.
 
-    ``source``: a folder or file of weights, about as large as what is written.  Raises FileAccessError.
+    ``source``: a folder or file of weights, about as large as what is written.  Folders that killed processes left are
+    removed first.  Raises FileAccessError.
     """
     places = [None, _MEMORY]
     free = _free_bytes(None)
@@ -25,7 +79,8 @@ def temporary_folder(source: Path | None = None) -> tempfile.TemporaryDirectory[
     reason: str | None = ""
     for place in places:
         try:
-            return tempfile.TemporaryDirectory(prefix="penstock-", dir=place)
+            _remove_abandoned(place)
+            return _HeldFolder(place)
         except OSError as error:
             reason = reason or error.strerror
     raise FileAccessError(f"The bundle needs a temporary folder: {reason}. Set TMPDIR to a writable folder.")
