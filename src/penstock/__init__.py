@@ -11,6 +11,7 @@ from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.auto import AutoConfig, AutoModel, AutoTokenizer, GenerateOutput, GenerationConfig
+    from penstock.calibration.ptq import PTQ
     from penstock.client.async_client import AsyncClient
     from penstock.client.client import Client
     from penstock.core.library import load_ops
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.offline.pipeline import pipeline
     from penstock.offline.tasks import InferTask
     from penstock.ops.custom import custom_op
+    from penstock.quant.ptq_config import BackendTarget, PTQConfig, PTQMode
     from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
     from penstock.runtime.program import ProgramLimits
 
@@ -57,6 +59,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "AutoConfig",
     "AutoModel",
     "AutoTokenizer",
+    "BackendTarget",
     "CapturedNetwork",
     "Choice",
     "Classification",
@@ -78,6 +81,9 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "LLM",
     "NotFoundError",
     "OutOfMemoryError",
+    "PTQ",
+    "PTQConfig",
+    "PTQMode",
     "PenstockError",
     "Predictor",
     "ProgramLimits",
@@ -146,6 +152,8 @@ _HOMES = {
     "penstock.offline.pipeline": ("pipeline",),
     "penstock.ops.custom": ("custom_op",),
     "penstock.offline.tasks": ("InferTask",),
+    "penstock.calibration.ptq": ("PTQ",),
+    "penstock.quant.ptq_config": ("BackendTarget", "PTQConfig", "PTQMode"),
     "penstock.quant.round_to_nearest": ("RoundToNearest", "RoundToNearestConfig"),
     "penstock.runtime.program": ("ProgramLimits",),
     "penstock.client.async_client": ("AsyncClient",),

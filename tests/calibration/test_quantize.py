@@ -12,7 +12,7 @@ from penstock.calibration.quantize import DataOptions, DataReport, quantize_with
 from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.folder import Checkpoint
 from penstock.core.native import QuantizedRows
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError
 from tests.support.errors import raises
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
@@ -77,6 +77,18 @@ def test_gptq_refuses_fewer_tokens_than_columns(tmp_path: Path) -> None:
     with raises(InvalidArgumentError, param="calibration", code="too_few_tokens"):
         quantize_with_data(DEMO, tmp_path / "out", "w4a8", DataOptions("gptq", TEXT, 600))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("out", "imatrix_out", "param"), [
+    ("none/out", None, "out"), ("out", "none/own.gguf", "imatrix_out"), ("out", ".", "imatrix_out"),
+])  # fmt: skip
+def test_places_of_results_are_checked_before_the_work(
+    out: str, imatrix_out: str | None, param: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "open_calibrated", None)
+    imatrix = None if imatrix_out is None else tmp_path / imatrix_out
+    with raises(FileAccessError, param=param):
+        quantize_with_data(DEMO, tmp_path / out, "w4a16", DataOptions("imatrix", imatrix_out=imatrix))
 
 
 def test_unknown_methods_are_refused() -> None:

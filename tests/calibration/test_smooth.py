@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,12 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.calibration.collect import CalibrationProgram
-from penstock.calibration.smooth import Smoothing, find_folds, smoothing_of
+from penstock.calibration.smooth import Fold, Smoothing, find_folds, smoothing_of
 from penstock.calibration.texts import CalibrationData
 from penstock.checkpoint.folder import Checkpoint
 from penstock.graph.export import export_bundle
 from penstock.llm.llm import LLM
-from penstock.quant.input_statistics import WeightInputs
+from penstock.quant.input_statistics import InputStatistics, WeightInputs
 from tests.support.families import prompt, save
 
 FAMILY = "llama_tied_one_kv_head"
@@ -49,6 +50,28 @@ def test_folding_keeps_every_bit_of_the_logits(folder: Path, tmp_path: Path) -> 
         tmp_path / "folded" / "model.safetensors",
     )
     assert logits_of(tmp_path / "folded", tmp_path / "second.psm").tobytes() == expected.tobytes()
+
+
+def test_small_float16_values_keep_their_bits(tmp_path: Path) -> None:
+    """A norm whose weight would become subnormal stays as it is; weights that are rounded are folded in float32."""
+    tensors = {
+        "norm.weight": np.array([6.2e-5, 1, 2, 3], np.float16),
+        "q.weight": np.array([[1e-4, 2, 1, 2], [3e-5, 1, 1, 1]], np.float16),
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x"}))
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint, squares = Checkpoint.open(tmp_path), np.ones(4)
+    maxima = np.array([6e4, 1, 4e-3, 1], np.float32)
+    statistics = InputStatistics({"q.weight": WeightInputs(squares, 4, maxima)})
+    folds, plan = [Fold(("q.weight",), "norm.weight")], {"q.weight"}
+    smoothing = smoothing_of(checkpoint, folds, statistics, 0.5, plan)
+    exponents = smoothing.rows["norm.weight"]
+    assert exponents[0] == 0
+    assert exponents[2] < 0
+    folded = smoothing.apply("norm.weight", checkpoint.read("norm.weight"), "f16").view(np.float16)
+    np.testing.assert_array_equal(np.ldexp(folded.astype(np.float32), exponents), tensors["norm.weight"])
+    values = smoothing.values("q.weight", checkpoint.read("q.weight"), "f16")
+    np.testing.assert_array_equal(np.ldexp(values, -exponents), tensors["q.weight"])
 
 
 def test_statistics_follow_the_factors() -> None:

@@ -45,7 +45,8 @@ def test_the_method_is_shown_with_its_data(penstock_inline, tmp_path: Path):
     ("options", "word"),
     [
         (("--calibration", "x.txt"), "--calibration: expected another --method"),
-        (("--method", "gptq", "--calibration-tokens", "3"), "calibration"),
+        (("--method", "gptq", "--calibration-tokens", "3"), "--calibration-tokens: expected"),
+        (("--method", "imatrix", "--imatrix-out", "no-folder/own.gguf"), "--imatrix-out: no-folder"),
         (("--method", "gptq", "--calibration", "none.txt"), "none.txt"),
         (("--method", "gptq", "--calibration", "none.dat"), "none.dat"),
     ],

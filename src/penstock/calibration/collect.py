@@ -20,10 +20,12 @@ from penstock.graph.ir import Graph
 from penstock.quant.input_statistics import InputStatistics, WeightInputs
 from penstock.runtime.program import kv_layout_of, pages_for
 
-__all__ = ["CalibrationProgram", "LinearNode"]
+__all__ = ["CalibrationProgram", "LinearNode", "linear_groups"]
 
 StepCallback = Callable[[int], None]
 _HESSIAN_ITEM_BYTES: Final = 4
+_HESSIAN_BYTES: Final = 1 << 30
+"""Memory for the Hessians of one pass over the calibration data; a single larger one is computed by itself."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,19 @@ def _linears(graph: Graph) -> list[LinearNode]:
             weight = graph.weights[node.inputs[1].name]
             found.append(LinearNode(index, tuple(part.name for part in weight.parts), weight.cols))
     return found
+
+
+def linear_groups(linears: list[LinearNode]) -> list[list[LinearNode]]:
+    """Divide linears, in their order, into groups whose Hessians fit into memory together."""
+    groups: list[list[LinearNode]] = []
+    num_bytes = 0
+    for linear in linears:
+        if not groups or num_bytes + linear.hessian_bytes > _HESSIAN_BYTES:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(linear)
+        num_bytes += linear.hessian_bytes
+    return groups
 
 
 @dataclass
@@ -136,20 +151,28 @@ class CalibrationProgram:
 
     def hessians(self, linears: Sequence[LinearNode], on_step: StepCallback) -> Mapping[int, NDArray[np.float32]]:
         """Return the sum of ``x^T x`` over all tokens for each of these linears, by the index of its node."""
-        rows = {linear.index: np.zeros((self._len, linear.cols), np.float32) for linear in linears}
-        sums: dict[int, NDArray[Any]] = {}
+        sums = {linear.index: np.zeros((linear.cols, linear.cols), np.float32) for linear in linears}
+        for inputs in self.inputs(linears, on_step):
+            for index, x in inputs.items():
+                sums[index] += x.T @ x
         for linear in linears:
-            self._program.sum_inputs(linear.index, rows=rows[linear.index])
-            sums[linear.index] = np.zeros((linear.cols, linear.cols), np.float32)
-        for length in self._steps():
-            for linear in linears:
-                x = rows[linear.index][:length]
-                sums[linear.index] += x.T @ x
-            on_step(length)
-        for linear in linears:
-            self._program.sum_inputs(linear.index)
             _check_finite(np.diagonal(sums[linear.index]), linear)
         return sums
+
+    def inputs(
+        self, linears: Sequence[LinearNode], on_step: StepCallback
+    ) -> Iterator[Mapping[int, NDArray[np.float32]]]:
+        """Yield the inputs [tokens, columns] of these linears in each step, by the index of their node: views."""
+        rows = {linear.index: np.zeros((self._len, linear.cols), np.float32) for linear in linears}
+        for linear in linears:
+            self._program.sum_inputs(linear.index, rows=rows[linear.index])
+        try:
+            for length in self._steps():
+                yield {index: array[:length] for index, array in rows.items()}
+                on_step(length)
+        finally:
+            for linear in linears:
+                self._program.sum_inputs(linear.index)
 
 
 def _check_finite(sums: NDArray[Any], linear: LinearNode) -> None:

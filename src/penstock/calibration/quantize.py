@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.calibration.arguments import MethodArguments
+from penstock.calibration.awq import scaling_of
 from penstock.calibration.bundle import open_calibrated
-from penstock.calibration.collect import CalibrationProgram, LinearNode
-from penstock.calibration.smooth import NO_SMOOTHING, STRENGTH, find_folds, smoothing_of
+from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups
+from penstock.calibration.outputs import check_outputs
+from penstock.calibration.smooth import NO_SMOOTHING, find_folds, smoothing_of
 from penstock.calibration.texts import (
     DEFAULT_TOKENS,
     CalibrationData,
@@ -22,7 +25,6 @@ from penstock.calibration.texts import (
     read_texts,
 )
 from penstock.calibration.unfinished import UnfinishedWeights
-from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.imatrix import is_imatrix, read_imatrix, write_imatrix
 from penstock.checkpoint.quantize import QuantizeReport, check_float_weights, plan_weights, quantize_checkpoint
@@ -33,16 +35,16 @@ from penstock.models.mapped import open_mapped
 from penstock.quant.folder import check_new_folder
 from penstock.quant.input_statistics import InputStatistics
 from penstock.quant.matrix import quantize_rows
-from penstock.quant.methods.gptq import DAMPING, gptq_round, inverse_factor
+from penstock.quant.methods.gptq import gptq_round, inverse_factor
 from penstock.quant.methods.weighted import round_weighted
 from penstock.quant.scheme import Scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
 __all__ = ["METHODS", "DataOptions", "DataReport", "quantize_with_data"]
 
-METHODS: Final = ("imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq")
-_HESSIAN_BYTES: Final = 1 << 30
-"""Memory for the Hessians of one pass over the calibration data; a single larger one is computed by itself."""
+METHODS: Final = (
+    "imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq", "awq", "awq+imatrix", "awq+gptq",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class DataOptions:
     the model.  For imatrix it may be an importance matrix of llama.cpp.
     ``num_tokens``: use this many tokens of it at most.  ``threads``: 0 is all allowed cores.  ``imatrix_out``: a file
     to which the statistics are written, as an importance matrix in GGUF.  ``data``: sequences to use instead of
-    ``calibration``.
+    ``calibration``.  ``arguments``: those of single methods.  ``blacklist``: of ``checkpoint.quantize.plan_weights``.
     """
 
     method: str
@@ -62,6 +64,8 @@ class DataOptions:
     threads: int = 0
     imatrix_out: Path | None = None
     data: CalibrationData | None = None
+    arguments: MethodArguments = field(default_factory=MethodArguments)
+    blacklist: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse an unknown method, and too few tokens."""
@@ -99,14 +103,15 @@ def quantize_with_data(
     start = time.monotonic()
     row, final = quantizing_scheme(scheme), Path(out)
     check_new_folder(final)
+    check_outputs(final, options.imatrix_out)
     checkpoint = open_mapped(source)
     check_float_weights(checkpoint)
-    plan = plan_weights(checkpoint, row)
+    plan = plan_weights(checkpoint, row, options.blacklist)
     tell = progress or _ignore
     file = options.calibration
     if file is not None and is_imatrix(file):
         statistics = _read_statistics(file, options, checkpoint, plan)
-        rounding = _DataRounding(statistics, _recipe(options, statistics))
+        rounding = _DataRounding(statistics, _recipe(options, statistics), plan)
     else:
         if file is not None:
             read_texts(file)  # a mistake in it is reported before the work begins
@@ -115,7 +120,12 @@ def quantize_with_data(
         write_imatrix(options.imatrix_out, rounding.statistics, checkpoint.config.str("model_type"))
     names = tuple(name for name in plan if not rounding.has_data(name))
     report = quantize_checkpoint(
-        checkpoint, final, scheme, lambda done, total: tell(Progress("quantize", done, total)), rounding
+        checkpoint,
+        final,
+        scheme,
+        lambda done, total: tell(Progress("quantize", done, total)),
+        rounding,
+        options.blacklist,
     )
     if rounding.unfinished is not None:
         rounding.unfinished.remove()
@@ -157,12 +167,16 @@ def _calibrated(
         with CalibrationProgram(bundle, data, options.threads) as program:
             passes = _Passes(data.num_tokens, progress or _ignore)
             statistics = program.statistics(passes.begin("statistics"))
-            rounding = _DataRounding(statistics, _recipe(options, statistics))
+            rounding = _DataRounding(statistics, _recipe(options, statistics), plan)
             if "smooth" in options.steps:
-                rounding.smoothing = smoothing_of(checkpoint, find_folds(program.graph), statistics)
+                strength = options.arguments.strength
+                rounding.smoothing = smoothing_of(checkpoint, find_folds(program.graph), statistics, strength, plan)
+            if "awq" in options.steps:
+                grid = options.arguments.grid
+                rounding.smoothing = scaling_of(checkpoint, program, plan, grid, passes.begin)
             if "gptq" in options.steps:
                 unfinished = UnfinishedWeights(final, {"scheme": scheme.name, **rounding.recipe}, checkpoint)
-                _GptqWork(checkpoint, plan, rounding, unfinished).run(program, passes)
+                _GptqWork(checkpoint, plan, rounding, unfinished, options.arguments.damping).run(program, passes)
     return rounding
 
 
@@ -177,8 +191,8 @@ def _recipe(options: DataOptions, statistics: InputStatistics) -> dict[str, Any]
         "calibration_tokens": statistics.num_tokens,
         "calibration_sha256": statistics.digest,
     }
-    recipe |= {"strength": STRENGTH} if "smooth" in options.steps else {}
-    return recipe | ({"damping": DAMPING} if "gptq" in options.steps else {})
+    recipe |= {"strength": options.arguments.strength} if "smooth" in options.steps else {}
+    return recipe | ({"damping": options.arguments.damping} if "gptq" in options.steps else {})
 
 
 class _Passes:
@@ -202,8 +216,8 @@ class _Passes:
 class _DataRounding:
     """Rounds each weight with its statistics; GPTQ's results are taken as they are."""
 
-    def __init__(self, statistics: InputStatistics, recipe: Mapping[str, Any]) -> None:
-        self.statistics, self.recipe = statistics, recipe
+    def __init__(self, statistics: InputStatistics, recipe: Mapping[str, Any], plan: Mapping[str, Scheme]) -> None:
+        self.statistics, self.recipe, self._plan = statistics, recipe, plan
         self.unfinished: UnfinishedWeights | None = None
         self.smoothing = NO_SMOOTHING
         self.without_gptq: list[str] = []
@@ -214,18 +228,20 @@ class _DataRounding:
         return inputs is not None and bool(inputs.squares.any())
 
     def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
-        """Return a tensor, smoothed."""
-        return self.smoothing.apply(name, data, dtype)
+        """Return a tensor that keeps its type, smoothed; ``rows`` smooths those that it rounds."""
+        return data if name in self._plan else self.smoothing.apply(name, data, dtype)
 
     def rows(
         self, context: Context, name: str, matrix: NDArray[Any], dtype: str, scheme: Scheme
     ) -> Iterator[QuantizedRows]:
         """Yield the integers of a weight."""
-        finished = None if self.unfinished is None else self.unfinished.read(name)
+        finished = None if self.unfinished is None else self.unfinished.read(name, matrix.shape, scheme)
         if finished is not None:
             yield finished
-        elif self.has_data(name) and self.recipe["method"] != "smooth":
-            yield self.weighted(context, name, to_float32(matrix, dtype), scheme)
+        elif self.has_data(name) and self.recipe["method"] not in ("smooth", "awq"):
+            yield self.weighted(context, name, self.smoothing.values(name, matrix, dtype), scheme)
+        elif name in self.smoothing.columns or name in self.smoothing.rows:
+            yield from quantize_rows(context, scheme, self.smoothing.values(name, matrix, dtype), "f32")
         else:
             yield from quantize_rows(context, scheme, matrix, dtype)
 
@@ -244,13 +260,14 @@ class _GptqWork:
         plan: Mapping[str, Scheme],
         rounding: _DataRounding,
         unfinished: UnfinishedWeights,
+        damping: float,
     ) -> None:
-        self._checkpoint, self._plan, self._rounding = checkpoint, plan, rounding
+        self._checkpoint, self._plan, self._rounding, self._damping = checkpoint, plan, rounding, damping
         self._unfinished = rounding.unfinished = unfinished
 
     def run(self, program: CalibrationProgram, passes: _Passes) -> None:
         """Compute the integers of each weight, and keep them in files."""
-        groups = _groups([linear for linear in program.linears if self._open_names(linear)])
+        groups = linear_groups([linear for linear in program.linears if self._open_names(linear)])
         self._check_tokens([linear for group in groups for linear in group], program.data.num_tokens)
         with Context(program.threads) as context:
             for number, group in enumerate(groups, 1):
@@ -263,8 +280,11 @@ class _GptqWork:
         return [
             name
             for name in linear.names
-            if name in self._plan and self._rounding.has_data(name) and self._unfinished.read(name) is None
+            if name in self._plan and self._rounding.has_data(name) and not self._is_finished(name)
         ]
+
+    def _is_finished(self, name: str) -> bool:
+        return self._unfinished.read(name, self._checkpoint.tensors[name].shape, self._plan[name]) is not None
 
     def _check_tokens(self, linears: list[LinearNode], num_tokens: int) -> None:
         cols = max((linear.cols for linear in linears), default=0)
@@ -281,7 +301,7 @@ class _GptqWork:
         names = self._open_names(linear)
         hessian = self._rounding.smoothing.hessian_of(names[0], hessian)
         try:
-            factor, _ = inverse_factor(hessian)
+            factor, _ = inverse_factor(hessian, self._damping)
         except InvalidArgumentError:
             self._rounding.without_gptq += names
             return
@@ -297,19 +317,6 @@ class _GptqWork:
 
     def _floats(self, name: str) -> NDArray[np.float32]:
         dtype = self._checkpoint.tensors[name].dtype
-        values = to_float32(self._rounding.tensor(name, self._checkpoint.read(name), dtype), dtype).copy()
+        values = self._rounding.smoothing.values(name, self._checkpoint.read(name), dtype).copy()
         self._checkpoint.release(name)
         return values
-
-
-def _groups(linears: list[LinearNode]) -> list[list[LinearNode]]:
-    """Divide linears, in their order, into groups whose Hessians fit into memory together."""
-    groups: list[list[LinearNode]] = []
-    num_bytes = 0
-    for linear in linears:
-        if not groups or num_bytes + linear.hessian_bytes > _HESSIAN_BYTES:
-            groups.append([])
-            num_bytes = 0
-        groups[-1].append(linear)
-        num_bytes += linear.hessian_bytes
-    return groups

@@ -8,7 +8,7 @@ was to the last bit, and the folded tensors keep their element type.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,10 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.graph.ir import Graph, Node, Weight
 from penstock.quant.input_statistics import InputStatistics, WeightInputs
 
-__all__ = ["NO_SMOOTHING", "STRENGTH", "Fold", "Smoothing", "find_folds", "smoothing_of"]
+__all__ = [
+    "NO_SMOOTHING", "STRENGTH", "Fold", "Smoothing", "centred_exponents", "exact_exponents", "find_folds",
+    "smoothing_of",
+]  # fmt: skip
 
 STRENGTH: Final = 0.5
 """The share of the range of inputs that moves to the weights."""
@@ -48,13 +51,17 @@ class Smoothing:
         """Return a tensor of the checkpoint, folded; f16 and bf16 as their bits."""
         if name not in self.columns and name not in self.rows:
             return data
+        return convert_floats(self.values(name, data, dtype), "f32", dtype)
+
+    def values(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+        """Return a tensor of the checkpoint, folded, in float32: float16 would lose bits of small values."""
         values = to_float32(data, dtype)
         if name in self.columns:
             values = np.ldexp(values, self.columns[name])
         if name in self.rows:
             exponents = -self.rows[name]
             values = np.ldexp(values, exponents[:, None] if values.ndim == 2 else exponents)
-        return convert_floats(values, "f32", dtype)
+        return values
 
     def inputs_of(self, name: str, inputs: WeightInputs) -> WeightInputs:
         """Return the statistics of the inputs after folding."""
@@ -128,9 +135,16 @@ def _only_part(weight: Weight) -> str | None:
 NO_SMOOTHING: Final = Smoothing({}, {})
 
 
-def smoothing_of(checkpoint: Checkpoint, folds: list[Fold], statistics: InputStatistics) -> Smoothing:
+def smoothing_of(
+    checkpoint: Checkpoint,
+    folds: list[Fold],
+    statistics: InputStatistics,
+    strength: float = STRENGTH,
+    quantized: Collection[str] = (),
+) -> Smoothing:
     """Return the factors ``max|x|^a / max|w|^(1-a)`` of each fold, rounded to powers of two.
 
+    ``quantized``: the tensors that are rounded to integers after folding; others keep their element type.
     A fold is left out if a tensor of it is not in the checkpoint, or its inputs were not recorded.
     """
     columns: dict[str, NDArray[np.int32]] = {}
@@ -141,12 +155,36 @@ def smoothing_of(checkpoint: Checkpoint, folds: list[Fold], statistics: InputSta
         if any(name not in checkpoint.tensors for name in names) or inputs[0] is None or inputs[0].maxima is None:
             continue
         largest = np.max([_column_maxima(checkpoint, name) for name in fold.readers], axis=0)
-        exponents = _exponents(inputs[0].maxima, largest)
+        exponents = _exponents(inputs[0].maxima, largest, strength)
         if len(exponents) != checkpoint.tensors[fold.producer].shape[0]:
             continue
+        exponents = exact_exponents(checkpoint, fold.readers, fold.producer, exponents, quantized)
         columns |= dict.fromkeys(fold.readers, exponents)
         rows[fold.producer] = exponents
     return Smoothing(columns, rows)
+
+
+def exact_exponents(
+    checkpoint: Checkpoint,
+    readers: Sequence[str],
+    producer: str,
+    exponents: NDArray[np.int32],
+    quantized: Collection[str],
+) -> NDArray[np.int32]:
+    """Return the exponents, with 0 where a float16 tensor that stays one would lose bits or overflow."""
+    exponents = exponents.copy()
+    for name in (*readers, producer):
+        dtype = checkpoint.tensors[name].dtype
+        if dtype != "f16" or name in quantized:
+            continue
+        values = to_float32(checkpoint.read(name), dtype)
+        values = values.T if name == producer and values.ndim == 2 else values
+        folded = np.ldexp(values, -exponents if name == producer else exponents)
+        with np.errstate(over="ignore"):
+            is_exact = folded.astype(np.float16).astype(np.float32) == folded
+        exponents[~(is_exact if is_exact.ndim == 1 else is_exact.all(axis=0))] = 0
+        checkpoint.release(name)
+    return exponents
 
 
 def _column_maxima(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
@@ -155,11 +193,16 @@ def _column_maxima(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
     return np.asarray(values, np.float32)
 
 
-def _exponents(inputs: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.int32]:
+def _exponents(inputs: NDArray[np.float32], weights: NDArray[np.float32], strength: float) -> NDArray[np.int32]:
     """Return the exponents of the factors; 0 for columns without inputs or weights."""
     is_used = (inputs > 0) & (weights > 0) & np.isfinite(inputs) & np.isfinite(weights)
     if not is_used.any():
         return np.zeros(len(inputs), np.int32)
-    logs = STRENGTH * np.log2(np.where(is_used, inputs, 1)) - (1 - STRENGTH) * np.log2(np.where(is_used, weights, 1))
+    logs = strength * np.log2(np.where(is_used, inputs, 1)) - (1 - strength) * np.log2(np.where(is_used, weights, 1))
+    return centred_exponents(logs, is_used)
+
+
+def centred_exponents(logs: NDArray[Any], is_used: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return logarithms as exponents of two whose median is 0; 0 for columns that are not used."""
     logs = np.where(is_used, logs - np.median(logs[is_used]), 0)
     return np.clip(np.rint(logs), -_MAX_EXPONENT, _MAX_EXPONENT).astype(np.int32)

@@ -7,13 +7,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
 from penstock.checkpoint.side_files import read_small_file
+from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
-from penstock.validation import refusal
+from penstock.validation import MAX_TOKEN, refusal
 
 if TYPE_CHECKING:
     from penstock.llm.llm import LLM
@@ -27,8 +28,8 @@ SEQUENCE_LEN: Final = 512
 _MAX_BYTES: Final = 1 << 30
 _SAMPLES_AT_ONCE: Final = 8
 _ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
-Text: TypeAlias = str | list[dict[str, str]]
-"""A text, or the messages of a conversation."""
+Text: TypeAlias = str | list[dict[str, str]] | list[int]
+"""A text, the messages of a conversation, or token ids."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ def read_texts(path: Path) -> list[Text]:
     """Return the texts of a file.
 
     A ``.jsonl`` file has a JSON value on each line, a ``.json`` file a list of them: a string, an object with ``text``,
-    ``prompt`` (and ``completion``), ``messages`` or ``conversations``, or a list of messages.  Any other file is one
-    plain text in UTF-8.  Raises FileAccessError or InvalidFileError, which names the line.
+    ``prompt`` (and ``completion``), ``messages``, ``conversations`` or ``input_ids`` (token ids), or a list of
+    messages.  Any other file is one plain text in UTF-8.  Raises FileAccessError or InvalidFileError, which names the
+    line.
     """
     data = read_small_file(path, _MAX_BYTES)
     try:
@@ -96,6 +98,8 @@ def _text_of(value: Any, where: str) -> Text:
         messages = value.get("messages", value.get("conversations"))
         if messages is not None:
             return _messages(messages, where)
+        if "input_ids" in value:
+            return _token_ids(value["input_ids"], where)
         if isinstance(value.get("text"), str):
             return str(value["text"])
         if isinstance(value.get("prompt"), str):
@@ -104,8 +108,15 @@ def _text_of(value: Any, where: str) -> Text:
     elif isinstance(value, list):
         return _messages(value, where)
     raise InvalidFileError(
-        f"{where}: expected a string, or an object with text, prompt, messages or conversations", param="calibration"
+        f"{where}: expected a string, or an object with text, prompt, messages, conversations or input_ids",
+        param="calibration",
     )
+
+
+def _token_ids(value: Any, where: str) -> list[int]:
+    if not isinstance(value, list) or not all(is_integer(item, 0, MAX_TOKEN) for item in value):
+        raise InvalidFileError(f"{where}: input_ids: expected a list of token ids", param="calibration")
+    return list(value)
 
 
 def _messages(value: Any, where: str) -> list[dict[str, str]]:
@@ -151,10 +162,20 @@ def calibration_data(
 def _encode(llm: LLM, text: Text, path: Path) -> list[int]:
     if isinstance(text, str):
         return list(llm.tokenizer.encode(text))
+    if all(isinstance(item, int) for item in text):
+        return _known_ids(cast("list[int]", text), llm.info.vocab_size, path)
     try:
-        return llm.chat_prompt(text, continue_final_message=False)
+        return llm.chat_prompt(cast("list[dict[str, str]]", text), continue_final_message=False)
     except PenstockError as error:
         raise error.with_message(f"{path}: {error}") from None
+
+
+def _known_ids(ids: list[int], vocab_size: int, path: Path) -> list[int]:
+    if ids and max(ids) >= vocab_size:
+        raise InvalidArgumentError(
+            f"calibration: {path}: expected token ids below {vocab_size}, got {max(ids)}", param="calibration"
+        )
+    return ids
 
 
 def _evenly(sequences: Sequence[list[int]], max_tokens: int) -> list[list[int]]:

@@ -18,6 +18,8 @@ import numpy as np
 from penstock.checkpoint.folder import Checkpoint
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError
+from penstock.quant.matrix import group_shape
+from penstock.quant.scheme import Scheme
 
 __all__ = ["UnfinishedWeights"]
 
@@ -52,16 +54,20 @@ class UnfinishedWeights:
     def _file(self, name: str) -> Path:
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.npz"
 
-    def read(self, name: str) -> QuantizedRows | None:
-        """Return a finished weight, or None; a damaged file is None, and the weight is computed again."""
+    def read(self, name: str, shape: tuple[int, ...], scheme: Scheme) -> QuantizedRows | None:
+        """Return a finished weight, or None; a damaged file is None, and the weight is computed again.
+
+        ``shape``: [rows, cols] of the weight.  A file with arrays of other shapes or types is damaged, too.
+        """
         if self._is_new:
             return None
         try:
             # numpy closes a file that it opened itself late if the archive is damaged
             with self._file(name).open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-                return QuantizedRows(arrays["q"], arrays["scales"], arrays.get("groups"))
+                rows = QuantizedRows(arrays["q"], arrays["scales"], arrays.get("groups"))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
             return None
+        return rows if _is_whole(rows, (shape[0], shape[1]), scheme) else None
 
     def write(self, name: str, rows: QuantizedRows) -> None:
         """Keep a finished weight; its file appears complete or not at all."""
@@ -79,3 +85,15 @@ class UnfinishedWeights:
     def remove(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _is_whole(rows: QuantizedRows, shape: tuple[int, int], scheme: Scheme) -> bool:
+    """Return True if arrays have the shapes and types of a weight."""
+    found = [(array.shape, array.dtype) for array in rows if array is not None]
+    expected: list[tuple[tuple[int, ...], np.dtype[Any]]] = [
+        (shape, np.dtype(np.int8)),
+        (shape[:1], np.dtype(np.float32)),
+    ]
+    if scheme.weight_bits == 4:
+        expected.append((group_shape(*shape), np.dtype(np.int8)))
+    return found == expected

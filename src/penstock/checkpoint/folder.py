@@ -30,7 +30,7 @@ from penstock.checkpoint.stored.unused import unused_tensors, zero_biases
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, show
-from penstock.core.layouts import BLOCKS
+from penstock.core.layouts import BLOCKS, KV_LAYOUTS
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.file_kinds import is_bundle, is_gguf, refuse_mindspore
@@ -173,6 +173,8 @@ class Checkpoint:
             quantized = [scheme.name for scheme in SCHEMES.values() if scheme.quantized]
             self.scheme = section.one_of("scheme", quantized)
             self.dtype = section.one_of("dtype", ("f32", "f16", "bf16"))
+            if section.has("kv_cache"):
+                section.one_of("kv_cache", KV_LAYOUTS)
             self._check_quantized()
         self.mixed_schemes = mixed_schemes(config, {name: info.dtype for name, info in self.tensors.items()})
         """The schemes of the tensors of a folder that has several; None for others."""

@@ -8,7 +8,7 @@ docs/guides/quantization.md describes the folder.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -22,6 +22,7 @@ from penstock.core.native import Context, QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
 from penstock.quant.matrix import quantize_rows
+from penstock.quant.ptq_config import check_blacklist, is_listed
 from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
@@ -62,10 +63,11 @@ class QuantizeReport:
     seconds: float
 
 
-def plan_weights(checkpoint: Checkpoint, scheme: Scheme) -> dict[str, Scheme]:
+def plan_weights(checkpoint: Checkpoint, scheme: Scheme, blacklist: Sequence[str] = ()) -> dict[str, Scheme]:
     """Return the scheme of each tensor to quantize: float matrices ``X.weight``, but no embedding, router, convolution.
 
-    An embedding that is also the output head is quantized with the head's scheme.
+    An embedding that is also the output head is quantized with the head's scheme.  A tensor whose name contains a
+    string of ``blacklist`` keeps its floats; InvalidArgumentError if that are only some of the experts of a layer.
     """
     head = find_scheme(scheme.head)
     tied = checkpoint.config.bool("tie_word_embeddings", HEAD_NAME not in checkpoint.tensors)
@@ -81,7 +83,8 @@ def plan_weights(checkpoint: Checkpoint, scheme: Scheme) -> dict[str, Scheme]:
         if layer in FLOAT_LAYERS or parent == "router":
             continue
         plan[name] = head if name == HEAD_NAME else scheme
-    return plan
+    check_blacklist(plan, blacklist)
+    return {name: scheme for name, scheme in plan.items() if not is_listed(name, blacklist)}
 
 
 def _entries(checkpoint: Checkpoint, plan: dict[str, Scheme], names: list[str]) -> list[TensorEntry]:
@@ -121,13 +124,14 @@ def quantize_checkpoint(
     scheme: str,
     progress: QuantizeProgress | None = None,
     rounding: Rounding | None = None,
+    blacklist: Sequence[str] = (),
 ) -> QuantizeReport:
     """Write the folder ``out``, which must not exist, from the checkpoint folder ``source``.
 
     Of a family whose tensors differ from the network's parameters, ``source`` is what ``models.mapped.open_mapped``
     returns; the folder then has the parameters.
 
-    ``rounding``: the method that chooses the integers; None rounds to nearest.
+    ``rounding``: the method that chooses the integers; None rounds to nearest.  ``blacklist``: of ``plan_weights``.
     ``progress(done, total)`` counts bytes of the source.  The folder appears complete or not at all.  Raises what
     ``Checkpoint.open`` raises, and InvalidArgumentError for a scheme that does not quantize or an existing ``out``.
     """
@@ -135,13 +139,16 @@ def quantize_checkpoint(
     scheme_row = quantizing_scheme(scheme)
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
     check_float_weights(checkpoint)
-    plan = plan_weights(checkpoint, scheme_row)
+    plan = plan_weights(checkpoint, scheme_row, blacklist)
+    keeps_floats = len(plan) < len(plan_weights(checkpoint, scheme_row))
     redundant = checkpoint.redundant_names()
     names = [name for name in checkpoint.tensors if name not in redundant]
     total = sum(checkpoint.tensors[name].num_bytes for name in names)
     side_files = checkpoint.side_files()
     recipe = None if rounding is None else rounding.recipe
-    side_files["config.json"] = quantized_config(checkpoint.config.values, scheme_row.name, checkpoint.dtype, recipe)
+    side_files["config.json"] = quantized_config(
+        checkpoint.config.values, scheme_row.name, checkpoint.dtype, recipe, keeps_floats=keeps_floats
+    )
     with new_folder(Path(out)) as folder:
         write_side_files(folder, side_files)
         writer = TensorWriter(folder / "model.safetensors", _entries(checkpoint, plan, names))

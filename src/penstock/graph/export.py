@@ -91,7 +91,9 @@ def export_bundle(
     chosen = checkpoint.choose_scheme(scheme)
     segments = checkpoint.side_files()  # small files first: a mistake in one is reported before the work begins
     segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
-    segments = {} if rank else segments  # rank 0 has them
+    if rank:  # rank 0 has them; each reads the type of keys and values
+        section = checkpoint.config.quantization()
+        segments = {} if section is None or not section.has("kv_cache") else {"config.json": segments["config.json"]}
     from penstock.models.meta import construct_on_meta
 
     how = _How(chosen, construct_on_meta(checkpoint.config, network), tail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from penstock.lite.device import Context, check_target
 from penstock.lite.ranks import agree, agreement, check_rank, join_group, rank_of, share_of_cores, threads_of_rank
 from penstock.lite.sequences import program_options
 from penstock.lite.settings import ModelConfig, read_config
+from penstock.runtime.stored_kv import stored_kv_layout
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["ModelType", "OpenModel"]
@@ -72,6 +74,8 @@ class OpenModel:
         self.info = self.native.info
         self._stamp = self.native.stamp  # of the first opening; ``replace`` does not change it
         try:
+            if self.config.kv_cache == "auto" and (stored := stored_kv_layout(self.native.segment("config.json"))):
+                self.config = replace(self.config, kv_cache=stored)
             self._check_precision()
             self._join()
             if self.config.weights == "huge":

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.side_files import write_side_files
 from penstock.config import OWN_NAMES, ConfigReader, show
+from penstock.core.native import QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
-from penstock.models.sources import as_network
+from penstock.models.sources import as_network, check_tensors
 from penstock.quant.folder import new_folder
+from penstock.quant.matrix import concatenate_rows
 from penstock.quant.round_to_nearest import ExpertRows, as_array, expert_parts, stored_tensors
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
-__all__ = ["load_network", "save_network"]
+__all__ = ["load_network", "read_quantized", "save_network"]
 
 _BITS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -86,6 +88,32 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
         )
     values = torch.from_numpy(np.array(checkpoint.read(name))).reshape(info.shape)
     return values if info.dtype == "f32" else values.view(_BITS[info.dtype])
+
+
+def read_quantized(checkpoint: Checkpoint, network: nn.Module) -> dict[str, QuantizedRows]:
+    """Return the integers of a quantized folder by the names of a network's parameters, and set all its other values.
+
+    The network has float weights, as ``load_network`` returns them.  Raises InvalidFileError, which names the tensor,
+    for a folder of another network.
+    """
+    checkpoint = as_network(checkpoint, network)
+    check_tensors(checkpoint, network, str(checkpoint.folder))
+    parts, rows = expert_parts(network), {}
+    for name, parameter in network.named_parameters():
+        own = parts.get(name, (ExpertRows(name, 0, parameter.shape[0]),))
+        if not checkpoint.is_quantized(own[0].name):
+            values = _read_parameter(checkpoint, name, parameter, parts)
+            parameter.data = values.to(parameter.device)
+            continue
+        matrices = [checkpoint.read_quantized(part.name, parameter.shape[1]) for part in own]
+        rows[name] = concatenate_rows(matrices)
+        if len(rows[name].q) != parameter.shape[0]:
+            raise InvalidFileError(
+                f"{checkpoint.folder}: tensor {show(name)}: shape: expected {list(parameter.shape)}, got "
+                f"{list(rows[name].q.shape)}",
+                param="shape",
+            )
+    return rows
 
 
 def save_network(network: nn.Module, folder: Path | str, side_files: Mapping[str, bytes] | None = None) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.quant.matrix import group_shape, stored_values
+from penstock.quant.mixed_schemes import mixed_config
 from penstock.quant.scheme import Scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
@@ -56,14 +57,25 @@ def add_quantized(writer: TensorWriter, name: str, scheme: Scheme, rows: Quantiz
         writer.add(f"{name}_groups", rows.groups)
 
 
-def quantized_config(config: dict[str, Any], scheme: str, dtype: str, recipe: Mapping[str, Any] | None = None) -> bytes:
+def quantized_config(
+    config: dict[str, Any],
+    scheme: str,
+    dtype: str,
+    recipe: Mapping[str, Any] | None = None,
+    kv_cache: str | None = None,
+    *,
+    keeps_floats: bool = False,
+) -> bytes:
     """Return config.json of the quantized folder: the original's with a ``quantization_config``.
 
-    ``recipe``: the method that chose the integers, and its calibration data.
+    ``recipe``: the method that chose the integers, and its calibration data.  ``kv_cache``: the type of keys and values
+    that "auto" means for this folder; None is that of the scheme.  ``keeps_floats``: some linears keep their floats.
     """
     section = {"quant_method": "penstock", "version": QUANTIZED_VERSION, "scheme": scheme, "dtype": dtype}
     section |= {"recipe": dict(recipe)} if recipe else {}
-    return (json.dumps(config | {"quantization_config": section}, indent=2) + "\n").encode()
+    section |= {"kv_cache": kv_cache} if kv_cache else {}
+    values = config | {"quantization_config": section}
+    return (json.dumps(mixed_config(values, scheme, {}) if keeps_floats else values, indent=2) + "\n").encode()
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from penstock.quant.scheme import GROUP_LEN, Scheme
 if TYPE_CHECKING:
     from penstock.core.native import Context
 
-__all__ = ["concatenate_rows", "group_shape", "quantize_rows", "stored_values"]
+__all__ = ["concatenate_rows", "group_shape", "quantize_rows", "stored_values", "values_of"]
 
 _PIECE_VALUES: Final = 1 << 23
 
@@ -46,6 +46,16 @@ def concatenate_rows(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
         np.concatenate([piece.scales for piece in pieces]),
         np.concatenate(groups) if groups else None,
     )
+
+
+def values_of(rows: QuantizedRows) -> NDArray[np.float32]:
+    """Return the float32 values that a kernel computes with."""
+    integers = rows.q.astype(np.float32)
+    if rows.groups is not None:
+        steps, offsets = rows.groups[..., 0].view(np.uint8), rows.groups[..., 1]
+        wide = [np.repeat(part, GROUP_LEN, axis=1)[:, : rows.q.shape[1]] for part in (steps, offsets)]
+        integers = integers * wide[0] + wide[1]
+    return np.multiply(integers, rows.scales[:, None], dtype=np.float32)
 
 
 def stored_values(scheme: Scheme, values: NDArray[np.int8]) -> NDArray[Any]:

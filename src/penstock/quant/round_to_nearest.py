@@ -27,8 +27,9 @@ from penstock.core.native import QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.ops.reference import shape_packed
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
-from penstock.quant.matrix import concatenate_rows, quantize_rows
-from penstock.quant.scheme import GROUP_LEN, Scheme, find_scheme, quantizing_scheme
+from penstock.quant.matrix import concatenate_rows, quantize_rows, values_of
+from penstock.quant.ptq_config import PTQConfig, check_blacklist, is_listed
+from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
 __all__ = ["ExpertRows", "RoundToNearest", "RoundToNearestConfig", "as_array", "expert_parts", "stored_tensors"]
@@ -102,24 +103,22 @@ def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
     return (tensor if dtype == "f32" else tensor.view(torch.uint16)).numpy(), dtype
 
 
-def _values_of(rows: QuantizedRows) -> NDArray[np.float32]:
-    """Return the float32 values that a kernel computes with."""
-    integers = rows.q.astype(np.float32)
-    if rows.groups is not None:
-        steps, offsets = rows.groups[..., 0].view(np.uint8), rows.groups[..., 1]
-        wide = [np.repeat(part, GROUP_LEN, axis=1)[:, : rows.q.shape[1]] for part in (steps, offsets)]
-        integers = integers * wide[0] + wide[1]
-    return np.multiply(integers, rows.scales[:, None], dtype=np.float32)
-
-
 class RoundToNearest:
     """Quantizes the linear layers of a network.
 
     The output head gets the scheme's ``head``.  An embedding is quantized only when it is tied to the output head.
+    A PTQConfig may have a ``opname_blacklist`` and ``kvcache_dtype``; one with another method is for ``PTQ``.
     """
 
-    def __init__(self, config: RoundToNearestConfig) -> None:
+    def __init__(self, config: RoundToNearestConfig | PTQConfig) -> None:
         self.config = config
+        self.recipe: Mapping[str, Any] | None = None
+        """The method and its calibration data, which ``save`` writes into config.json; None for this method."""
+        self._blacklist: tuple[str, ...] = ()
+        self._kv_cache: str | None = None
+        if isinstance(config, PTQConfig):
+            self._blacklist, self._kv_cache = tuple(config.opname_blacklist), config.kvcache_dtype
+        self._keeps_floats = False
         self._network: nn.Module | None = None
         self._quantized: dict[str, _Quantized] = {}
 
@@ -128,28 +127,62 @@ class RoundToNearest:
 
         Raises InvalidArgumentError when the network has no linear layer with float weights.
         """
-        scheme = find_scheme(self.config.scheme)
+        if isinstance(self.config, PTQConfig) and self.config.steps != ("rtn",):
+            raise InvalidArgumentError(
+                f"config: expected a PTQConfig that rounds to nearest, got {self.config.method}; use penstock.PTQ",
+                param="config",
+            )
+        self._quantized = {}
+        with native.Context() as context:
+            for name, scheme, layers in self._linears(network):
+                array, dtype = as_array(layers[0].weight)
+                rows = concatenate_rows(list(quantize_rows(context, scheme, array, dtype)))
+                self._round(name, scheme, layers, rows)
+        self._network = network
+        return network
+
+    def take(
+        self, network: nn.Module, rows: Mapping[str, QuantizedRows], schemes: Mapping[str, str] | None = None
+    ) -> nn.Module:
+        """Set every linear weight to integers that another method chose, as ``apply`` does with its own.
+
+        ``rows``: by the name of the parameter; a matrix of experts has the rows of all.  A layer without any keeps its
+        floats.  ``schemes``: of the tensors of a folder that has several.
+        """
+        parts = expert_parts(network)
+        self._quantized = {}
+        for name, scheme, layers in self._linears(network):
+            if name in rows:
+                own = (schemes or {}).get(parts[name][0].name if name in parts else name, scheme.name)
+                self._round(name, find_scheme(own), layers, rows[name])
+        self._network = network
+        return network
+
+    def _linears(self, network: nn.Module) -> list[tuple[str, Scheme, list[Any]]]:
+        """Return the name, the scheme and the layers of each matrix to quantize; those that are tied share one."""
+        body = find_scheme(self.config.scheme)
         shared: dict[int, tuple[str, list[Any]]] = {}
         for path, layer in network.named_modules():
             if hasattr(layer, "set_packed") and isinstance(layer._parameters.get("weight"), nn.Parameter):
                 shared.setdefault(id(layer.weight), (f"{path}.weight" if path else "weight", []))[1].append(layer)
-        self._quantized = {}
-        with native.Context() as context:
-            for name, layers in shared.values():
-                if any(_is_a(layer, kind) for layer in layers for kind in _LINEARS) and not _is_a(layers[0], "Router"):
-                    head = any(_is_a(layer, "LMHead") for layer in layers)
-                    self._round(context, name, find_scheme(scheme.head) if head else scheme, layers)
-        if not self._quantized:
+        linears = []
+        for name, layers in shared.values():
+            if any(_is_a(layer, kind) for layer in layers for kind in _LINEARS) and not _is_a(layers[0], "Router"):
+                head = any(_is_a(layer, "LMHead") for layer in layers)
+                linears.append((name, find_scheme(body.head) if head else body, layers))
+        if not linears:
             raise InvalidArgumentError("network: expected linear layers with float weights, got none", param="network")
-        self._network = network
-        return network
+        parts = expert_parts(network)
+        stored = {name: [part.name for part in parts.get(name, (ExpertRows(name, 0, 0),))] for name, _, _ in linears}
+        check_blacklist([part for names in stored.values() for part in names], self._blacklist)
+        kept = {name for name, names in stored.items() if is_listed(names[0], self._blacklist)}
+        self._keeps_floats = bool(kept)
+        return [linear for linear in linears if linear[0] not in kept]
 
-    def _round(self, context: native.Context, name: str, scheme: Scheme, layers: list[Any]) -> None:
+    def _round(self, name: str, scheme: Scheme, layers: list[Any], rows: QuantizedRows) -> None:
         weight = layers[0].weight
-        array, dtype = as_array(weight)
-        rows = concatenate_rows(list(quantize_rows(context, scheme, array, dtype)))
         self._quantized[name] = _Quantized(scheme, tuple(layers), rows)
-        rounded = torch.from_numpy(_values_of(rows))
+        rounded = torch.from_numpy(values_of(rows))
         parameter = nn.Parameter(rounded.to(weight.device), requires_grad=False)
         for layer in layers:
             layer.weight = parameter
@@ -195,7 +228,14 @@ class RoundToNearest:
         with new_folder(Path(path)) as folder:
             for name, data in side_files.items():
                 (folder / name).write_bytes(data)
-            text = quantized_config(config.values, self.config.scheme, config.dtype() or "f32")
+            section = self.recipe, self._kv_cache
+            text = quantized_config(
+                config.values,
+                self.config.scheme,
+                config.dtype() or "f32",
+                *section,
+                keeps_floats=self._keeps_floats,
+            )
             (folder / "config.json").write_bytes(text)
             writer = TensorWriter(folder / "model.safetensors", entries)
             for name, value in extra.items():

@@ -27,6 +27,7 @@ from penstock.runtime.program import (
     pages_for,
     whole_partitions,
 )
+from penstock.runtime.stored_kv import kv_layout_in
 from penstock.runtime.verify import open_verified
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def fit_limits(
         max_rows=limits.max_rows or max_rows,
         num_pages=whole_partitions(limits.num_pages or pages_for(context_len), ranks),
         context_len=context_len,
-        kv_layout=kv_layout_of(limits.kv_layout, model.info.scheme),
+        kv_layout=kv_layout_in(limits.kv_layout, model),
         weights=limits.weights,
     )
     plan = plan_limits(model, context, base, contexts)

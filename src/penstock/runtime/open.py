@@ -514,6 +514,7 @@ def _open_eager(
 ) -> Opened:
     from penstock.checkpoint.folder import Checkpoint
     from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
+    from penstock.runtime.stored_kv import stored_kv_layout
 
     if limits.weights != "mmap":
         raise UnsupportedError(
@@ -528,13 +529,14 @@ def _open_eager(
     longest = checkpoint.config.optional_int("max_position_embeddings")
     if longest is not None:  # a user's network may have another key for it; the program then reads its config
         context_len = min(context_len, longest)
+    kv_layout = stored_kv_layout(files["config.json"]) or "auto"
     eager_limits = ProgramLimits(
         max_tokens=limits.max_tokens,
         max_requests=limits.max_requests,
         max_rows=limits.max_rows,
         num_pages=limits.num_pages or pages_for(context_len) * min(limits.max_requests, 4),
         context_len=context_len,
-        kv_layout=limits.kv_layout,
+        kv_layout=kv_layout if limits.kv_layout == "auto" else limits.kv_layout,
     )
     try:
         from penstock.runtime.eager import EagerProgram

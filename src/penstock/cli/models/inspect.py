@@ -233,7 +233,8 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from penstock.graph.inspect import describe
     from penstock.runtime.build import Progress
     from penstock.runtime.native import plan_limits
-    from penstock.runtime.program import ProgramLimits, kv_layout_of, pages_for
+    from penstock.runtime.program import ProgramLimits, pages_for
+    from penstock.runtime.stored_kv import kv_layout_in
 
     program_limits = limits_of(args, max_requests=args.max_requests, max_tokens=args.max_tokens)
     with ProgressLine() as line:
@@ -255,7 +256,7 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             max_rows=program_limits.max_requests,
             num_pages=pages_for(context_len) * program_limits.max_requests,
             context_len=context_len,
-            kv_layout=kv_layout_of(program_limits.kv_layout, model.info.scheme),
+            kv_layout=kv_layout_in(program_limits.kv_layout, model),
         )
         plan = plan_limits(model, context, limits)
         info, config = model.info, model.segment("config.json")

@@ -24,6 +24,7 @@ from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram, fit_limits, plan_limits
 from penstock.runtime.program import ProgramLimits, pages_for
 from penstock.runtime.ranks.rank_group import RankComms, RankGroup
+from penstock.runtime.stored_kv import with_stored_kv
 from penstock.runtime.temporary_folder import temporary_folder
 from penstock.runtime.verify import open_verified
 
@@ -75,11 +76,14 @@ def plan_ranks(
     """
     threads = threads or max(1, default_threads() // layout.num_computing)
     whole, graphs, verify_s = _rank_graphs(source, layout, verify)
+    limits = with_stored_kv(limits or ProgramLimits(), _first(source))
     if available is None and (machine := memory()).total:
         available = machine.available
-    return _with_repeats(
-        _plan_graphs(graphs, layout, threads, limits or ProgramLimits(), available, verify_s), whole, layout
-    )
+    return _with_repeats(_plan_graphs(graphs, layout, threads, limits, available, verify_s), whole, layout)
+
+
+def _first(source: Path | Sequence[Path]) -> Path:
+    return source if isinstance(source, Path) else source[0]
 
 
 def _with_repeats(plan: RankPlan, whole: Graph | None, layout: RankLayout) -> RankPlan:
@@ -206,7 +210,8 @@ def _gather_stages(
             graphs = [cut_rank(graph, rank, layout)[0] for rank in range(layout.world)]
         else:
             graphs = [graph, *_graphs_of_stages(group.read_metadata(), layout)]
-        plan = _plan_graphs(graphs, layout, threads, limits or ProgramLimits(), available, verify_s)
+        limits = with_stored_kv(limits or ProgramLimits(), _first(source))
+        plan = _plan_graphs(graphs, layout, threads, limits, available, verify_s)
         plan = _with_repeats(plan, graph if own == source else None, layout)
         group.connect(_part_bytes(plan.graphs, plan.limits))
     except BaseException:

@@ -1,0 +1,134 @@
+"""PTQ on networks: apply, convert, save and reload, with data and without, as penstock quantize writes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import penstock
+from penstock import PTQ, BackendTarget, PTQConfig, PTQMode, RoundToNearest, load_network
+from penstock.calibration.quantize import DataOptions, quantize_with_data
+from penstock.errors import InvalidArgumentError, InvalidFileError
+from tests.support.errors import raises
+from tests.support.invariant_checkpoints import write_checkpoint
+
+IDS = np.random.default_rng(0).integers(0, 259, (2, 160)).tolist()
+
+
+@dataclass
+class Saved:
+    source: Path
+    folder: Path
+    network: torch.nn.Module
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("ptq") / "model")
+
+
+@pytest.fixture(scope="module")
+def saved(source: Path) -> Saved:
+    """A network that AWQ and GPTQ quantized, and its folder."""
+    network = load_network(source)
+    config = PTQConfig(
+        mode=PTQMode.QUANTIZE,
+        backend=BackendTarget.CPU,
+        weight_dtype="int4",
+        act_dtype="int8",
+        kvcache_dtype="int8",
+        outliers_suppression="awq",
+        precision_recovery="gptq",
+        algo_args={"calibration_tokens": 320, "threads": 1, "smooth_alpha": [0.25, 0.5]},
+    )
+    ptq = PTQ(config)
+    ptq.apply(network, datasets=[{"input_ids": np.array(IDS)}])
+    ptq.convert(network)
+    ptq.save(source.parent / "saved")
+    return Saved(source, source.parent / "saved", network)
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in load_file(folder / "model.safetensors").items()}
+
+
+def test_methods_with_data_save_what_the_command_writes(saved: Saved, tmp_path: Path) -> None:
+    texts = tmp_path / "datasets.jsonl"
+    texts.write_text("\n".join(json.dumps({"input_ids": ids}) for ids in IDS))
+    options = DataOptions("awq+gptq", texts, 320, 1)
+    options = DataOptions("awq+gptq", texts, 320, 1, arguments=options.arguments.of({"smooth_alpha": (0.25, 0.5)}))
+    report = quantize_with_data(saved.source, tmp_path / "out", "w4a8", options)
+    assert tensors(saved.folder) == tensors(tmp_path / "out")
+    section = json.loads((saved.folder / "config.json").read_text())["quantization_config"]
+    assert section["recipe"] == report.recipe
+    assert (section["scheme"], section["kv_cache"]) == ("w4a8", "int8")
+
+
+def test_a_folder_opens_with_its_own_types(saved: Saved) -> None:
+    for mode in ("graph", "eager"):
+        with penstock.LLM(saved.folder, mode=mode, context_len=64, max_requests=1) as llm:
+            assert llm.engine.program.info.scheme == "w4a8"
+            assert llm.engine.program.limits.kv_layout == "int8"
+    with penstock.LLM(saved.folder, kv_cache="f32", context_len=64, max_requests=1) as llm:
+        assert llm.engine.program.limits.kv_layout == "f32"
+
+
+def test_a_network_is_filled_without_the_configuration(saved: Saved) -> None:
+    network = load_network(saved.source)
+    ptq = PTQ(PTQConfig(mode="DEPLOY"))
+    assert ptq.convert(ptq.apply(network)) is network
+    assert not network.lm_head.is_packed
+    ptq.load_checkpoint(saved.folder, network)
+    expected, found = dict(saved.network.named_buffers()), dict(network.named_buffers())
+    assert {name for name in expected if name.endswith("packed_weight")} <= found.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    for name, value in saved.network.named_parameters():
+        assert torch.equal(dict(network.named_parameters())[name], value), name
+
+
+def test_the_class_of_the_documents_takes_the_configuration(source: Path, tmp_path: Path) -> None:
+    config = PTQConfig(weight_quant_dtype="int8", kvcache_quant_dtype="int8")
+    for number, algorithm in enumerate((RoundToNearest(config), PTQ(config))):
+        network = load_network(source)
+        algorithm.apply(network)
+        algorithm.convert(network)
+        algorithm.save(tmp_path / str(number))
+    assert tensors(tmp_path / "0") == tensors(tmp_path / "1")
+    section = json.loads((tmp_path / "1" / "config.json").read_text())["quantization_config"]
+    assert (section["scheme"], section["kv_cache"]) == ("w8a16", "int8")
+
+
+@pytest.mark.filterwarnings("default:network_helper")
+def test_misuse_is_refused(source: Path, saved: Saved, tmp_path: Path) -> None:
+    network: Any = load_network(source)
+    with raises(InvalidArgumentError, param="config"):
+        PTQ(None)  # type: ignore[arg-type]
+    with raises(InvalidArgumentError, param="config"):
+        RoundToNearest(PTQConfig(precision_recovery="gptq")).apply(network)
+    with raises(InvalidArgumentError, param="datasets"):
+        PTQ(PTQConfig()).apply(network, datasets=["text"])
+    smooth = PTQ(PTQConfig(outliers_suppression="smooth"))
+    for datasets, param in ((3, "datasets"), ([3], "datasets[0]"), ([[[]]], "datasets[0]")):
+        with raises(InvalidArgumentError, param=param):
+            smooth.apply(network, datasets=datasets)
+    with raises(InvalidArgumentError, param="calibration"):
+        smooth.apply(network, datasets=[[259] * 300])
+    with raises(InvalidFileError, param="calibration"):
+        smooth.apply(network, datasets=[{"other": 1}])
+    with raises(InvalidArgumentError, param="mode"):
+        smooth.load_checkpoint(saved.folder, network)
+    with raises(InvalidArgumentError, param="path"):
+        PTQ(PTQConfig(mode="deploy")).load_checkpoint(source, network)
+    other = load_network(write_checkpoint(tmp_path / "other", hidden_size=48))
+    with raises(InvalidFileError):
+        PTQ(PTQConfig(mode="deploy")).load_checkpoint(saved.folder, other)
+    with pytest.warns(UserWarning, match="network_helper"):
+        PTQ(PTQConfig()).apply(network, object())
