@@ -16,6 +16,7 @@ import penstock
 from penstock import PTQ, BackendTarget, PTQConfig, PTQMode, RoundToNearest, load_network
 from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.quant.ptq_config import check_blacklist
 from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
 
@@ -59,6 +60,11 @@ def tensors(folder: Path) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in load_file(folder / "model.safetensors").items()}
 
 
+def packed(network: torch.nn.Module) -> dict[str, bytes]:
+    buffers = network.named_buffers()
+    return {name: value.numpy().tobytes() for name, value in buffers if name.endswith("packed_weight")}
+
+
 def test_methods_with_data_save_what_the_command_writes(saved: Saved, tmp_path: Path) -> None:
     texts = tmp_path / "datasets.jsonl"
     texts.write_text("\n".join(json.dumps({"input_ids": ids}) for ids in IDS))
@@ -86,10 +92,7 @@ def test_a_network_is_filled_without_the_configuration(saved: Saved) -> None:
     assert ptq.convert(ptq.apply(network)) is network
     assert not network.lm_head.is_packed
     ptq.load_checkpoint(saved.folder, network)
-    expected, found = dict(saved.network.named_buffers()), dict(network.named_buffers())
-    assert {name for name in expected if name.endswith("packed_weight")} <= found.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+    assert packed(network) == packed(saved.network)
     for name, value in saved.network.named_parameters():
         assert torch.equal(dict(network.named_parameters())[name], value), name
 
@@ -132,3 +135,41 @@ def test_misuse_is_refused(source: Path, saved: Saved, tmp_path: Path) -> None:
         PTQ(PTQConfig(mode="deploy")).load_checkpoint(saved.folder, other)
     with pytest.warns(UserWarning, match="network_helper"):
         PTQ(PTQConfig()).apply(network, object())
+
+
+@pytest.mark.parametrize("recovery", [None, "imatrix"])
+def test_layers_of_the_blacklist_keep_their_floats(recovery: str | None, source: Path, tmp_path: Path) -> None:
+    config = PTQConfig(
+        weight_dtype="int4",
+        act_dtype="int8",
+        precision_recovery=recovery,
+        opname_blacklist=["layers.1.mlp.down_proj", "k_proj"],
+        algo_args={"calibration_tokens": 256, "threads": 1} if recovery else None,
+    )
+    network, ptq = load_network(source), PTQ(config)
+    ptq.apply(network, datasets=IDS if recovery else None)
+    ptq.convert(network)
+    ptq.save(tmp_path / "saved")
+    floats, found = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "saved"))
+    names = {"model.layers.1.mlp.down_proj.weight", *(f"model.layers.{i}.self_attn.k_proj.weight" for i in (0, 1))}
+    assert {n for n, value in found.items() if n.endswith("proj.weight") and value.dtype == np.float32} == names
+    for name in names:
+        assert found[name].tobytes() == floats[name].tobytes()
+    logits = []
+    for mode in ("graph", "eager"):
+        with penstock.LLM(tmp_path / "saved", mode=mode, context_len=64, max_requests=1) as llm:
+            logits.append(llm.logits(IDS[0][:20]))
+    np.testing.assert_array_equal(logits[0], logits[1])
+    again = load_network(source)
+    PTQ(PTQConfig(mode="deploy")).load_checkpoint(tmp_path / "saved", again)
+    assert packed(again) == packed(network)
+
+
+def test_a_blacklist_of_one_expert_is_refused() -> None:
+    names = [f"layers.0.mlp.experts.{i}.{p}_proj.weight" for i in (0, 1) for p in ("gate", "up", "down")]
+    check_blacklist(names, ["experts", "down_proj"])
+    for part in ("experts.0", "gate_proj"):
+        with raises(InvalidArgumentError, param="opname_blacklist"):
+            check_blacklist(names, [part])
+    with pytest.warns(UserWarning, match="router"):
+        check_blacklist(names, ["router"])

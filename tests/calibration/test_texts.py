@@ -22,8 +22,9 @@ LINES = [
     {"messages": MESSAGES},
     {"conversations": TURNS},
     MESSAGES,
+    {"input_ids": [5, 7]},
 ]
-TEXTS = ["plain", "a", "bc", MESSAGES, MESSAGES, MESSAGES]
+TEXTS = ["plain", "a", "bc", MESSAGES, MESSAGES, MESSAGES, (5, 7)]
 
 
 def llm(context_len: int = 4096) -> Any:
@@ -49,7 +50,17 @@ def test_files_hold_texts_and_conversations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"\xff\xfe", "{", "3", '{"other": 1}', '{"messages": [1]}', '{"messages": [{"role": "user"}]}', "[]x"]
+    "text",
+    [
+        b"\xff\xfe",
+        "{",
+        "3",
+        '{"other": 1}',
+        '{"messages": [1]}',
+        '{"messages": [{"role": "user"}]}',
+        "[]x",
+        '{"input_ids": [-1]}',
+    ],
 )
 def test_other_contents_are_refused(text: str | bytes, tmp_path: Path) -> None:
     with raises(InvalidFileError, param="calibration"):

@@ -27,6 +27,7 @@ from penstock.calibration.texts import DEFAULT_TOKENS
 from penstock.checkpoint.folder import Checkpoint
 from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError
+from penstock.extras import without_torch
 from penstock.quant.ptq_config import PTQConfig, PTQMode
 from penstock.validation import refusal, wrong_type
 
@@ -42,10 +43,12 @@ class PTQ:
     """Quantizes the linear layers of a network by the methods of a PTQConfig."""
 
     def __init__(self, config: PTQConfig) -> None:
-        from penstock.quant.round_to_nearest import RoundToNearest  # networks need PyTorch
-
         if not isinstance(config, PTQConfig):
             raise wrong_type("config", "a PTQConfig", config)
+        try:
+            from penstock.quant.round_to_nearest import RoundToNearest
+        except ModuleNotFoundError as error:
+            raise without_torch("penstock.PTQ", error) from None
         self.config = config
         self._algorithm: RoundToNearest = RoundToNearest(config)
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,7 @@ SEQUENCE_LEN: Final = 512
 _MAX_BYTES: Final = 1 << 30
 _SAMPLES_AT_ONCE: Final = 8
 _ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
-Text: TypeAlias = str | list[dict[str, str]] | list[int]
+Text: TypeAlias = str | list[dict[str, str]] | tuple[int, ...]
 """A text, the messages of a conversation, or token ids."""
 
 
@@ -113,10 +113,10 @@ def _text_of(value: Any, where: str) -> Text:
     )
 
 
-def _token_ids(value: Any, where: str) -> list[int]:
+def _token_ids(value: Any, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(is_integer(item, 0, MAX_TOKEN) for item in value):
         raise InvalidFileError(f"{where}: input_ids: expected a list of token ids", param="calibration")
-    return list(value)
+    return tuple(value)
 
 
 def _messages(value: Any, where: str) -> list[dict[str, str]]:
@@ -162,10 +162,10 @@ def calibration_data(
 def _encode(llm: LLM, text: Text, path: Path) -> list[int]:
     if isinstance(text, str):
         return list(llm.tokenizer.encode(text))
-    if all(isinstance(item, int) for item in text):
-        return _known_ids(cast("list[int]", text), llm.info.vocab_size, path)
+    if isinstance(text, tuple):
+        return _known_ids(list(text), llm.info.vocab_size, path)
     try:
-        return llm.chat_prompt(cast("list[dict[str, str]]", text), continue_final_message=False)
+        return llm.chat_prompt(text, continue_final_message=False)
     except PenstockError as error:
         raise error.with_message(f"{path}: {error}") from None
 

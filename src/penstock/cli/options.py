@@ -93,7 +93,8 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
     "--kv-cache": {
         "choices": ("auto", "f32", "bf16", "int8"),
         "default": "auto",
-        "help": "type of keys and values; auto (default): f32 with scheme f32, otherwise bf16",
+        "help": "type of keys and values; auto (default): what a quantized folder says, else f32 with scheme f32, "
+        "otherwise bf16",
     },
     "--no-prefix-cache": {
         "action": "store_true",

@@ -107,7 +107,7 @@ class RoundToNearest:
     """Quantizes the linear layers of a network.
 
     The output head gets the scheme's ``head``.  An embedding is quantized only when it is tied to the output head.
-    A PTQConfig may have a ``opname_blacklist`` and ``kvcache_dtype``; one with another method is for ``PTQ``.
+    A PTQConfig may have an ``opname_blacklist`` and a ``kvcache_dtype``; one with another method is for ``PTQ``.
     """
 
     def __init__(self, config: RoundToNearestConfig | PTQConfig) -> None:

@@ -62,7 +62,8 @@ class ProgramLimits:
     memory holds), those of all ranks that they are dealt out to.  A group with a window has as many at most
     (``core.layouts.pages_by_group``).
     ``context_len``: tokens of one request, prompt and answer (0: as many as the model allows).
-    ``kv_layout``: the type of keys and values, one of ``KV_LAYOUTS``; "auto" is f32 with scheme f32, otherwise bf16.
+    ``kv_layout``: the type of keys and values, one of ``KV_LAYOUTS``; "auto" is what a
+    quantized folder says, else f32 with scheme f32, otherwise bf16.
     ``weights``: "mmap" starts at once and shares the file's pages with every process that maps them; "huge" copies them
     first.
 
