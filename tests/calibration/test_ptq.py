@@ -137,7 +137,7 @@ def test_misuse_is_refused(source: Path, saved: Saved, tmp_path: Path) -> None:
         PTQ(PTQConfig()).apply(network, object())
 
 
-@pytest.mark.parametrize("recovery", [None, "imatrix"])
+@pytest.mark.parametrize("recovery", [pytest.param(None, marks=pytest.mark.long), "imatrix"])
 def test_layers_of_the_blacklist_keep_their_floats(recovery: str | None, source: Path, tmp_path: Path) -> None:
     config = PTQConfig(
         weight_dtype="int4",
