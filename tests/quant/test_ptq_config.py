@@ -62,6 +62,7 @@ def test_configurations_name_a_scheme_and_a_method(values: dict[str, Any], schem
     [
         ({"mode": "train"}, InvalidArgumentError, "mode"),
         ({"backend": "ascend"}, UnsupportedError, "backend"),
+        ({"backend": BackendTarget.ASCEND}, UnsupportedError, "backend"),
         ({"backend": 3}, InvalidArgumentError, "backend"),
         ({"weight_dtype": None}, UnsupportedError, "weight_dtype"),
         ({"weight_dtype": None, "kvcache_dtype": "int8"}, UnsupportedError, "weight_dtype"),

@@ -32,8 +32,7 @@ from penstock.quant.ptq_config import PTQConfig, PTQMode
 from penstock.validation import refusal, wrong_type
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from penstock.nn.base import nn
     from penstock.quant.round_to_nearest import RoundToNearest
 
 __all__ = ["PTQ"]

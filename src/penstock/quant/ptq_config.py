@@ -28,10 +28,11 @@ class PTQMode(Enum):
 
 
 class BackendTarget(Enum):
-    """The device that runs the result.  ``NONE`` is the processor, too."""
+    """The device that runs the result: a processor.  ``NONE`` is the same; PTQConfig refuses ``ASCEND``."""
 
     NONE = "none"
     CPU = "cpu"
+    ASCEND = "ascend"
 
 
 _EXPERT: Final = re.compile(r"\.experts\.\d+\.(?:(?:gate|up)_proj|w1|w3)?")
@@ -228,7 +229,7 @@ def _word(value: object) -> str | None:
 
 
 def _member(kind: type[Enum], name: str, value: object) -> Enum:
-    known = {member.name.lower(): member for member in kind}
+    known = {member.name.lower(): member for member in kind if member is not BackendTarget.ASCEND}
     word = _word(value)
     if word not in known:
         raise refusal(name, " or ".join(known), value)
