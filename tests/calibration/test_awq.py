@@ -89,7 +89,7 @@ def plain_search(weights: list[np.ndarray], x: np.ndarray, heads: tuple[int, int
     means = np.abs(x).mean(axis=0)
     if heads is not None:
         means = means.reshape(heads).mean(axis=1).reshape(-1)
-    logs, best, least = np.log2(means), None, np.inf
+    logs, best, least = np.log2(means), np.zeros(0, np.int64), np.inf
     for power in np.arange(20) / 20:
         scale = power * logs
         exponents = np.clip(np.rint(scale - np.median(scale)), -8, 8).astype(int)
@@ -104,7 +104,6 @@ def plain_search(weights: list[np.ndarray], x: np.ndarray, heads: tuple[int, int
             error += ((x @ (rounded - weight).T) ** 2).sum()
         if error < least:
             best, least = columns, error
-    assert best is not None
     return best
 
 

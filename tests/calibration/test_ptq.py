@@ -90,7 +90,7 @@ def test_a_network_is_filled_without_the_configuration(saved: Saved) -> None:
     network = load_network(saved.source)
     ptq = PTQ(PTQConfig(mode="DEPLOY"))
     assert ptq.convert(ptq.apply(network)) is network
-    assert not network.lm_head.is_packed
+    assert not packed(network)
     ptq.load_checkpoint(saved.folder, network)
     assert packed(network) == packed(saved.network)
     for name, value in saved.network.named_parameters():
@@ -99,7 +99,8 @@ def test_a_network_is_filled_without_the_configuration(saved: Saved) -> None:
 
 def test_the_class_of_the_documents_takes_the_configuration(source: Path, tmp_path: Path) -> None:
     config = PTQConfig(weight_quant_dtype="int8", kvcache_quant_dtype="int8")
-    for number, algorithm in enumerate((RoundToNearest(config), PTQ(config))):
+    algorithms: list[Any] = [RoundToNearest(config), PTQ(config)]
+    for number, algorithm in enumerate(algorithms):
         network = load_network(source)
         algorithm.apply(network)
         algorithm.convert(network)

@@ -205,4 +205,5 @@ def _exponents(inputs: NDArray[np.float32], weights: NDArray[np.float32], streng
 def centred_exponents(logs: NDArray[Any], is_used: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Return logarithms as exponents of two whose median is 0; 0 for columns that are not used."""
     logs = np.where(is_used, logs - np.median(logs[is_used]), 0)
-    return np.clip(np.rint(logs), -_MAX_EXPONENT, _MAX_EXPONENT).astype(np.int32)
+    exponents: NDArray[np.int32] = np.clip(np.rint(logs), -_MAX_EXPONENT, _MAX_EXPONENT).astype(np.int32)
+    return exponents
