@@ -74,9 +74,13 @@ def test_imatrix_samples_texts_and_finds_no_nan(tmp_path: Path, monkeypatch: pyt
 
 
 def test_gptq_refuses_fewer_tokens_than_columns(tmp_path: Path) -> None:
-    with raises(InvalidArgumentError, param="calibration", code="too_few_tokens"):
+    with raises(InvalidArgumentError, param="calibration_tokens", code="too_few_tokens"):
         quantize_with_data(DEMO, tmp_path / "out", "w4a8", DataOptions("gptq", TEXT, 600))
-    assert list(tmp_path.iterdir()) == []
+    short = tmp_path / "short.txt"
+    short.write_bytes(TEXT.read_bytes()[:1500])
+    with raises(InvalidArgumentError, param="calibration", code="too_few_tokens"):
+        quantize_with_data(DEMO, tmp_path / "out", "w4a8", DataOptions("gptq", short))
+    assert list(tmp_path.iterdir()) == [short]
 
 
 @pytest.mark.parametrize(("out", "imatrix_out", "param"), [

@@ -176,7 +176,7 @@ def _calibrated(
                 rounding.smoothing = scaling_of(checkpoint, program, plan, grid, passes.begin)
             if "gptq" in options.steps:
                 unfinished = UnfinishedWeights(final, {"scheme": scheme.name, **rounding.recipe}, checkpoint)
-                _GptqWork(checkpoint, plan, rounding, unfinished, options.arguments.damping).run(program, passes)
+                _GptqWork(checkpoint, plan, rounding, unfinished, options).run(program, passes)
     return rounding
 
 
@@ -260,9 +260,9 @@ class _GptqWork:
         plan: Mapping[str, Scheme],
         rounding: _DataRounding,
         unfinished: UnfinishedWeights,
-        damping: float,
+        options: DataOptions,
     ) -> None:
-        self._checkpoint, self._plan, self._rounding, self._damping = checkpoint, plan, rounding, damping
+        self._checkpoint, self._plan, self._rounding, self._options = checkpoint, plan, rounding, options
         self._unfinished = rounding.unfinished = unfinished
 
     def run(self, program: CalibrationProgram, passes: _Passes) -> None:
@@ -289,10 +289,13 @@ class _GptqWork:
     def _check_tokens(self, linears: list[LinearNode], num_tokens: int) -> None:
         cols = max((linear.cols for linear in linears), default=0)
         if num_tokens < cols:
+            limit = self._options.num_tokens
+            param = "calibration_tokens" if self._options.data is None and limit < cols else "calibration"
+            found = f"{limit}; raise it" if param == "calibration_tokens" else f"{num_tokens}; pass more text"
             raise InvalidArgumentError(
-                f"calibration: expected at least {cols} tokens for gptq, as many as the widest weight has columns, got "
-                f"{num_tokens}; pass more text, or use --method imatrix",
-                param="calibration",
+                f"{param}: expected at least {cols} tokens for gptq, as many as the widest weight has columns, got "
+                f"{found}, or use --method imatrix",
+                param=param,
                 code="too_few_tokens",
             )
 
@@ -301,7 +304,7 @@ class _GptqWork:
         names = self._open_names(linear)
         hessian = self._rounding.smoothing.hessian_of(names[0], hessian)
         try:
-            factor, _ = inverse_factor(hessian, self._damping)
+            factor, _ = inverse_factor(hessian, self._options.arguments.damping)
         except InvalidArgumentError:
             self._rounding.without_gptq += names
             return

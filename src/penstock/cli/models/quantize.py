@@ -11,7 +11,7 @@ from penstock.cli.model_source import downloaded_path
 from penstock.cli.models.quantize_measured import add_mixed_options, is_mixed, run_auto, run_mixed
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes, printable
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.calibration.quantize import DataReport
@@ -21,13 +21,6 @@ __all__ = ["add_parser", "run"]
 _METHODS: Final = (
     "rtn", "imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq", "awq", "awq+imatrix", "awq+gptq", "auto",
 )  # fmt: skip
-_OPTIONS: Final = {
-    "calibration": "--calibration",
-    "calibration_tokens": "--calibration-tokens",
-    "imatrix_out": "--imatrix-out",
-    "out": "OUT",
-}
-"""The options by the parameters of errors."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -79,15 +72,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Quantize; show progress on standard error and print one line of figures."""
-    try:
-        return _run(args)
-    except PenstockError as error:
-        if error.param in _OPTIONS and str(error).startswith(error.param):
-            raise error.with_message(error.naming(_OPTIONS[error.param])) from None
-        raise
-
-
-def _run(args: argparse.Namespace) -> int:
     from penstock.checkpoint.quantize import quantize_checkpoint
     from penstock.models.mapped import open_mapped
     from penstock.runtime.build import Progress
