@@ -16,6 +16,8 @@ import penstock
 from penstock import PTQ, BackendTarget, PTQConfig, PTQMode, RoundToNearest, load_network
 from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.graph.export import export_bundle
+from penstock.lite.open_model import ModelType, OpenModel
 from penstock.quant.ptq_config import check_blacklist
 from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
@@ -77,13 +79,17 @@ def test_methods_with_data_save_what_the_command_writes(saved: Saved, tmp_path: 
     assert (section["scheme"], section["kv_cache"]) == ("w4a8", "int8")
 
 
-def test_a_folder_opens_with_its_own_types(saved: Saved) -> None:
+def test_a_folder_opens_with_its_own_types(saved: Saved, tmp_path: Path) -> None:
     for mode in ("graph", "eager"):
         with penstock.LLM(saved.folder, mode=mode, context_len=64, max_requests=1) as llm:
             assert llm.engine.program.info.scheme == "w4a8"
             assert llm.engine.program.limits.kv_layout == "int8"
     with penstock.LLM(saved.folder, kv_cache="f32", context_len=64, max_requests=1) as llm:
         assert llm.engine.program.limits.kv_layout == "f32"
+    export_bundle(saved.folder, tmp_path / "saved.psm")
+    opened = OpenModel(tmp_path / "saved.psm", ModelType.PENSTOCK, None, None)
+    assert opened.config.kv_cache == "int8"
+    opened.close()
 
 
 def test_a_network_is_filled_without_the_configuration(saved: Saved) -> None:
