@@ -46,13 +46,19 @@ def read_picture(path: Path | str) -> Picture:
 
 def resize(picture: NDArray[np.number], height: int, width: int) -> Floats:
     """Return a picture in another size, by linear interpolation, averaged where it becomes smaller."""
-    rows, columns = _weights(picture.shape[0], height), _weights(picture.shape[1], width)
-    return np.einsum("yh,hwc,xw->yxc", rows, picture.astype(np.float32), columns, optimize=True)
+    rows = _resize_rows(picture.astype(np.float32), height)
+    return _resize_rows(rows.transpose(1, 0, 2), width).transpose(1, 0, 2)
 
 
-def _weights(before: int, after: int) -> Floats:
-    scale = before / after
-    centers = (np.arange(after)[:, None] + 0.5) * scale - 0.5
-    distances = np.abs(np.arange(before) - np.clip(centers, 0, before - 1)) / max(scale, 1)
-    weights = np.maximum(1 - distances, 0)
-    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+def _resize_rows(picture: Floats, after: int) -> Floats:
+    before = len(picture)
+    reach = max(before / after, 1)
+    centers = np.clip((np.arange(after) + 0.5) * before / after - 0.5, 0, before - 1)
+    result, total = np.zeros((after, *picture.shape[1:]), np.float32), np.zeros((after, 1, 1), np.float32)
+    for tap in range(2 * int(np.ceil(reach)) + 1):
+        rows = np.floor(centers - reach).astype(int) + tap
+        weights = np.maximum(1 - np.abs(rows - centers) / reach, 0) * ((rows >= 0) & (rows < before))
+        weights = weights.astype(np.float32)[:, None, None]
+        result += weights * picture[np.clip(rows, 0, before - 1)]
+        total += weights
+    return result / total
