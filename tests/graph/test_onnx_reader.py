@@ -14,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.general.sizes import as_text
 from penstock.graph.onnx.reader import read_onnx
+from penstock.networks.network import read_network
+from penstock.networks.predictor import open_predictor
 from tests.support.errors import raises
 
 
@@ -88,8 +90,26 @@ def test_a_condition_on_sizes_takes_one_branch() -> None:
     ]
     data = model(nodes, {"x": ("A", 3)}, ["y"], {"six": np.array(6)}).SerializeToString()
     assert [call.attrs["kind"] for call in read_onnx(data, {"A": 2}).calls] == ["exp"]
-    with raises(UnsupportedError, code="unsupported_nodes"):
+    with raises(UnsupportedError, code="unsupported_nodes") as raised:
         read_onnx(data)
+    assert "--size A=N" in str(raised.value)
+    nodes[-1].input[0] = "flag"
+    open_value = model(nodes[2:], {"x": (2, 3), "flag": ()}, ["y"]).SerializeToString()
+    with raises(UnsupportedError, code="unsupported_nodes") as raised:
+        read_onnx(open_value)
+    assert "--size flag=N" in str(raised.value)
+
+
+def test_texts_of_a_file_are_properties_of_its_bundle(tmp_path: Path) -> None:
+    made = model([helper.make_node("Relu", ["x"], ["y"])], {"x": (2,)}, ["y"])
+    texts = {"labels": "cat\ndog", "\x01": "no name", "long": "a" * (1 << 20) + "b", "nul": "a\0b"}
+    helper.set_model_props(made, texts)
+    (tmp_path / "net.onnx").write_bytes(made.SerializeToString())
+    network = read_network(tmp_path / "net.onnx")
+    network.save(tmp_path / "net.psm", properties={"more": "1"})
+    with open_predictor(tmp_path / "net.psm") as predictor, network.compile() as compiled:
+        assert predictor.properties == {"labels": "cat\ndog", "more": "1"}
+        assert compiled.properties == {"labels": "cat\ndog"}
 
 
 def test_functions_are_read_through_their_bodies() -> None:

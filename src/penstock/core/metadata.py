@@ -19,14 +19,14 @@ from penstock.errors import FileAccessError, InvalidFileError
 
 __all__ = [
     "FORMAT_MAJOR", "FORMAT_MINOR", "FlatTable", "StoredPart", "StoredWeight", "check_same", "open_again",
-    "read_metadata", "stamp_of", "state_groups", "stored_segments", "stored_weights",
+    "read_metadata", "stamp_of", "state_groups", "stored_properties", "stored_segments", "stored_weights",
 ]  # fmt: skip
 
 FORMAT_MAJOR, FORMAT_MINOR = 1, 1
 """The newest version of the format.  A bundle of a language model has the minor version 0."""
 
 _OFFSET_AT, _SIZE_AT, _HEADER_BYTES = 16, 24, 64
-_SEGMENTS, _WEIGHTS, _STATES = 13, 7, 8
+_SEGMENTS, _WEIGHTS, _STATES, _PROPERTIES = 13, 7, 8, 14
 
 
 class FlatTable:
@@ -139,6 +139,12 @@ def read_metadata(path: str | os.PathLike[str], stamp: Sequence[int]) -> bytes:
         offset, size = (int.from_bytes(header[at : at + 8], "little") for at in (_OFFSET_AT, _SIZE_AT))
         file.seek(offset)
         return file.read(size)
+
+
+def stored_properties(metadata: bytes) -> dict[str, str]:
+    """Return the properties of a bundle."""
+    root = FlatTable(metadata, int.from_bytes(metadata[:4], "little"))
+    return {row.string(0): row.string(1) for row in root.rows(_PROPERTIES)}
 
 
 def stored_segments(metadata: bytes) -> dict[str, tuple[int, int]]:

@@ -66,7 +66,7 @@ class CapturedNetwork:
     def save(self, path: str | os.PathLike[str], *, properties: Mapping[str, str] | None = None) -> SavedNetwork:
         """Write the bundle ``path``, which ends in .psm; it appears complete or not at all.
 
-        ``properties`` are stored as they are, for programs that read the file.
+        ``properties`` are stored as they are, beside those of an ONNX file, for programs that read the bundle.
         """
         target = Path(path)
         if target.suffix != ".psm":

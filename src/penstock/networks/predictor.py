@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from penstock.config import check_integer
 from penstock.core import native
+from penstock.core.metadata import read_metadata, stored_properties
 from penstock.core.predict import NetworkProgram, NetworkSize, NetworkValue, network_sizes
 from penstock.core.spans import node_infos, set_profiling
 from penstock.errors import InvalidArgumentError
@@ -25,10 +26,12 @@ Arrays = Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
 class Predictor:
     """A general network with its memory.  Calls from several threads run one at a time."""
 
-    def __init__(self, model: native.Model, context: native.Context) -> None:
+    def __init__(self, model: native.Model, context: native.Context, properties: Mapping[str, str]) -> None:
         self._program = NetworkProgram(model, context)
         self._model = model
         self.sizes: list[NetworkSize] = network_sizes(model)
+        self.properties: Mapping[str, str] = properties
+        """The texts that the bundle carries, such as labels; those of an ONNX file are its metadata."""
         self._lock = threading.Lock()
 
     @property
@@ -96,4 +99,6 @@ def open_predictor(path: str | os.PathLike[str], *, threads: int = 0) -> Predict
 
     Raises UnsupportedError for the bundle of a language model, and InvalidFileError for a damaged file.
     """
-    return Predictor(native.Model.open(path), native.Context(num_threads=threads))
+    model = native.Model.open(path)
+    properties = stored_properties(read_metadata(path, model.stamp))
+    return Predictor(model, native.Context(num_threads=threads), properties)

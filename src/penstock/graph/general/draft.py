@@ -93,7 +93,10 @@ class DraftCall:
 
 @dataclass
 class Draft:
-    """A general network.  ``inputs`` and ``outputs`` keep the names that users know."""
+    """A general network.  ``inputs`` and ``outputs`` keep the names that users know.
+
+    ``properties`` are texts for programs that read the bundle.
+    """
 
     name: str
     inputs: list[Tensor] = field(default_factory=list)
@@ -101,6 +104,7 @@ class Draft:
     output_names: list[str] = field(default_factory=list)
     calls: list[DraftCall] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
+    properties: dict[str, str] = field(default_factory=dict)
 
     def input(self, name: str, dtype: DType, shape: Iterable[SizeLike]) -> Tensor:
         """Add an input."""

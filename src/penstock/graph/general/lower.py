@@ -68,7 +68,7 @@ def write_network(
 
 def lower(draft: Draft, properties: Mapping[str, str] | None = None) -> Lowered:
     """Return the graph of a draft, which is not changed, and the arrays of its weights."""
-    return _Lowering(draft, dict(properties or {})).run()
+    return _Lowering(draft, {**draft.properties, **(properties or {})}).run()
 
 
 class _Lowering:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from penstock.errors import UnsupportedError
-from penstock.graph.general.draft import Tensor
+from penstock.graph.general.draft import Draft, Tensor
+from penstock.graph.general.sizes import SizeExpression, symbols_of
 from penstock.graph.onnx.context import Site
 from penstock.graph.onnx.model import OnnxGraph
 from penstock.graph.onnx.registry import reads
@@ -42,13 +45,55 @@ def _refuse(site: Site) -> Tensor:
 
 @reads("If")
 def _if(site: Site) -> tuple[Tensor | None, ...]:
-    site.require(
-        site.is_raw(0) and site.raw(0).dtype != object,
-        "its condition depends on values or on free sizes; fix the sizes of the inputs, or export without control flow",
-    )
+    if not site.is_raw(0) or site.raw(0).dtype == object:
+        raise site.refused(_why_open(site.x(0), site.draft))
     condition = bool(site.raw(0).reshape(-1)[0])
     graph = site.attr("then_branch" if condition else "else_branch")
     site.expect(isinstance(graph, OnnxGraph) and site.run_graph is not None, "two graphs")
     results = site.run_graph(graph)  # type: ignore[misc]
     count = len(site.node.outputs)
     return tuple(results) if len(results) >= count else (None,) * count
+
+
+def _why_open(condition: Tensor, draft: Draft) -> str:
+    """Return why a condition is not known: the inputs and the free sizes that it depends on."""
+    producers = {id(output): call for call in draft.calls for output in call.outputs}
+    numbers, tensors, sizes = set[str](), set[str](), set[str]()
+    seen, waiting = set[int](), [condition]
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        call = producers.get(id(tensor))
+        if tensor.value is not None:
+            sizes |= _names_in(tensor.value)
+        elif call is not None:
+            waiting.extend(value for value in call.inputs if value is not None)
+            sizes.update(*map(_names_in, call.attrs.values()))
+        else:
+            (tensors if tensor.rank else numbers).add(tensor.name)
+    if tensors:
+        what = "inputs" if len(tensors) > 1 else "input"
+        return (
+            f"its condition depends on the values of {what} {_list(tensors)}, which differ from run to run; export the "
+            "network without control flow"
+        )
+    fixed = " ".join(f"--size {name}=N" for name in sorted(numbers | sizes))
+    return (
+        f"its condition depends on {_list({f'the value of input {name}' for name in numbers} | _free(sizes))}; give a "
+        f"number ({fixed})"
+    )
+
+
+def _names_in(value: Any) -> set[str]:
+    items = np.asarray(value, object).flat
+    return {symbol.name for item in items if isinstance(item, SizeExpression) for symbol in symbols_of(item)}
+
+
+def _free(sizes: set[str]) -> set[str]:
+    return {f"the free size {name}" for name in sizes}
+
+
+def _list(names: set[str]) -> str:
+    return ", ".join(sorted(names))

@@ -34,6 +34,9 @@ _MAX_PROTO_BYTES: Final = (1 << 31) - 1
 _MAX_RANK: Final = 32
 _BITS: Final = {4: 16, 5: 16, 10: 16, 16: 16, 1: 32, 6: 32, 12: 32, 7: 64, 11: 64, 13: 64, 14: 64, 15: 128, 2: 8, 3: 8,
                 9: 8, 17: 8, 18: 8, 19: 8, 20: 8, 24: 8, 21: 4, 22: 4, 23: 4, 25: 2, 26: 2}  # fmt: skip
+_MAX_PROPERTIES: Final = 1024
+_MAX_KEY_BYTES: Final = 512
+_MAX_TEXT_BYTES: Final = 1 << 20
 _FIELDS: Final = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
@@ -103,7 +106,7 @@ class _Loader:
         names = [node.name for node in graph.nodes]
         for at, node in enumerate(graph.nodes):
             node.name = names[at] or f"{node.op}_{at}"
-        return OnnxNetwork(graph, opsets, functions)
+        return OnnxNetwork(graph, opsets, functions, _properties(proto.metadata_props))
 
     def _graph(self, proto: Any, depth: int) -> OnnxGraph:
         if depth > MAX_DEPTH:
@@ -220,6 +223,18 @@ class _Loader:
         if ".." in Path(location).parts or not any(real.is_relative_to(folder) for folder in folders):
             raise InvalidFileError(f"{where}: expected data in the folder of the model, got {location!r}")
         return path
+
+
+def _properties(items: Any) -> dict[str, str]:
+    """Return the texts that a file carries for programs, such as its labels; without those that no bundle can have."""
+    found = [(str(item.key), str(item.value)) for item in items]
+    fitting = {
+        key: value
+        for key, value in found
+        if key.isprintable() and 0 < len(key.encode()) <= _MAX_KEY_BYTES
+        if len(value.encode()) <= _MAX_TEXT_BYTES and not {"\0", "\x7f"} & set(value)
+    }
+    return dict(list(fitting.items())[:_MAX_PROPERTIES])
 
 
 def _opsets(items: Any) -> dict[str, int]:

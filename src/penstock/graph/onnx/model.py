@@ -77,3 +77,4 @@ class OnnxNetwork:
     graph: OnnxGraph
     opsets: dict[str, int]
     functions: dict[tuple[str, str], Function]
+    properties: dict[str, str] = field(default_factory=dict)

@@ -85,7 +85,7 @@ class _Scope:
 class _Walk:
     def __init__(self, name: str, model: OnnxNetwork, sizes: InputSizes) -> None:
         self._model, self._sizes = model, sizes
-        self._draft = Draft(name)
+        self._draft = Draft(name, properties=model.properties)
         self._refusals: list[_Refusal] = []
         self._count = self._folded = 0
 
