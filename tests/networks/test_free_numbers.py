@@ -69,7 +69,7 @@ def placed(x: Tensor) -> list[Tensor]:
     """Elements that are set by masks and by indices, and windows."""
     rows, columns = torch.tensor([[0], [2]]), torch.tensor([1, 4])
     masked, points, axes, sums = x.clone(), x.clone(), x.clone(), x.clone()
-    masked[x[:, :, 0] > 0] = 0.5
+    masked[x[..., 0] > 0] = 0.5
     points[:, :, rows, columns] = torch.arange(4.0).view(2, 2)
     axes[:, torch.tensor([3, 1])] = x[:, :2] * 2
     sums.index_put_((torch.tensor([0, 0]),), x[:2], accumulate=True)
@@ -85,13 +85,13 @@ def test_elements_that_are_set(tmp_path: Path) -> None:
 
 def free_numbers(x: Tensor) -> list[Tensor]:
     h, w = x.shape[2:]
-    places = torch.linspace(0.5, h - 0.5, h) / h + torch.arange(0.5, h)
+    places = torch.arange(0.5, h) / h
     return [
-        x / math.sqrt(h * w), x * (1.0 / w), x.sum((2, 3)) * h**-0.5, places, x[:, :, : math.ceil(h / 4)],
+        x / (h * w) ** 0.5, x * (1.0 / w), x.sum((2, 3)) * h**-0.5, places, x[:, :, : math.ceil(h / 4)],
         x[:, :, : math.floor(h * 0.5)], F.interpolate(x, scale_factor=0.5),
         F.interpolate(x, scale_factor=1.5, mode="bilinear"),
         F.interpolate(x, size=(h // 2, 7), mode="bilinear"), F.adaptive_avg_pool2d(x, (3, 5)),
-        F.adaptive_max_pool2d(x, (None, 2)), F.adaptive_avg_pool1d(x[:, 0], 4),
+        F.adaptive_max_pool2d(x, (3, 2)), F.adaptive_avg_pool1d(x[:, 0], 4),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Numbers that a module makes of free sizes: ``x / math.sqrt(n)``, ``int(h * 0.5)``, ``math.ceil(w / 4)``."""
+"""Numbers that a module makes of free sizes: ``x * n**-0.5``, ``math.floor(h * 0.5)``, ``math.ceil(w / 4)``."""
 
 from __future__ import annotations
 
