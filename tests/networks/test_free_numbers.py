@@ -114,7 +114,8 @@ def test_convolutions_over_volumes(tmp_path: Path) -> None:
     grouped = nn.Conv3d(8, 12, (2, 3, 1), groups=4, bias=False)
     examples = [torch.randn(2, 3, 10, 9, 16), torch.randn(1, 3, 13, 8, 19)]
     module = Function(volumes, plain, grouped)
-    check(module, tmp_path / "net.psm", examples, ("B", 3, "D", "H", "W"), sizes={"D": (10, 32), "H": (8, 32), "W": (16, 64)})
+    sizes = {"D": (10, 32), "H": (8, 32), "W": (16, 64)}
+    check(module, tmp_path / "net.psm", examples, ("B", 3, "D", "H", "W"), sizes=sizes)
 
 
 def test_factors_that_are_not_exact_are_refused_at_free_sizes() -> None:

@@ -365,6 +365,16 @@ def _conv_padding(
     return convolved(w, x, weight, bias, strides, pads, dilations, groups)
 
 
+@reader("_weight_norm.default")
+def _weight_norm(w: Writer, v: Tensor, g: Tensor, axis: int = 0) -> Tensor:
+    """Compute the weight of a layer with ``weight_norm`` now, as the layer needs a constant."""
+    if v.value is None or g.value is None:
+        raise UnsupportedError(f"{w.name}: expected constant weights, got computed ones")
+    array, others = np.asarray(v.value, np.float64), tuple(i for i in range(v.rank) if i != axis % v.rank)
+    norm = np.sqrt(np.square(array).sum(axis=others if axis != -1 else None, keepdims=True))
+    return w.constant((array * (np.asarray(g.value, np.float64) / norm)).astype(np.float32))
+
+
 @reader("convolution.default")
 def _convolution(w: Writer, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
     strides, pads, dilations, transposed, output_pads, groups = rest
