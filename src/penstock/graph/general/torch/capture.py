@@ -1,7 +1,7 @@
 """Capture of any ``torch.nn.Module`` as a draft.
 
-``torch.export`` runs the module once; ``run_decompositions({})`` leaves about 70 ops, each of which has a reader.  The
-sizes of its inputs may be free.  Guards of PyTorch never reach the user.
+``torch.export`` runs the module once.  About 150 ops have a reader, and PyTorch splits others into those.  The sizes of
+its inputs may be free.  Guards of PyTorch never reach the user.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from torch.utils import _pytree as pytree
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.graph.general.draft import Draft, Tensor
 from penstock.graph.general.sizes import SizeExpression, SizeLike, largest, smallest, symbol
-from penstock.graph.general.torch import elementwise, layers, shapes
+from penstock.graph.general.torch import elementwise, layers, shapes, volumes
+from penstock.graph.general.torch.decompose import decomposed
+from penstock.graph.general.torch.numbers import FreeNumber, number_of, rounded_size
 from penstock.graph.general.torch.recurrent import whole_recurrent_layers
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named
 
 __all__ = ["capture_module"]
 
-_READERS: Final = (elementwise, layers, shapes)  # importing them declares the readers
+_READERS: Final = (elementwise, layers, shapes, volumes)  # importing them declares the readers
 _MAX_SIZE: Final = 1 << 20
 _MAX_NARROWED: Final = 4
 _CHECKS: Final = (
@@ -240,7 +242,7 @@ def _export_once(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
                 module, args, kwargs, dynamic_shapes=dynamic, strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )  # fmt: skip
-            return exported.run_decompositions({})
+            return decomposed(exported, {*OPS, *_CHECKS})
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -251,6 +253,8 @@ def _own_words(error: Exception) -> str:
     fixed = re.search(r"Suggested fixes: (.*)$", text)
     if fixed:
         return f"the module takes other sizes than those declared: {fixed[1][:200]}; give them in shapes and sizes"
+    if "cannot be solved" in text:
+        return "a size inside the module is 1 with this example, which PyTorch takes to be fixed; give a larger example"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
         return "the module branches on the value of a tensor, or makes a shape of one"
     return f"PyTorch cannot export the module: {text[:400]}"
@@ -311,6 +315,9 @@ class _Capture:
             return int(expr)
         if expr.is_Symbol:
             return self._symbol(expr)
+        rounded = rounded_size(expr, self._expression)
+        if rounded is not None:
+            return rounded
         args = [self._expression(arg) for arg in expr.args]
         kind = type(expr).__name__
         if expr.is_Add or expr.is_Mul:
@@ -361,6 +368,9 @@ class _Capture:
         if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
             self.values[node] = self._size(value)
             return
+        if isinstance(value, torch.SymFloat):
+            self.values[node] = FreeNumber(value.node.expr)
+            return
         if str(target) in _CHECKS or isinstance(value, (torch.SymBool, bool)):
             return
         read = OPS.get(str(target))
@@ -391,7 +401,8 @@ class _Capture:
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
-            return self.values.get(value)
+            found = self.values.get(value)
+            return number_of(self.writer, found.expr, self._expression) if isinstance(found, FreeNumber) else found
         if isinstance(value, (list, tuple)):
             return (
                 [self._argument(item) for item in value]

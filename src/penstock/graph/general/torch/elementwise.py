@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named, reader
 from penstock.graph.ir import DType
@@ -25,6 +24,7 @@ _BINARY: Final = {
     "mul": "mul", "maximum": "max", "minimum": "min", "fmod": "fmod", "remainder": "mod", "atan2": "atan2",
     "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
     "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor",
+    "max.other": "max", "min.other": "min",
 }  # fmt: skip
 _LOGICAL: Final = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
 
@@ -41,10 +41,11 @@ def _declare_tables() -> None:
 
     for table, floats in ((_UNARY, True), (_UNARY_ANY, False)):
         for name, kind in table.items():
-            OPS[f"aten.{name}.default"] = unary(kind, floats)
+            for library in ("aten", "prims"):  # whose ops PyTorch's decompositions call
+                OPS[f"{library}.{name}.default"] = unary(kind, floats)
     for name, kind in {**_BINARY, **_COMPARISONS}.items():
-        for overload in ("Tensor", "Scalar", "default"):
-            OPS[f"aten.{name}.{overload}"] = binary(kind)
+        for overload in (".Tensor", ".Scalar", ".default") if "." not in name else ("",):
+            OPS[f"aten.{name}{overload}"] = binary(kind)
     for name, kind in _LOGICAL.items():
         OPS[f"aten.{name}.default"] = logical(kind)
 
@@ -193,11 +194,21 @@ def _log2(w: Writer, x: Tensor) -> Tensor:
     return w.binary("mul", w.unary("log", w.as_float(x)), 1 / math.log(2))
 
 
-@reader("logical_not.default", "bitwise_not.default")
-def _not(w: Writer, x: Tensor) -> Tensor:
+@reader("log10.default")
+def _log10(w: Writer, x: Tensor) -> Tensor:
+    return w.binary("mul", w.unary("log", w.as_float(x)), 1 / math.log(10))
+
+
+@reader("logical_not.default")
+def _logical_not(w: Writer, x: Tensor) -> Tensor:
+    return w.unary("not", w.cast(x, DType.BOOL))
+
+
+@reader("bitwise_not.default")
+def _bitwise_not(w: Writer, x: Tensor) -> Tensor:
     if x.dtype == DType.BOOL:
         return w.unary("not", x)
-    raise UnsupportedError(f"not: expected a tensor of bool, got {x.dtype.name.lower()}")
+    return w.binary("sub", -1, x)
 
 
 @reader("isnan.default")
@@ -210,7 +221,7 @@ def _isinf(w: Writer, x: Tensor) -> Tensor:
     return w.unary("is_inf", x, 1.0, 1.0)
 
 
-@reader("where.self", "where.ScalarOther", "where.ScalarSelf")
+@reader("where.self", "where.ScalarOther", "where.ScalarSelf", "prims.where.default")
 def _where(w: Writer, condition: Tensor, a: Any, b: Any) -> Tensor:
     return w.add("where", w.cast(condition, DType.BOOL), *w.pair(a, b))
 
@@ -221,7 +232,13 @@ def _masked_fill(w: Writer, x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return w.add("where", mask, filled, x)
 
 
-@reader("_to_copy.default", "to.dtype", "to.dtype_layout", "to.device", "to.other")
+@reader("type_as.default")
+def _type_as(w: Writer, x: Tensor, other: Tensor) -> Tensor:
+    return w.cast(x, other.dtype)
+
+
+@reader("_to_copy.default", "to.dtype", "to.dtype_layout", "to.device", "to.other",
+        "prims.convert_element_type.default")  # fmt: skip
 def _to(w: Writer, x: Tensor, *args: Any, dtype: Any = None, **options: Any) -> Tensor:
     dtype = next((a for a in args if str(a).startswith("torch.") and str(a) not in ("torch.strided",)), dtype)
     return x if dtype is None else w.cast(x, dtype_named(dtype))

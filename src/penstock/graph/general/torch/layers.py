@@ -13,8 +13,11 @@ from penstock.graph.general.einsum import einsum
 from penstock.graph.general.images import image_op, same_pads, weight_channels_last
 from penstock.graph.general.shape_rules import normalise_axis
 from penstock.graph.general.sizes import SizeExpression, SizeLike, product
+from penstock.graph.general.torch.numbers import scaled_size
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named, reader
 from penstock.graph.ir import DType
+
+__all__ = ["adaptive_pool", "convolved", "pooled"]
 
 # ---- matrices and attention
 
@@ -315,16 +318,19 @@ def _sort(w: Writer, x: Tensor, *args: Any, dim: int = -1, descending: bool = Fa
 
 # ---- images
 
+_MAX_PARTS = 64
+
 
 def _two(value: Any, axes: int) -> tuple[int, ...]:
     values = [value] if isinstance(value, int) else list(value)
     return tuple(values * axes if len(values) == 1 else values)
 
 
-def _convolved(
+def convolved(
     w: Writer, x: Tensor, weight: Tensor, bias: Tensor | None, strides: Any, pads: tuple[int, ...], dilations: Any,
     groups: int,
 ) -> Tensor:  # fmt: skip
+    """Return a convolution over images or rows, with or without a batch.  ``pads``: all begins, then all ends."""
     axes = weight.rank - 2
     if bias is not None and bias.value is None:
         raise UnsupportedError(f"{w.name}: expected a constant bias, got one that is computed")
@@ -343,7 +349,7 @@ def _conv(
     w: Writer, x: Tensor, weight: Tensor, bias: Any = None, strides: Any = 1, pads: Any = 0, dilations: Any = 1,
     groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    return _convolved(w, x, weight, bias, strides, _two(pads, weight.rank - 2) * 2, dilations, groups)
+    return convolved(w, x, weight, bias, strides, _two(pads, weight.rank - 2) * 2, dilations, groups)
 
 
 @reader("conv2d.padding", "conv1d.padding")
@@ -356,7 +362,17 @@ def _conv_padding(
     if padding == "same":
         extents = [d * (k - 1) + 1 for d, k in zip(_two(dilations, axes), weight.shape[2:], strict=True)]
         pads = same_pads(x.shape[-axes:], extents, [1] * axes)  # type: ignore[arg-type]
-    return _convolved(w, x, weight, bias, strides, pads, dilations, groups)
+    return convolved(w, x, weight, bias, strides, pads, dilations, groups)
+
+
+@reader("_weight_norm.default")
+def _weight_norm(w: Writer, v: Tensor, g: Tensor, axis: int = 0) -> Tensor:
+    """Compute the weight of a layer with ``weight_norm`` now, as the layer needs a constant."""
+    if v.value is None or g.value is None:
+        raise UnsupportedError(f"{w.name}: expected constant weights, got computed ones")
+    array, others = np.asarray(v.value, np.float64), tuple(i for i in range(v.rank) if i != axis % v.rank)
+    norm = np.sqrt(np.square(array).sum(axis=others if axis != -1 else None, keepdims=True))
+    return w.constant((array * (np.asarray(g.value, np.float64) / norm)).astype(np.float32))
 
 
 @reader("convolution.default")
@@ -382,7 +398,7 @@ def _conv_transpose(w: Writer, x: Tensor, weight: Tensor, bias: Any = None, *res
     )  # fmt: skip
 
 
-def _pooled(w: Writer, op: str, axes: int, x: Tensor, kernel: Any, strides: Any, pads: Any, **attrs: Any) -> Tensor:
+def pooled(w: Writer, op: str, axes: int, x: Tensor, kernel: Any, strides: Any, pads: Any, **attrs: Any) -> Tensor:
     """Pool images or rows, with or without a batch."""
     single = x.rank == axes + 1
     x = w.unsqueeze(x, 0) if single else x
@@ -397,7 +413,7 @@ def _max_pooled(
     w: Writer, axes: int, x: Tensor, kernel: Any, strides: Any = (), pads: Any = 0, dilations: Any = 1,
     ceil: bool = False,
 ) -> Tensor:  # fmt: skip
-    return _pooled(w, "max_pool", axes, x, kernel, strides, pads, dilations=_two(dilations, axes), ceil=ceil)
+    return pooled(w, "max_pool", axes, x, kernel, strides, pads, dilations=_two(dilations, axes), ceil=ceil)
 
 
 def _avg_pooled(
@@ -405,7 +421,7 @@ def _avg_pooled(
     count_pads: bool = True, divisor: Any = None,
 ) -> Tensor:  # fmt: skip
     attrs = {"dilations": (1,) * axes, "ceil": ceil, "count_pads": count_pads}
-    out = _pooled(w, "avg_pool", axes, x, kernel, strides, pads, **attrs)
+    out = pooled(w, "avg_pool", axes, x, kernel, strides, pads, **attrs)
     if divisor is None:
         return out
     if any(_two(pads, axes)) or ceil:
@@ -421,11 +437,11 @@ def _declare_pools() -> None:
             _max_pooled(w, axes, *a, **o),
             "the indices of a pool",  # no tensor: an output of the module that needs them is refused
         )
-        OPS[f"aten.adaptive_avg_pool{axes}d.default"] = lambda w, x, sizes, axes=axes: _adaptive(
+        OPS[f"aten.adaptive_avg_pool{axes}d.default"] = lambda w, x, sizes, axes=axes: adaptive_pool(
             w, "avg_pool", "mean", x, _two(sizes, axes)
         )
         OPS[f"aten.adaptive_max_pool{axes}d.default"] = lambda w, x, sizes, axes=axes: (
-            _adaptive(w, "max_pool", "max", x, _two(sizes, axes)),
+            adaptive_pool(w, "max_pool", "max", x, _two(sizes, axes)),
             "the indices of a pool",
         )
 
@@ -435,23 +451,33 @@ _declare_pools()
 
 @reader("_adaptive_avg_pool2d.default")
 def _adaptive_avg_pool(w: Writer, x: Tensor, sizes: Any) -> Tensor:
-    return _adaptive(w, "avg_pool", "mean", x, _two(sizes, 2))
+    return adaptive_pool(w, "avg_pool", "mean", x, _two(sizes, 2))
 
 
-def _adaptive(w: Writer, op: str, kind: str, x: Tensor, sizes: tuple[Any, ...]) -> Tensor:
+def adaptive_pool(w: Writer, op: str, kind: str, x: Tensor, sizes: tuple[Any, ...]) -> Tensor:
+    """Pool the last axes to ``sizes``, None for one that stays, as PyTorch's adaptive pools do."""
     axes = len(sizes)
     places = range(x.rank - axes, x.rank)
     wanted = [x.shape[at] if size is None else size for size, at in zip(sizes, places, strict=True)]
     if all(size == 1 for size in wanted):
         return _reduced(w, kind, x, tuple(places), True)
-    steps = []
-    for size, at in zip(wanted, places, strict=True):
-        own = x.shape[at]
-        if not isinstance(own, int) or not isinstance(size, int) or own % size:
-            raise UnsupportedError(f"adaptive pool: expected a size that {own} is a multiple of, got {size}")
-        steps.append(own // size)
-    attrs = {"count_pads": False} if op == "avg_pool" else {}
-    return _pooled(w, op, axes, x, steps, steps, 0, dilations=(1,) * axes, ceil=False, **attrs)
+    pairs = [(x.shape[at], size) for size, at in zip(wanted, places, strict=True)]
+    if axes < 3 and all(isinstance(own, int) and isinstance(size, int) and own % size == 0 for own, size in pairs):
+        steps = [own // size for own, size in pairs]
+        attrs = {"count_pads": False} if op == "avg_pool" else {}
+        return pooled(w, op, axes, x, steps, steps, 0, dilations=(1,) * axes, ceil=False, **attrs)
+    for (own, size), at in zip(pairs, places, strict=True):
+        x = x if own == size else _in_parts(w, kind, x, at, size)
+    return x
+
+
+def _in_parts(w: Writer, kind: str, x: Tensor, axis: int, count: SizeLike) -> Tensor:
+    """Reduce an axis to ``count`` places, each from the part that PyTorch's adaptive pools give it."""
+    own = x.shape[axis]
+    if not isinstance(count, int) or count > _MAX_PARTS:
+        raise UnsupportedError(f"adaptive pool: expected a size that {own} is a multiple of, or up to {_MAX_PARTS}")
+    ends = [(i * own // count, ((i + 1) * own + count - 1) // count) for i in range(count)]
+    return w.concat([_reduced(w, kind, w.sliced(x, axis, *part), axis, True) for part in ends], axis)
 
 
 @reader("_upsample_nearest_exact2d.vec", "_upsample_nearest_exact2d.default")
@@ -488,18 +514,10 @@ def _resized(w: Writer, x: Tensor, sizes: Any, scales: list[float] | None, **att
     if sizes is None:
         if scales is None:
             raise UnsupportedError("upsample: expected sizes or scale factors")
-        sizes = [_scaled(size, scale) for size, scale in zip(x.shape[2:], scales, strict=True)]
+        sizes = [scaled_size(size, scale) for size, scale in zip(x.shape[2:], scales, strict=True)]
     if scales is not None and attrs.get("coordinates") != "align_corners":
         attrs |= {"scale_h": scales[0], "scale_w": scales[1]}
     return image_op(w.draft, "resize", x, name=w.name, sizes=tuple(sizes), **attrs)
-
-
-def _scaled(size: SizeLike, scale: float) -> SizeLike:
-    if isinstance(size, int):
-        return int(size * scale)
-    if scale != int(scale):
-        raise UnsupportedError(f"upsample: expected a whole factor of a free size, got {scale}")
-    return size * int(scale)
 
 
 # ---- recurrent layers

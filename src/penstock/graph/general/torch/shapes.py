@@ -11,7 +11,7 @@ import numpy as np
 from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
 from penstock.graph.general.shape_rules import broadcast, normalise_axis
-from penstock.graph.general.sizes import SizeLike, product
+from penstock.graph.general.sizes import SizeLike, largest, product
 from penstock.graph.general.torch.writer import Writer, dtype_named, reader
 from penstock.graph.ir import DType
 
@@ -244,6 +244,58 @@ def _index(w: Writer, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return w.permute(out, order)
 
 
+@reader("index_put.default", "_unsafe_index_put.default")
+def _index_put(
+    w: Writer, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    used = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    values = w.cast(values, x.dtype)
+    if any(index.dtype == DType.BOOL for _, index in used):
+        ((axis, mask),) = used if len(used) == 1 else [(0, None)]
+        if mask is None or values.rank or accumulate:
+            raise UnsupportedError("index_put: a mask takes as many values as it selects; use torch.where instead")
+        mask = w.reshape(mask, (*mask.shape, *[1] * (x.rank - axis - mask.rank)))
+        return w.add("where", mask, values, x)
+    axes = [axis for axis, _ in used]
+    rest = [axis for axis in range(x.rank) if axis not in axes]
+    order = [*axes, *rest]
+    shape = broadcast(*[index.shape for _, index in used])
+    columns = [w.unsqueeze(_expand(w, w.cast(index, DType.I64), shape), len(shape)) for _, index in used]
+    inner = tuple(x.shape[axis] for axis in rest)
+    before = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0  # axes in front of the indices'
+    values = _expand(w, values, (*inner[:before], *shape, *inner[before:]))
+    places = range(before, before + len(shape))
+    updates = w.permute(values, [*places, *[axis for axis in range(values.rank) if axis not in places]])
+    out = w.add(
+        "scatter_nd",
+        w.permute(x, order),
+        w.concat(columns, len(shape)),
+        updates,
+        reduction="add" if accumulate else "none",
+    )
+    return w.permute(out, [order.index(axis) for axis in range(x.rank)])
+
+
+@reader("scatter_reduce.two")
+def _scatter_reduce(
+    w: Writer, x: Tensor, axis: int, indices: Tensor, source: Tensor, kind: str, *, include_self: bool = True
+) -> Tensor:
+    kinds = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+    if kind not in kinds or not include_self:
+        raise UnsupportedError(f"scatter_reduce: expected sum, prod, amax or amin with include_self, got {kind}")
+    return w.add("scatter_elements", x, indices, source, axis=axis, reduction=kinds[kind])
+
+
+@reader("unfold.default")
+def _unfold(w: Writer, x: Tensor, axis: int, size: int, step: int) -> Tensor:
+    axis = normalise_axis(axis, x.rank)
+    begins = w.iota(0, step, (x.shape[axis] - size) // step + 1)
+    places = w.binary("add", w.unsqueeze(begins, 1), w.unsqueeze(w.iota(0, 1, size), 0))
+    parts = w.add("gather", x, places, axis=axis)
+    order = [*range(axis + 1), *range(axis + 2, parts.rank), axis + 1]
+    return w.permute(parts, order)
+
+
 @reader("constant_pad_nd.default", "pad.default")
 def _pad(w: Writer, x: Tensor, pads: Sequence[SizeLike], mode: Any = "constant", value: Any = None) -> Tensor:
     if not isinstance(mode, str):
@@ -281,20 +333,34 @@ def _replication_pad(w: Writer, x: Tensor, pads: Sequence[int]) -> Tensor:
 def _arange(w: Writer, start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Tensor:
     if end is None:
         start, end = 0, start
-    if any(isinstance(value, float) for value in (start, end, step)):
-        values = np.arange(start, end, step).astype(np.float32)
-        return w.cast(w.constant(values), DType.F32 if dtype is None else dtype_named(dtype))
+    if any(isinstance(value, (float, Tensor)) for value in (start, end, step)):
+        values = _float_range(w, start, end, step)
+        return w.cast(values, DType.F32 if dtype is None else dtype_named(dtype))
     span = end - start if step > 0 else start - end
     out = w.iota(start, step, (span + abs(step) - 1) // abs(step))
     return out if dtype is None else w.cast(out, dtype_named(dtype))
 
 
+def _float_range(w: Writer, start: Any, end: Any, step: Any) -> Tensor:
+    """Return numbers from ``start`` on; with a step of 1 their end may be a free size."""
+    if all(isinstance(value, (int, float)) for value in (start, end, step)):
+        return w.constant(np.arange(start, end, step).astype(np.float32))
+    if step != 1 or not isinstance(start, (int, float)) or isinstance(end, Tensor):
+        raise UnsupportedError(f"{w.name}: arange: expected constant numbers, or a step of 1 to a free size")
+    numbers = w.as_float(w.iota(0, 1, end - math.floor(start)))
+    return w.binary("add", numbers, float(start))
+
+
 @reader("linspace.default")
-def _linspace(w: Writer, start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Tensor:
-    if not all(isinstance(value, (int, float)) for value in (start, end, steps)):
-        raise UnsupportedError("linspace: expected constant numbers")
-    values = np.linspace(start, end, steps).astype(np.float32)
-    return w.cast(w.constant(values), DType.F32 if dtype is None else dtype_named(dtype))
+def _linspace(w: Writer, start: Any, end: Any, steps: Any, *, dtype: Any = None, **options: Any) -> Tensor:
+    if all(isinstance(value, (int, float)) for value in (start, end, steps)):
+        values = w.constant(np.linspace(start, end, steps).astype(np.float32))
+    else:
+        gaps = w.constant(largest(steps - 1, 1))
+        step = w.binary("div", w.binary("sub", end, start), gaps, at_least=DType.F32)
+        numbers = w.binary("mul", w.as_float(w.iota(0, 1, steps)), step)
+        values = w.binary("add", numbers, start, at_least=DType.F32)
+    return w.cast(values, DType.F32 if dtype is None else dtype_named(dtype))
 
 
 @reader("full.default", "new_full.default", "full_like.default")

@@ -1,0 +1,80 @@
+"""Bundles of general networks that earlier releases wrote, and what they answered.
+
+    python -m tests.golden.network_set 1.1
+
+makes a set, once, under the version of the format.  ``images`` has the ops of images and of elements, ``sequences``
+those of attention, of recurrent layers and of indices; both have random weights and free sizes.  ``expected.json`` has
+the shape and the checksum of each output, which are the same on every instruction level.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core import native
+from penstock.graph.bundle import read_graph
+from penstock.networks.predictor import Predictor
+
+__all__ = ["FOLDER", "SIZES", "NetworkAnswer", "answers_of", "arrays_of"]
+
+FOLDER: Final = Path(__file__).parent / "networks"
+SIZES: Final[dict[str, Sequence[dict[str, int]]]] = {
+    "images": ({"B": 1, "H_8": 2, "W_8": 3}, {"B": 3, "H_8": 3, "W_8": 2}),
+    "sequences": ({"B": 2, "S": 5}, {"B": 1, "S": 11}),
+}
+
+
+class NetworkAnswer(TypedDict):
+    """An output of a run."""
+
+    shape: list[int]
+    crc32: int
+
+
+def arrays_of(predictor: Predictor, sizes: dict[str, int]) -> list[npt.NDArray[Any]]:
+    """Return the inputs of a run: a fixed function of the place, as generators of random numbers may change."""
+    arrays: list[npt.NDArray[Any]] = []
+    for value in predictor.inputs:
+        shape = predictor.shape_of(value, sizes)
+        places = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape) * 7919 % 251
+        is_id = value.name == "ids"
+        arrays.append(places % 40 if is_id else ((places - 125) / 64).astype(np.float32))
+    return arrays
+
+
+def answers_of(path: Path, cpu_level: str | None = None) -> list[list[NetworkAnswer]]:
+    """Return the outputs for each set of sizes."""
+    with native.Model.open(path, verify=True) as model, native.Context(2, cpu_level) as context:
+        predictor = Predictor(model, context)
+        runs = [predictor.run(arrays_of(predictor, sizes)) for sizes in SIZES[path.stem]]
+        predictor.close()
+    return [
+        [{"shape": list(array.shape), "crc32": zlib.crc32(np.ascontiguousarray(array).tobytes())} for array in arrays]
+        for arrays in runs
+    ]
+
+
+def main() -> None:
+    from tests.golden.network_modules import capture_all  # only making a set needs PyTorch
+
+    target = FOLDER / sys.argv[1]
+    target.mkdir(parents=True)  # a set that is there stays as it is
+    expected = {}
+    for name, network in capture_all().items():
+        path = target / f"{name}.psm"
+        network.save(path)
+        expected[name] = answers_of(path)
+        print(name, path.stat().st_size, sorted({node.op for node in read_graph(path)[0].nodes}))
+    (target / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

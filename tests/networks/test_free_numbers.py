@@ -1,0 +1,124 @@
+"""Ops that PyTorch splits into others, numbers made of free sizes, pools of any size, convolutions over volumes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from penstock.errors import UnsupportedError
+from penstock.graph.general.lower import write_network
+from penstock.graph.general.torch.capture import capture_module
+from penstock.networks.predictor import open_predictor
+
+
+@pytest.fixture(autouse=True)
+def quiet_torch() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Function(nn.Module):
+    """A module of one function, whose tensors it returns in a flat tuple."""
+
+    def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Any:
+        return tuple(self.function(x, *self.parts))
+
+
+def check(module: nn.Module, path: Path, examples: Sequence[Tensor], shape: Sequence[Any], **options: Any) -> None:
+    write_network(capture_module(module.eval(), examples[0], shapes={"x": shape}, **options), path)
+    with open_predictor(path) as predictor:
+        for x in examples:
+            found = predictor.run([x.numpy()])
+            for at, (ours, theirs) in enumerate(zip(found, module(x), strict=True)):
+                expected = theirs.detach().numpy()
+                np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5, err_msg=str(at))
+
+
+def split(x: Tensor) -> list[Tensor]:
+    grid = x[:, 1:3, :, :4].permute(0, 2, 3, 1).tanh() * 1.2
+    kinds = [F.grid_sample(x, grid, mode=m, padding_mode=p, align_corners=c) for m, p, c in (
+        ("bilinear", "zeros", False), ("nearest", "border", True),
+    )]  # fmt: skip
+    rows = F.unfold(x, (2, 3), padding=1, stride=2)
+    one_hot = F.one_hot(x[:, 0].abs().long().clamp(0, 3), 5)
+    return [*kinds, rows, one_hot, F.glu(x, -1), x.tile(2, 1), torch.addcmul(x, x, x), torch.minimum(x, -x).log1p(),
+            F.logsigmoid(x), torch.nan_to_num(x), (x > 0).type_as(x), x.abs().log10(), F.hardshrink(x)]  # fmt: skip
+
+
+def test_ops_without_a_reader_are_split(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    examples = [torch.randn(2, 4, 5, 6), torch.randn(3, 4, 5, 6)]
+    check(Function(split), tmp_path / "net.psm", examples, ("B", 4, 5, 6))
+
+
+def placed(x: Tensor) -> list[Tensor]:
+    """Elements that are set by masks and by indices, and windows."""
+    rows, columns = torch.tensor([[0], [2]]), torch.tensor([1, 4])
+    masked, points, axes, sums = x.clone(), x.clone(), x.clone(), x.clone()
+    masked[x[..., 0] > 0] = 0.5
+    points[:, :, rows, columns] = torch.arange(4.0).view(2, 2)
+    axes[:, torch.tensor([3, 1])] = x[:, :2] * 2
+    sums.index_put_((torch.tensor([0, 0]),), x[:2], accumulate=True)
+    reduced = x.scatter_reduce(3, torch.tensor([1, 0, 1]).expand(x.shape[0], 4, 5, 3), x[..., :3], "amax")
+    return [masked, points, axes, sums, reduced, x.unfold(2, 3, 2), ~(x * 3).long(), torch.logical_not(x)]
+
+
+def test_elements_that_are_set(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    examples = [torch.randn(2, 4, 5, 6), torch.randn(3, 4, 5, 6)]
+    check(Function(placed), tmp_path / "net.psm", examples, ("B", 4, 5, 6), sizes={"B": (2, 9)})
+
+
+def free_numbers(x: Tensor) -> list[Tensor]:
+    h, w = x.shape[2:]
+    places = torch.arange(0.5, h) / h
+    return [
+        x / (h * w) ** 0.5, x * (1.0 / w), x.sum((2, 3)) * h**-0.5, places, x[:, :, : math.ceil(h / 4)],
+        x[:, :, : math.floor(h * 0.5)], F.interpolate(x, scale_factor=0.5),
+        F.interpolate(x, scale_factor=1.5, mode="bilinear"),
+        F.interpolate(x, size=(h // 2, 7), mode="bilinear"), F.adaptive_avg_pool2d(x, (3, 5)),
+        F.adaptive_max_pool2d(x, (3, 2)), F.adaptive_avg_pool1d(x[:, 0], 4),
+    ]  # fmt: skip
+
+
+def test_numbers_made_of_free_sizes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    examples = [torch.randn(2, 3, 8, 12), torch.randn(1, 3, 14, 9), torch.randn(3, 3, 5, 20)]
+    sizes = {"H": (4, 64), "W": (4, 64)}
+    check(Function(free_numbers), tmp_path / "net.psm", examples, ("B", 3, "H", "W"), sizes=sizes)
+
+
+def volumes(x: Tensor, plain: nn.Module, grouped: nn.Module) -> list[Tensor]:
+    y = F.relu(plain(x))
+    pools = F.max_pool3d(y, 2), F.avg_pool3d(y, (2, 1, 2)), F.adaptive_avg_pool3d(y, (1, 2, 3)), y.mean((2, 3, 4))
+    return [grouped(y), *pools]
+
+
+def test_convolutions_over_volumes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv3d(3, 8, (3, 5, 3), stride=(2, 1, 2), padding=(1, 2, 0), dilation=(1, 1, 2))
+    grouped = nn.Conv3d(8, 12, (2, 3, 1), groups=4, bias=False)
+    examples = [torch.randn(2, 3, 10, 9, 16), torch.randn(1, 3, 13, 8, 19)]
+    module = Function(volumes, plain, grouped)
+    sizes = {"D": (10, 32), "H": (8, 32), "W": (16, 64)}
+    check(module, tmp_path / "net.psm", examples, ("B", 3, "D", "H", "W"), sizes=sizes)
+
+
+def test_factors_that_are_not_exact_are_refused_at_free_sizes() -> None:
+    module = Function(lambda x: [F.interpolate(x, scale_factor=0.7)])
+    with pytest.raises(UnsupportedError, match=r"0\.7"):
+        capture_module(module, torch.ones(1, 1, 10, 10), shapes={"x": (1, 1, "H", "W")})
