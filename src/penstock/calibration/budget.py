@@ -1,4 +1,4 @@
-"""Budgets of mixed precision, and the greedy choice of schemes that keeps them."""
+"""Budgets of mixed precision, and the choice of schemes that keeps them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.calibration.units import Unit
 from penstock.validation import refusal
 
@@ -16,6 +19,7 @@ __all__ = [
     "Costs",
     "Step",
     "apply_steps",
+    "choose_schemes",
     "greedy_steps",
     "parse_size_budget",
     "parse_speed",
@@ -23,6 +27,8 @@ __all__ = [
 ]
 
 _SIZES: Final = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_PARTS: Final = 4096
+"""The parts of a budget that sizes are rounded up to."""
 _NUMBER: Final = r"(\d+(?:\.\d+)?|\.\d+)"
 
 
@@ -124,6 +130,43 @@ def apply_steps(
 ) -> dict[str, str]:
     """Return the scheme of each unit, by name, after steps from the lowest."""
     return {unit.name: schemes(unit)[0] for unit in units} | {step.unit.name: step.scheme for step in steps}
+
+
+def choose_schemes(
+    units: Sequence[Unit], schemes: Callable[[Unit], Sequence[str]], costs: Costs, max_bytes: float
+) -> dict[str, str]:
+    """Return the scheme of each unit, by name, that adds at most ``max_bytes`` to the lowest schemes.
+
+    The first steps of ``greedy_steps`` are the best at their own size.  Where a large unit, such as the head, does not
+    fit behind them, the knapsack over all units is better; the lower sum of both is taken.
+    """
+    greedy = apply_steps(units, schemes, greedy_steps(units, schemes, costs, max_bytes))
+    packed = _knapsack(units, schemes, costs, max_bytes)
+    return min((greedy, packed), key=lambda chosen: math.fsum(costs[name][own] for name, own in chosen.items()))
+
+
+def _knapsack(
+    units: Sequence[Unit], schemes: Callable[[Unit], Sequence[str]], costs: Costs, max_bytes: float
+) -> dict[str, str]:
+    """Return the schemes with the least sum of costs, by dynamic programming; sizes are rounded up to parts."""
+    part = max(max_bytes, 1) / _PARTS
+    least = np.zeros(_PARTS + 1)
+    picks: list[tuple[list[int], NDArray[np.int64]]] = []
+    for unit in units:
+        row = schemes(unit)
+        sizes = [math.ceil((unit.num_bytes[scheme] - unit.num_bytes[row[0]]) / part) for scheme in row]
+        totals = np.full((len(row), _PARTS + 1), np.inf)
+        for place, (scheme, size) in enumerate(zip(row, sizes, strict=True)):
+            if size <= _PARTS:
+                totals[place, size:] = least[: _PARTS + 1 - size] + costs[unit.name][scheme]
+        picks.append((sizes, totals.argmin(axis=0)))
+        least = totals.min(axis=0)
+    chosen, left = {}, _PARTS
+    for unit, (sizes, places) in zip(reversed(units), reversed(picks), strict=True):
+        place = int(places[left])
+        chosen[unit.name] = schemes(unit)[place]
+        left -= sizes[place]
+    return chosen
 
 
 def smallest_prefix(num_steps: int, is_enough: Callable[[int], bool]) -> int | None:

@@ -18,6 +18,7 @@ from penstock.calibration.budget import (
     Budget,
     Costs,
     apply_steps,
+    choose_schemes,
     greedy_steps,
     smallest_prefix,
 )
@@ -269,7 +270,7 @@ class _Mix:
         if limit < lowest:
             in_words = f"{self._bits(lowest):.3f} bits" if budget.bits is not None else f"{lowest:,} bytes"
             raise _unreachable("budget", f"at least {in_words}, all weights in {self._levels.schemes[0]}", budget.text)
-        return apply_steps(self.units, self._rows, greedy_steps(self.units, self._rows, self.costs, limit - lowest))
+        return choose_schemes(self.units, self._rows, self.costs, limit - lowest)
 
     def _bytes_of_bits(self, bits: float) -> int:
         return int(bits * sum(weight.rows * weight.cols for weight in self.graph.weights.values()) / 8)
@@ -310,7 +311,7 @@ class _Mix:
             raise _unreachable("min_speed", fastest, f"{wanted:g}")
         share = 1.0 if high <= low else min(1.0, (1 / wanted - low) / (high - low))
         extra = self._num_bytes(ends[1]) - self._num_bytes(ends[0])
-        return apply_steps(self.units, self._rows, greedy_steps(self.units, self._rows, self.costs, share * extra))
+        return choose_schemes(self.units, self._rows, self.costs, share * extra)
 
     def finish(
         self, final: Path, schemes: dict[str, str], predicted: float, budget: Budget, speed: SpeedProbe | None
