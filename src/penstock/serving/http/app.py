@@ -13,7 +13,7 @@ from penstock.serving.http.compression import accepted, deflated
 from penstock.serving.http.openapi import describe
 from penstock.serving.keys import ApiKeys
 from penstock.serving.oip.rest import oip_operations
-from penstock.serving.openai import bodies, embeddings, handlers, pooling, ranking, responses, tokenize
+from penstock.serving.openai import bodies, embeddings, handlers, pooling, predict, ranking, responses, tokenize
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.settings import GatewaySettings
 
@@ -117,8 +117,9 @@ def ranking_operations() -> list[Operation]:
             responses.PoolingResponse, bodies.PoolingRequest, refusals=_WORK,
         ),
         Operation(
-            "POST", "/predict", "predict", "Classify texts and pairs of texts.", ranking.predict,
-            list[responses.ClassScore | list[responses.ClassScore]], bodies.PredictRequest, refusals=_WORK,
+            "POST", "/predict", "predict", "Classify texts, find entities, or answer questions about texts.",
+            predict.predict, list[responses.Prediction | list[responses.Prediction]] | responses.Prediction,
+            bodies.PredictRequest, refusals=_WORK,
         ),
     ]  # fmt: skip
 
