@@ -13,9 +13,9 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.side_files import model_folder
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.hub.download import download
+from penstock.hub.download_estimate import estimate_download
 from penstock.hub.downloaded import find_downloaded, list_downloaded
 from penstock.hub.names import ModelName
-from penstock.hub.plan import estimate_download
 from tests.support.encoders import sentence_transformer
 from tests.support.errors import raises
 from tests.support.hub_server import HubServer

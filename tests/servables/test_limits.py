@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import QueueFullError, UnavailableError
-from penstock.servables.api.plan import LanguagePlan
+from penstock.servables.api.manifest import LanguageManifest
 from penstock.servables.lifecycle.language_models import LanguageQueue
 from tests.support.servable_folders import PATIENCE, Host, ask, run, serving, write
 
@@ -155,11 +155,11 @@ class Model:
         self.asked.append(request_id)
         return Answer(self, bytes(ids).decode())
 
-    async def open(self, plan: Any, source: Any) -> LanguageQueue:
+    async def open(self, manifest: Any, source: Any) -> LanguageQueue:
         async def end() -> None:
             pass
 
-        return LanguageQueue("it", plan, lambda: self, end)  # type: ignore[arg-type, return-value]
+        return LanguageQueue("it", manifest, lambda: self, end)  # type: ignore[arg-type, return-value]
 
 
 class Answer:
@@ -234,7 +234,7 @@ def test_closed_language_model_refuses_prompts() -> None:
     async def work() -> None:
         async def end() -> None: ...
 
-        queue = LanguageQueue("it", LanguagePlan("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
+        queue = LanguageQueue("it", LanguageManifest("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
         await queue.close()
         with pytest.raises(UnavailableError, match="unloaded"):
             queue.add(None)  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ def test_prompts_cancelled_before_start_free_their_slot() -> None:
     async def work() -> None:
         async def end() -> None: ...
 
-        queue = LanguageQueue("it", LanguagePlan("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
+        queue = LanguageQueue("it", LanguageManifest("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
         for _ in range(3):
             job: Any = Two()
             queue.add(job)

@@ -16,7 +16,7 @@ import tritonclient.http
 from penstock import Client, ServiceError
 from penstock.api_errors import RefusalError
 from penstock.errors import DeadlineError, QueueFullError
-from penstock.servables.api.plan import MethodPlan
+from penstock.servables.api.manifest import MethodManifest
 from penstock.servables.schedule.method_run import MethodGraph
 from penstock.servables.schedule.per_instance import wait_for_room
 from penstock.tensors import InferResponse, MethodStatistics
@@ -234,7 +234,7 @@ class Full:
 def test_waiting_for_room_ends(seconds: float) -> None:
     async def work() -> None:
         free, full = Full(3), Full(float("inf"))
-        route = MethodGraph(MethodPlan("it", {}, {}, 0, (), (), 0), (), MethodStatistics(), 0)
+        route = MethodGraph(MethodManifest("it", {}, {}, 0, (), (), 0), (), MethodStatistics(), 0)
         route.queues = [free]  # type: ignore[list-item]
         await wait_for_room(route, float("inf"))
         assert free.left == 0

@@ -16,11 +16,11 @@ from penstock.llm.backend import tokenizer_of
 from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.admission import deadline_s
 from penstock.serving.openai.answer_format import checked_grammar
-from penstock.serving.openai.answer_plan import (
+from penstock.serving.openai.answer_spec import (
+    answer_spec_of,
     chat_grammar,
     format_of_history,
     num_tool_chars,
-    plan_of,
     prompt_of_tools,
     template_tools,
     template_variables,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.pooling.head import PoolingHead
     from penstock.llm.backend import Backend
     from penstock.serving.call import Call
-    from penstock.serving.openai.answer_plan import AnswerPlan
+    from penstock.serving.openai.answer_spec import AnswerSpec
     from penstock.serving.openai.bodies import (
         ChatCompletionRequest,
         CompletionRequest,
@@ -70,7 +70,7 @@ class EngineRequest:
     """The work that a request gives to an engine: prompts with the same sampling and options.
 
     ``prompts``: token ids.  ``texts``: the text of each prompt that was sent as text and not truncated, else None.
-    ``plan``: how the answers to a conversation are read; None if their text is the content.
+    ``spec``: how the answers to a conversation are read; None if their text is the content.
     """
 
     backend: Backend
@@ -78,7 +78,7 @@ class EngineRequest:
     texts: list[str | None]
     params: SamplingParams
     options: RequestOptions
-    plan: AnswerPlan | None = None
+    spec: AnswerSpec | None = None
 
 
 async def completion_request(call: Call) -> EngineRequest:
@@ -110,17 +110,17 @@ async def chat_request(call: Call) -> EngineRequest:
     body: ChatCompletionRequest = call.body
     backend = call.model(body.model)
     prompt = await chat_prompt(backend, body.messages, body, call.settings)
-    plan = await plan_of(body, call.settings, tokenizer_of(backend), prompt.template, prompt.text)
+    spec = await answer_spec_of(body, call.settings, tokenizer_of(backend), prompt.template, prompt.text)
     ids = _cut(prompt.ids, backend.card.max_len, body)
     _check_fits(backend, ids, "messages")
-    own = await chat_grammar(body, plan) | budget_fields(body, call.settings, prompt.template, prompt.declared)
-    if plan is not None and plan.kept_special_ids:
-        own["kept_special_token_ids"] = plan.kept_special_ids
+    own = await chat_grammar(body, spec) | budget_fields(body, call.settings, prompt.template, prompt.declared)
+    if spec is not None and spec.kept_special_ids:
+        own["kept_special_token_ids"] = spec.kept_special_ids
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_completion_tokens or body.max_tokens
     params = _sampling_of(body, logprobs=num_top, max_tokens=max_tokens, **own)
-    plan = None if plan is None or plan.is_text else plan
-    return EngineRequest(backend, [ids], [None], params, options_of(call, body), plan)
+    spec = None if spec is None or spec.is_text else spec
+    return EngineRequest(backend, [ids], [None], params, options_of(call, body), spec)
 
 
 async def prompts_of(

@@ -19,7 +19,7 @@ from penstock.errors import InternalError, InvalidArgumentError, UnavailableErro
 from penstock.llm.backend import ModelCard
 from penstock.llm.engine_thread import Started, StepEvent
 from penstock.sampling_fields import FIELD_NAMES
-from penstock.servables.process import stages_pb2
+from penstock.servables.process import worker_messages_pb2
 from penstock.serving.proto import health_pb2, oip_pb2, reflection_pb2
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import messages as wire
@@ -30,7 +30,7 @@ FOLDER = Path(penstock.__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "generated", [pb, oip_pb2, reflection_pb2, health_pb2, stages_pb2], ids=lambda one: one.DESCRIPTOR.package
+    "generated", [pb, oip_pb2, reflection_pb2, health_pb2, worker_messages_pb2], ids=lambda one: one.DESCRIPTOR.package
 )
 def test_generated_code_matches_the_proto_files(generated) -> None:
     """Compare messages, fields, numbers, types, labels and methods with the text of the file."""

@@ -1,4 +1,4 @@
-"""A machine that has joined and the stage processes that it runs, as the primary sees them."""
+"""A machine that has joined and the servable workers that it runs, as the primary sees them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import InvalidFileError, UnavailableError
 from penstock.processes.silence import SILENT_S, until_silent
 from penstock.processes.supervision import Death
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process import worker_messages_pb2 as pb
 from penstock.servables.process.progress import NO_STAGE
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ KILLED: Final = "killed"
 
 
 class MachineProcess:
-    """A stage process on another machine; see PoolProcess.
+    """A servable worker on another machine; see PoolProcess.
 
-    ``plan``: the plan of the servable in JSON, once it is ready; empty for a process that runs a model.
+    ``manifest``: the manifest of the servable in JSON, once it is ready; empty for a process that runs a model.
     """
 
     def __init__(self, machine: ServableMachine, number: int) -> None:
         self.pid, self.label, self.is_joined = 0, f"process {number} on {machine.name}", True
-        self.plan = ""
+        self.manifest = ""
         self.is_hung = False
         self.on_result: Callable[[pb.Result], None] = lambda result: None
         self.on_end: Callable[[], None] = lambda: None
@@ -89,7 +89,7 @@ class MachineProcess:
             self.started.exception()  # marks it as retrieved: there may be no reader
             self.end(pb.Ended(cause="exit"))
         else:
-            raise ValueError(f"unexpected message of a stage process: {kind}")
+            raise ValueError(f"unexpected message of a servable worker: {kind}")
 
     def end(self, ended: pb.Ended | None) -> None:
         """Note that the process has ended; None if its machine was lost or did not say how."""
@@ -166,7 +166,7 @@ class ServableMachine:
             if not self.send(pb.ToMachine(start=start, process=number)):
                 raise UnavailableError(f"{self.name} has left")
             async with asyncio.timeout(load_s):
-                process.plan = (await process.started).plan
+                process.manifest = (await process.started).manifest
         except BaseException as error:
             await process.stop()
             if isinstance(error, TimeoutError):

@@ -1,6 +1,6 @@
-"""The plan of a servable: units of work, and the steps of each method through them.
+"""The manifest of a servable: units of work, and the steps of each method through them.
 
-The process that imports servable.py sends the plan to the primary as JSON.  The primary never imports servable.py.
+The process that imports servable.py sends the manifest to the primary as JSON.  The primary never imports servable.py.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from penstock.servables.api.settings import Settings, check_cores
 from penstock.servables.api.specs import Spec, parse_spec, parse_specs
 
 __all__ = [
-    "LanguagePlan",
-    "MethodPlan",
+    "LanguageManifest",
+    "MethodManifest",
     "MethodStep",
-    "ModelPlan",
-    "ServablePlan",
+    "ModelManifest",
+    "ServableManifest",
     "Unit",
+    "manifest_from_json",
+    "manifest_to_json",
     "model_from_json",
     "model_to_json",
-    "plan_from_json",
-    "plan_to_json",
 ]
 
 KINDS: Final = ("stages", "model", "language_model")
@@ -56,7 +56,7 @@ class MethodStep:
 
 
 @dataclass(frozen=True)
-class MethodPlan:
+class MethodManifest:
     """The steps of a method in an order that respects their dependencies.
 
     The inputs of the method are the first of its ``num_values`` values.  ``max_open``: the maximum number of open
@@ -73,7 +73,7 @@ class MethodPlan:
 
 
 @dataclass(frozen=True)
-class ModelPlan:
+class ModelManifest:
     """A model file, its inputs and outputs, the number of processes that run it and of threads in each.
 
     ``cores``: those of each process; empty: any.
@@ -93,7 +93,7 @@ class ModelPlan:
 
 
 @dataclass(frozen=True)
-class LanguagePlan:
+class LanguageManifest:
     """A language model.
 
     ``path``: a bundle, or a GGUF file or checkpoint folder that ``scheme`` may quantize.  ``served``: instead, the
@@ -110,17 +110,17 @@ class LanguagePlan:
 
 
 @dataclass(frozen=True)
-class ServablePlan:
+class ServableManifest:
     """A whole servable.  ``models``: by path, which is the name in the model's unit.
 
     ``languages``: in the order of the numbers that name their units.
     """
 
     settings: Settings
-    methods: tuple[MethodPlan, ...]
+    methods: tuple[MethodManifest, ...]
     units: tuple[Unit, ...]
-    models: dict[str, ModelPlan]
-    languages: tuple[LanguagePlan, ...]
+    models: dict[str, ModelManifest]
+    languages: tuple[LanguageManifest, ...]
 
     @property
     def has_python(self) -> bool:
@@ -128,18 +128,18 @@ class ServablePlan:
         return any(unit.kind == "stages" for unit in self.units)
 
 
-def plan_to_json(plan: ServablePlan) -> str:
-    """Serialize a plan."""
-    return json.dumps(_to_plain(plan))
+def manifest_to_json(manifest: ServableManifest) -> str:
+    """Serialize a manifest."""
+    return json.dumps(_to_plain(manifest))
 
 
-def model_to_json(model: ModelPlan) -> str:
-    """Serialize the plan of a model, for the process that runs it."""
+def model_to_json(model: ModelManifest) -> str:
+    """Serialize the manifest of a model, for the process that runs it."""
     return json.dumps(_to_plain(model))
 
 
-def model_from_json(text: str) -> ModelPlan:
-    """Deserialize the plan of a model."""
+def model_from_json(text: str) -> ModelManifest:
+    """Deserialize the manifest of a model."""
     return _parse_model(json.loads(text))
 
 
@@ -153,22 +153,22 @@ def _to_plain(value: Any) -> Any:
     return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def plan_from_json(text: str) -> ServablePlan:
-    """Deserialize a plan and check that its numbers are in bounds; raise InvalidFileError if they are not."""
+def manifest_from_json(text: str) -> ServableManifest:
+    """Deserialize a manifest and check that its numbers are in bounds; raise InvalidFileError if they are not."""
     try:
         parsed = json.loads(text)
-        plan = ServablePlan(
+        manifest = ServableManifest(
             Settings(**parsed["settings"]),
             tuple(_parse_method(method) for method in parsed["methods"]),
             tuple(_parse_unit(unit) for unit in parsed["units"]),
             {name: _parse_model(model) for name, model in parsed["models"].items()},
-            tuple(LanguagePlan(**language) for language in parsed["languages"]),
+            tuple(LanguageManifest(**language) for language in parsed["languages"]),
         )
-        for method in plan.methods:
-            _check_steps(method, plan.units)
+        for method in manifest.methods:
+            _check_steps(method, manifest.units)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise InvalidFileError(f"the process sent an invalid plan of the servable: {error!r:.200}") from error
-    return plan
+        raise InvalidFileError(f"the process sent an invalid manifest of the servable: {error!r:.200}") from error
+    return manifest
 
 
 def _parse_rules(parsed: dict[str, Any] | None) -> BatchRules | None:
@@ -182,25 +182,25 @@ def _parse_unit(parsed: dict[str, Any]) -> Unit:
     return Unit(parsed["kind"], tuple(map(str, parsed["names"])), inputs, outputs, _parse_rules(parsed["rules"]))
 
 
-def _parse_model(parsed: dict[str, Any]) -> ModelPlan:
+def _parse_model(parsed: dict[str, Any]) -> ModelManifest:
     inputs, outputs = (parse_specs(parsed.pop(name), name) for name in ("inputs", "outputs"))
     rules = _parse_rules(parsed.pop("rules"))
     if rules is None:
         raise ValueError("a model without rules")
     cores = tuple(map(tuple, parsed.pop("cores")))
-    return ModelPlan(inputs=inputs, outputs=outputs, rules=rules, cores=cores, **parsed)
+    return ModelManifest(inputs=inputs, outputs=outputs, rules=rules, cores=cores, **parsed)
 
 
-def _parse_method(parsed: dict[str, Any]) -> MethodPlan:
+def _parse_method(parsed: dict[str, Any]) -> MethodManifest:
     inputs, outputs = (parse_specs(parsed.pop(name), name) for name in ("inputs", "outputs"))
     steps = tuple(
         MethodStep(step["unit"], tuple(step["inputs"]), tuple(step["outputs"])) for step in parsed.pop("steps")
     )
     output_values = tuple(parsed.pop("output_values"))
-    return MethodPlan(inputs=inputs, outputs=outputs, output_values=output_values, steps=steps, **parsed)
+    return MethodManifest(inputs=inputs, outputs=outputs, output_values=output_values, steps=steps, **parsed)
 
 
-def _check_steps(method: MethodPlan, units: tuple[Unit, ...]) -> None:
+def _check_steps(method: MethodManifest, units: tuple[Unit, ...]) -> None:
     """Check that each value is made exactly once, before it is used."""
     known = set(range(len(method.inputs)))
     for step in method.steps:

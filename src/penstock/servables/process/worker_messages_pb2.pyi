@@ -45,10 +45,10 @@ class Start(_message.Message):
     def __init__(self, servable: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., file: _Optional[str] = ..., source: _Optional[bytes] = ..., model: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., cores: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("plan",)
-    PLAN_FIELD_NUMBER: _ClassVar[int]
-    plan: str
-    def __init__(self, plan: _Optional[str] = ...) -> None: ...
+    __slots__ = ("manifest",)
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    manifest: str
+    def __init__(self, manifest: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("text", "trace")

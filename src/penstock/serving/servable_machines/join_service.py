@@ -1,4 +1,4 @@
-"""The machine's side: it joins a service over TLS and runs stage processes of its servables."""
+"""The machine's side: it joins a service over TLS and runs servable workers of its servables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.tls import client_context, connect_tls
-from penstock.servables.machines.stage_host import ServableHost, offer_of
-from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
-from penstock.serving.stages.stage_port import PROTOCOL
+from penstock.servables.machines.servable_host import ServableHost, offer_of
+from penstock.servables.process import worker_messages_pb2 as pb
+from penstock.servables.process.worker_main import MAX_FRAME_BYTES
+from penstock.serving.servable_machines.machine_port import PROTOCOL
 from penstock.serving.workers import handshake
 from penstock.serving.workers.machines.remote_worker_client import serve_once, stay_joined
 from penstock.serving.workers.worker import CONNECT_S

@@ -1,4 +1,4 @@
-"""The machine's side: it starts stage processes for a service, and passes messages between them and the service."""
+"""The machine's side: it starts servable workers for a service, and passes messages between them and the service."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnavailableError
 from penstock.processes.silence import HEARTBEAT_S
-from penstock.servables.api.plan import model_from_json
+from penstock.servables.api.manifest import model_from_json
 from penstock.servables.lifecycle.folder_scan import SCRIPT, scan_folder, scan_servable
 from penstock.servables.lifecycle.open_version import VersionSource, read_script
 from penstock.servables.machines.digest import version_digest
-from penstock.servables.machines.stage_machine import KILLED
-from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.stage_process import ServableWorker, start_stage_process
+from penstock.servables.machines.servable_machine import KILLED
+from penstock.servables.process import worker_messages_pb2 as pb
+from penstock.servables.process.servable_worker import ServableWorker, start_servable_worker
 
 if TYPE_CHECKING:
     from penstock.processes.frames import FrameStream
@@ -137,10 +137,10 @@ class ServableHost:
         process = None
         ended = pb.Ended(cause="exit", why="it was told to end")
         try:
-            process = await start_stage_process(self._own(start), _LOAD_S)
+            process = await start_servable_worker(self._own(start), _LOAD_S)
             self._processes[number] = process
             process.on_result = lambda result: self._send(number, result=result)
-            self._send(number, ready=pb.Ready(plan=process.plan))
+            self._send(number, ready=pb.Ready(manifest=process.manifest))
             death = await process.wait_ended()
             ended = pb.Ended(cause=KILLED if death.was_killed else death.cause, why=death.why)
         except PenstockError as error:

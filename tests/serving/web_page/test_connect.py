@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from penstock.serving.settings import GatewaySettings
-from tests.support.page_actions import ask
+from tests.support.web_page_actions import ask
 
 pytestmark = pytest.mark.long
 

@@ -13,9 +13,9 @@ from penstock.errors import UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.servables.api.settings import Settings
-from penstock.servables.machines import stage_machine
-from penstock.servables.machines.stage_machine import ServableMachine
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.machines import servable_machine
+from penstock.servables.machines.servable_machine import ServableMachine
+from penstock.servables.process import worker_messages_pb2 as pb
 from penstock.servables.process.pool import Pool
 from tests.support.servable_folders import until
 
@@ -25,7 +25,7 @@ SUPERVISION = SupervisionPolicy(load_s=60.0, min_pause_s=0.01, max_pause_s=0.02)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machines of these tests send no heartbeats."""
-    monkeypatch.setattr(stage_machine, "SILENT_S", 600.0)
+    monkeypatch.setattr(servable_machine, "SILENT_S", 600.0)
 
 
 class Batch:

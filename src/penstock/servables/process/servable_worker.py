@@ -1,4 +1,4 @@
-"""A stage process as the primary sees it: it is started, sent one batch at a time, watched and stopped."""
+"""A servable worker as the primary sees it: it is started, sent one batch at a time, watched and stopped."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.processes.frames import FrameStream
 from penstock.processes.parent import kill_by_env_tag
 from penstock.processes.supervision import Death, has_crashed, signal_name
 from penstock.runtime.machine import OomKills
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process import worker_messages_pb2 as pb
 from penstock.servables.process.progress import PROGRESS_BYTES, ProcessProgress
-from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
+from penstock.servables.process.worker_main import MAX_FRAME_BYTES
 
-__all__ = ["ServableWorker", "start_stage_process"]
+__all__ = ["ServableWorker", "start_servable_worker"]
 
-_COMMAND: Final = (sys.executable, "-P", "-m", "penstock.servables.process.stage_worker")
+_COMMAND: Final = (sys.executable, "-P", "-m", "penstock.servables.process.worker_main")
 _ENVIRONMENT_MARK: Final = "_PENSTOCK_STAGE"
 """The environment variable that identifies everything that a process started, when the process ends."""
 _FOREIGN: Final = "it sent something other than the result of its batch"
@@ -35,9 +35,9 @@ _LAST_RESULT_S: Final = 1.0
 
 
 class ServableWorker:
-    """A running stage process.
+    """A running servable worker.
 
-    ``plan``: the plan of the servable in JSON, once ``wait_ready`` returned; empty for a process that runs a model.
+    ``manifest``: that of the servable in JSON, once ``wait_ready`` returned; empty for a process that runs a model.
     ``on_result`` is called with the result of the last batch, ``on_end`` as soon as the process is known to have ended.
     """
 
@@ -50,7 +50,7 @@ class ServableWorker:
     ) -> None:
         self.pid, self.label, self.is_joined = process.pid, f"process {process.pid}", False
         self._environment_mark = environment_mark
-        self.plan = ""
+        self.manifest = ""
         self.is_hung = False
         self.on_result: Callable[[pb.Result], None] = lambda result: None
         self.on_end: Callable[[], None] = lambda: None
@@ -82,7 +82,7 @@ class ServableWorker:
             raise InvalidFileError(first.failed.text)
         if not first.HasField("ready"):
             raise InvalidFileError(f"{start.file or start.folder}: {_FOREIGN}")
-        self.plan = first.ready.plan
+        self.manifest = first.ready.manifest
         self._stream.listen(self._on_message)
 
     def _load_error(self, start: pb.Start) -> PenstockError:
@@ -190,11 +190,11 @@ class ServableWorker:
 
 @cache
 def _oom_kills() -> OomKills:
-    """Return the counter that all stage processes of this process share."""
+    """Return the counter that all servable workers of this process share."""
     return OomKills()
 
 
-async def start_stage_process(start: pb.Start, load_s: float) -> ServableWorker:
+async def start_servable_worker(start: pb.Start, load_s: float) -> ServableWorker:
     """Start a process and wait up to ``load_s`` seconds until it has loaded what ``start`` names.
 
     Raises as ``ServableWorker.wait_ready`` does, and UnavailableError; the process is stopped then.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.http_service import until
-from tests.support.page_actions import ask
+from tests.support.web_page_actions import ask
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "page"
@@ -25,7 +25,7 @@ PAGES = {"/": "index.html", "/docs": "docs.html"}
 
 def served_paths(page: str) -> list[str]:
     """Return the paths of a page and of its files; those of /docs are named after it."""
-    names = [one.name for one in files("penstock.serving").joinpath("page").iterdir() if one.name != "licences.txt"]
+    names = [one.name for one in files("penstock.serving").joinpath("web_page").iterdir() if one.name != "licences.txt"]
     own = [name for name in names if name.startswith("docs.") == (page == "/docs") and name not in PAGES.values()]
     return [page, *(f"/page/{name}" for name in own)]
 
@@ -105,6 +105,6 @@ def test_the_built_files_are_what_the_sources_give(tmp_path: Path) -> None:
     subprocess.run(["npx", "tsc", "--noEmit"], cwd=copy, check=True, timeout=300)
     subprocess.run(["node", "build.mjs", str(tmp_path / "built")], cwd=copy, check=True, timeout=300)
     built = {path.name: path.read_bytes() for path in (tmp_path / "built").iterdir()}
-    committed = {path.name: path.read_bytes() for path in (ROOT / "src/penstock/serving/page").iterdir()}
+    committed = {path.name: path.read_bytes() for path in (ROOT / "src/penstock/serving/web_page").iterdir()}
     assert built.keys() == committed.keys()
     assert [name for name in built if built[name] != committed[name]] == [], "run make page"

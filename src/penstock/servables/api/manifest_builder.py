@@ -1,4 +1,4 @@
-"""Builds a plan from declarations: methods are traced, and their nodes are grouped into units.
+"""Builds a manifest from declarations: methods are traced, and their nodes are grouped into units.
 
 Python stages with equal batch rules run in one trip to a process if nothing else lies between them.  The depth of a
 node is the number of trips before it; stages with the same depth and rules form one unit.
@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.servables.api.declare import Declarations, Language, Method, Model, Stage
-from penstock.servables.api.plan import LanguagePlan, MethodPlan, MethodStep, ModelPlan, ServablePlan, Unit
+from penstock.servables.api.manifest import (
+    LanguageManifest,
+    MethodManifest,
+    MethodStep,
+    ModelManifest,
+    ServableManifest,
+    Unit,
+)
 from penstock.servables.api.settings import Settings
 from penstock.servables.api.tracing import CallNode, MethodTrace, trace_method
 from penstock.validation import refusal
@@ -19,7 +26,7 @@ from penstock.validation import refusal
 if TYPE_CHECKING:
     from penstock.servables.api.specs import Spec
 
-__all__ = ["StageCall", "StageProgram", "build_plan"]
+__all__ = ["StageCall", "StageProgram", "build_manifest"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +55,15 @@ class StageProgram:
     outputs: tuple[int, ...]
 
 
-def build_plan(declared: Declarations) -> tuple[ServablePlan, dict[int, StageProgram]]:
-    """Return the plan, and by unit the programs of Python stages.
+def build_manifest(declared: Declarations) -> tuple[ServableManifest, dict[int, StageProgram]]:
+    """Return the manifest, and by unit the programs of Python stages.
 
     Raises InvalidArgumentError, which names the line of the method at fault.
     """
     if not declared.methods:
         raise InvalidArgumentError("servable.py declares no method; add one with @servable.method")
     settings = declared.settings or Settings()
-    builder = _PlanBuilder(settings)
+    builder = _ManifestBuilder(settings)
     methods = []
     for method in declared.methods.values():
         try:
@@ -68,22 +75,24 @@ def build_plan(declared: Declarations) -> tuple[ServablePlan, dict[int, StagePro
         raise InvalidArgumentError(f"the model {unused[0]} is not used by any method")
     if settings.default_method and settings.default_method not in declared.methods:
         raise refusal("default_method", f"one of {', '.join(declared.methods)}", settings.default_method)
-    plan = ServablePlan(settings, tuple(methods), tuple(builder.units), builder.models, tuple(builder.languages))
-    return plan, builder.programs
+    manifest = ServableManifest(
+        settings, tuple(methods), tuple(builder.units), builder.models, tuple(builder.languages)
+    )
+    return manifest, builder.programs
 
 
-class _PlanBuilder:
+class _ManifestBuilder:
     """The units and models of all methods; methods share the units of models."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.units: list[Unit] = []
         self.programs: dict[int, StageProgram] = {}
-        self.models: dict[str, ModelPlan] = {}
-        self.languages: list[LanguagePlan] = []
+        self.models: dict[str, ModelManifest] = {}
+        self.languages: list[LanguageManifest] = []
         self._model_units: dict[int, int] = {}  # by id() of the model
 
-    def add_method(self, method: Method) -> MethodPlan:
+    def add_method(self, method: Method) -> MethodManifest:
         """Trace a method and divide it into steps."""
         trace, outputs = trace_method(method.function, method.inputs, method.outputs)
         _check_used(trace, outputs)
@@ -91,7 +100,7 @@ class _PlanBuilder:
             raise InvalidArgumentError("it calls no stage and no model")
         steps = [self._add_step(trace, nodes, outputs) for nodes in _group_nodes(trace)]
         num_values, limit = len(trace.values), method.max_open
-        return MethodPlan(method.name, method.inputs, method.outputs, num_values, outputs, tuple(steps), limit)
+        return MethodManifest(method.name, method.inputs, method.outputs, num_values, outputs, tuple(steps), limit)
 
     def _add_step(self, trace: MethodTrace, nodes: list[CallNode], outputs: tuple[int, ...]) -> MethodStep:
         operation = nodes[0].operation
@@ -102,7 +111,7 @@ class _PlanBuilder:
             name, rules = str(len(self.languages)), None
             if isinstance(operation, Model):
                 name, rules = operation.name, operation.rules
-                self.models[operation.path] = ModelPlan(
+                self.models[operation.path] = ModelManifest(
                     operation.path, operation.inputs or {}, operation.outputs, rules, operation.instances,
                     self._settings.model_threads, operation.cores,
                 )  # fmt: skip
@@ -112,9 +121,9 @@ class _PlanBuilder:
             self.units.append(Unit(operation.kind, (name,), inputs, tuple(operation.outputs.values()), rules))
         return MethodStep(self._model_units[id(operation)], nodes[0].inputs, nodes[0].outputs)
 
-    def _plan_language(self, model: Language) -> LanguagePlan:
+    def _plan_language(self, model: Language) -> LanguageManifest:
         max_waiting = self._settings.max_waiting
-        return LanguagePlan(model.path, model.served, model.scheme, model.sampling, model.max_open, max_waiting)
+        return LanguageManifest(model.path, model.served, model.scheme, model.sampling, model.max_open, max_waiting)
 
     def _add_stages(self, trace: MethodTrace, nodes: list[CallNode], outputs: tuple[int, ...]) -> MethodStep:
         produced = {value for node in nodes for value in node.outputs}

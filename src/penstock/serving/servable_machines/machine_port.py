@@ -1,4 +1,4 @@
-"""The primary's side of machines that join to run stage processes, on the port for workers of other machines."""
+"""The primary's side of machines that join to run servable workers, on the port for workers of other machines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.logs import tell
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.silence import SILENT_S
 from penstock.processes.tls import keep_alive
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process import worker_messages_pb2 as pb
 
 if TYPE_CHECKING:
     from penstock.processes.tls import TlsSession
 
-__all__ = ["PROTOCOL", "ServeMachine", "refuse_machine", "serve_stage_machine"]
+__all__ = ["PROTOCOL", "ServeMachine", "refuse_machine", "serve_servable_machine"]
 
 PROTOCOL: Final = 2
 """Version of the messages between a primary and such a machine."""
@@ -35,7 +35,7 @@ async def refuse_machine(stream: FrameStream[pb.FromMachine], address: str) -> N
     raise InvalidArgumentError("this service has no servables")
 
 
-async def serve_stage_machine(
+async def serve_servable_machine(
     connection: socket.socket, tls: TlsSession, token: str, address: str, serve: ServeMachine
 ) -> None:
     """Let a machine that knows ``token`` join, and serve it until its connection ends.

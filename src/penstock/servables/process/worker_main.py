@@ -1,4 +1,4 @@
-"""A stage process: imports a servable.py or opens a model, and runs its batches one at a time for the primary.
+"""A servable worker: imports a servable.py or opens a model, and runs its batches one at a time for the primary.
 
 The process inherits one end of a socket pair as a file descriptor, which no other process has.  The operator's code
 runs only here.  Its standard output is redirected to standard error.
@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.processes.parent import die_with_parent
 from penstock.servables.api.declare import collect_declarations, run_stages_of
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process import worker_messages_pb2 as pb
 from penstock.servables.process.failures import format_trace, to_unicode
 from penstock.servables.process.progress import ProcessProgress
 
@@ -47,18 +47,18 @@ class _StageRunner:
     """The Python stages of a servable.py."""
 
     def __init__(self, start: pb.Start) -> None:
-        from penstock.servables.api.plan import plan_to_json
-        from penstock.servables.api.plan_builder import build_plan
+        from penstock.servables.api.manifest import manifest_to_json
+        from penstock.servables.api.manifest_builder import build_manifest
 
         with collect_declarations(Path(start.folder), start.version) as declared:
             run_stages_of(declared)
             _run_script(start.file, start.source)
-            plan, self._programs = build_plan(declared)
-        self.plan = plan_to_json(plan)
-        self.memory_limit_bytes = (plan.settings.memory_limit_mib or 0) << 20
+            manifest, self._programs = build_manifest(declared)
+        self.manifest = manifest_to_json(manifest)
+        self.memory_limit_bytes = (manifest.settings.memory_limit_mib or 0) << 20
 
     def run(self, batch: pb.Batch, note: Callable[[int, int], None]) -> pb.Result:
-        from penstock.servables.process.stage_program import run_batch
+        from penstock.servables.process.unit_program import run_batch
 
         return run_batch(self._programs[batch.unit], batch, note)
 
@@ -144,13 +144,13 @@ class _MemoryLimit:
 
 
 def _load(start: pb.Start) -> tuple[BatchRunner, str, int]:
-    """Return what runs batches, its plan in JSON and its memory limit in bytes."""
+    """Return what runs batches, its manifest in JSON and its memory limit in bytes."""
     if start.model:
         from penstock.servables.process.model_file import LoadedModel
 
         return LoadedModel(start), "", start.memory_limit_bytes
     stages = _StageRunner(start)
-    return stages, stages.plan, stages.memory_limit_bytes
+    return stages, stages.manifest, stages.memory_limit_bytes
 
 
 def _run_on(cores: Sequence[int]) -> None:
@@ -175,14 +175,14 @@ def _serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
     start = first.start
     try:
         _run_on(start.cores)
-        runner, plan, limit_bytes = _load(start)
+        runner, manifest, limit_bytes = _load(start)
     except BaseException as error:  # includes SystemExit: the message names the line instead of a dead process
         text = _describe(error, start.file) if not start.model else str(error)
         trace = "" if isinstance(error, PenstockError) else format_trace(error, start.file, __file__)
         stream.send(pb.FromStage(failed=pb.Failed(text=to_unicode(text, 2000), trace=trace)))
         return 1
     memory = _MemoryLimit(limit_bytes)
-    stream.send(pb.FromStage(ready=pb.Ready(plan=plan)))
+    stream.send(pb.FromStage(ready=pb.Ready(manifest=manifest)))
     while (message := stream.read()) is not None:
         began = time.perf_counter_ns()
         result = runner.run(message.batch, note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.http_service import until
-from tests.support.page_actions import ask, slow_down
+from tests.support.web_page_actions import ask, slow_down
 
 pytestmark = pytest.mark.long
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process import worker_messages_pb2 as pb
 from penstock.servables.process.columns import encode_rows, pad_rows, read_column, texts_of
 from penstock.servables.process.failures import InvalidResultError, failure_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.servables.api.plan_builder import StageCall, StageProgram
+    from penstock.servables.api.manifest_builder import StageCall, StageProgram
     from penstock.servables.api.specs import Spec
 
 __all__ = ["run_batch", "to_spec_array"]

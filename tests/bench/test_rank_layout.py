@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.rank_plan import LinkProbe, exchange_bytes, model_graph, predict, rank_memory
+from penstock.bench.rank_layout import LinkProbe, exchange_bytes, model_graph, predict, rank_memory
 from penstock.core.native import Context, Model, ProgramOptions, plan
 from penstock.core.rank_layout import RankLayout
 from penstock.graph.export import export_bundle

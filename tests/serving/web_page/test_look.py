@@ -9,8 +9,8 @@ import pytest
 
 from penstock.serving.history import History
 from tests.support.http_service import until
-from tests.support.page_actions import ask
-from tests.support.page_look import check
+from tests.support.web_page_actions import ask
+from tests.support.web_page_look import check
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.http_service import until
-from tests.support.page_actions import ask, sent
+from tests.support.web_page_actions import ask, sent
 
 pytestmark = pytest.mark.long
 

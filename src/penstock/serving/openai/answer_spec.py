@@ -1,4 +1,4 @@
-"""The plan of an answer: how it begins, is constrained and is read, with its tools, its thoughts and its template."""
+"""The spec of an answer: how it begins, is constrained and is read, with its tools, its thoughts and its template."""
 
 from __future__ import annotations
 
@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "AnswerPlan", "chat_grammar", "format_of_history", "num_tool_chars", "plan_of", "prompt_of_tools",
-    "template_tools", "template_variables",
+    "AnswerSpec",
+    "answer_spec_of",
+    "chat_grammar",
+    "format_of_history",
+    "num_tool_chars",
+    "prompt_of_tools",
+    "template_tools",
+    "template_variables",
 ]  # fmt: skip
 
 _RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -44,7 +50,7 @@ _THINKING: Final = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True)
-class AnswerPlan:
+class AnswerSpec:
     """The way to read the answers to one conversation.
 
     ``form`` is that of the parser.  ``thoughts``: the format of the thoughts that an answer in a grammar may begin
@@ -171,9 +177,9 @@ def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: 
     return own | variables
 
 
-async def plan_of(
+async def answer_spec_of(
     body: ChatCompletionRequest, settings: GatewaySettings, tokenizer: Tokenizer, template: str, prompt: str
-) -> AnswerPlan | None:
+) -> AnswerSpec | None:
     """Return how the answers to a conversation are read; None if their text is the content.
 
     Raises FieldError if the model has no tools.
@@ -198,7 +204,7 @@ async def plan_of(
     if thoughts is not None and not begins and (form.reasoning is None or shown.endswith(thoughts.closing)):
         thoughts = None
     markers = dict.fromkeys([*form.markers, *AnswerFormat(None, thoughts).markers])
-    return AnswerPlan(
+    return AnswerSpec(
         form,
         thoughts,
         {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in body.tools or ()},
@@ -215,21 +221,21 @@ def num_tool_chars(body: ChatCompletionRequest | TokenizeRequest) -> int:
     return len(json.dumps(template_tools(body) or ""))
 
 
-async def chat_grammar(body: ChatCompletionRequest, plan: AnswerPlan | None) -> dict[str, Any]:
+async def chat_grammar(body: ChatCompletionRequest, spec: AnswerSpec | None) -> dict[str, Any]:
     """Return the grammar of an answer as a keyword of SamplingParams: of its calls, or of the format that is asked for.
 
     Raises RefusalError naming the field of the body.
     """
-    if plan is not None and plan.must_call:
-        return await checked_field("tools", "grammar", plan.calls_grammar)
+    if spec is not None and spec.must_call:
+        return await checked_field("tools", "grammar", spec.calls_grammar)
     asked = asked_grammar(body)
     if asked is None:
         return {}
     values = await checked_field(*asked)
     source = SamplingParams(**values).answer_grammar
-    if plan is None or source is None:
+    if spec is None or source is None:
         return values
-    if plan.form.tools is not None:  # checked first, so that an error names the tool
-        await checked_field("tools", "grammar", plan.calls_grammar)
-    around = plan.around(source)
+    if spec.form.tools is not None:  # checked first, so that an error names the tool
+        await checked_field("tools", "grammar", spec.calls_grammar)
+    around = spec.around(source)
     return values if around is None else await checked_field(asked[0], "grammar", around)

@@ -1,4 +1,4 @@
-"""Busy stage processes: cancelled, timed out, too large, ended with everything that they started."""
+"""Busy servable workers: cancelled, timed out, too large, ended with everything that they started."""
 
 from __future__ import annotations
 
@@ -159,19 +159,19 @@ def test_a_process_that_grows_is_replaced_between_batches(gated) -> None:
 def test_far_too_large_process_ends_without_replacement(gated, monkeypatch, caplog) -> None:
     """Requests are refused at once, as when processes die, until a process starts again."""
     host = gated(limit=400)
-    launch = pool.start_stage_process
+    launch = pool.start_servable_worker
 
     async def none(*_: object) -> None:
         raise UnavailableError("/planted/file: No such file or directory")
 
-    monkeypatch.setattr(pool, "start_stage_process", none)
+    monkeypatch.setattr(pool, "start_servable_worker", none)
     assert host.ask("gates", x=np.array([2.0, 2.0, 2.0]))["y"].tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(UnavailableError) as raised:
         host.ask("gates", x=np.array([10.0]))
     assert str(raised.value).endswith("the processes crash repeatedly; retry later")
     assert "/planted/file" in caplog.text
     assert pids(host.servables) == []
-    monkeypatch.setattr(pool, "start_stage_process", launch)
+    monkeypatch.setattr(pool, "start_servable_worker", launch)
     host.do(until(lambda: pids(host.servables)))
     assert host.ask("gates", x=np.array([10.0]))["y"].tolist() == [10.0]
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from penstock.servables.api.version_policy import WantedVersions
     from penstock.servables.lifecycle.folder_scan import ServableFolder
 
-__all__ = ["LoadPlan", "VersionSwitch", "check_versions_exist", "plan_load", "resolve_version"]
+__all__ = ["VersionChanges", "VersionSwitch", "check_versions_exist", "resolve_version", "version_changes_to"]
 
 
 @dataclass(frozen=True)
 class VersionSwitch:
-    """The versions and labels that are served after the loads of a plan.
+    """The versions and labels that are served after the loads of a changes.
 
     The switch takes effect in one step; then ``drain`` are drained.
 
@@ -33,7 +33,7 @@ class VersionSwitch:
 
 
 @dataclass(frozen=True)
-class LoadPlan:
+class VersionChanges:
     """The steps of a load: start ``load`` in fresh processes beside what runs, then ``switch()``, then drain.
 
     ``load``: versions that are new, or whose files changed since they were loaded.  ``loaded``: those that run now.
@@ -67,9 +67,9 @@ class LoadPlan:
         return VersionSwitch(tuple(sorted(ready)), labels, tuple(sorted(self.loaded - ready)), tuple(labels_kept))
 
 
-def plan_load(
+def version_changes_to(
     wanted: WantedVersions, folder: ServableFolder, loaded: Mapping[int, str], labels: Mapping[str, int] | None = None
-) -> LoadPlan:
+) -> VersionChanges:
     """Plan the steps from what is loaded to what is wanted.
 
     ``loaded``: by number, the fingerprints that the running versions were loaded with.  ``labels``: the current labels.
@@ -83,7 +83,7 @@ def plan_load(
         found = ", ".join(map(str, folder.versions)) or "no version folder"
         raise InvalidFileError(f"{folder.path}: expected {expected}, got {found}{refused}")
     load = tuple(sorted(number for number in existing if loaded.get(number) != folder.versions[number]))
-    return LoadPlan(load, frozenset(loaded), frozenset(chosen), dict(wanted.labels), dict(labels or {}))
+    return VersionChanges(load, frozenset(loaded), frozenset(chosen), dict(wanted.labels), dict(labels or {}))
 
 
 def check_versions_exist(wanted: WantedVersions, folder: ServableFolder) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.serving.settings import GatewaySettings
 from tests.support.http_service import Service, until
-from tests.support.page_actions import ask, kept_answer, sent, slow_down
+from tests.support.web_page_actions import ask, kept_answer, sent, slow_down
 
 pytestmark = pytest.mark.long
 

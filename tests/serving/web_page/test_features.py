@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.http_service import Service
-from tests.support.page_actions import ask, sent
-from tests.support.page_look import check
 from tests.support.scripted_model import scripted_llm
+from tests.support.web_page_actions import ask, sent
+from tests.support.web_page_look import check
 
 pytestmark = pytest.mark.long
 

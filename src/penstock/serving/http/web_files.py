@@ -38,7 +38,7 @@ _HEADERS: Final[Headers] = [
 def _table() -> dict[str, Reply]:
     """Return all files by name; only files that exist at the first request are ever served."""
     replies: dict[str, Reply] = {}
-    for file in files("penstock.serving").joinpath("page").iterdir():
+    for file in files("penstock.serving").joinpath("web_page").iterdir():
         kind = _TYPES.get(file.name[file.name.rfind(".") :])
         if kind is not None and file.is_file():
             replies[file.name] = Reply(200, file.read_bytes(), kind.encode(), _HEADERS)
