@@ -89,7 +89,9 @@ class ModelManifest:
 
     def __post_init__(self) -> None:
         if self.cores and len(check_cores(self.cores)) != self.instances:
-            raise InvalidArgumentError(f"instances: expected {len(self.cores)}, got {self.instances}")
+            raise InvalidArgumentError(
+                f"instances: expected {len(self.cores)}, got {self.instances}", param="instances"
+            )
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ class JoinedMachines:
         name = "".join(char for char in offer.machine if char.isprintable())[:_MAX_NAME_CHARS] or address
         digests = {(one.servable, one.version): one.digest for one in offer.versions}
         if not 1 <= offer.num_processes <= MAX_PROCESSES:
-            raise InvalidArgumentError(f"processes: expected 1 to {MAX_PROCESSES}, got {offer.num_processes}")
+            raise InvalidArgumentError(
+                f"processes: expected 1 to {MAX_PROCESSES}, got {offer.num_processes}", param="processes"
+            )
         await self._check(digests)
         machine = ServableMachine(stream, name, offer.num_processes, digests)
         stream.send(pb.ToMachine(accepted=pb.Accepted()))

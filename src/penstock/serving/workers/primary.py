@@ -66,7 +66,9 @@ class Primary:
     ) -> None:
         self._placement = placement or LocalPlacement()
         if remote is None and not self._placement.is_local:
-            raise InvalidArgumentError("remote: a placement on other machines needs the port where workers join")
+            raise InvalidArgumentError(
+                "remote: a placement on other machines needs the port where workers join", param="remote"
+            )
         self.supervision = supervision or SupervisionPolicy()
         self.arrivals = Arrivals()
         self.address = ""
