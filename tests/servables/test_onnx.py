@@ -229,7 +229,7 @@ def test_each_process_of_a_model_has_its_cores(tmp_path: Path) -> None:
             os.kill(victim, signal.SIGKILL)
             await until(lambda: victim not in pids(servables) and len(pids(servables)) == 2)
             assert sorted(tuple(sorted(os.sched_getaffinity(pid))) for pid in pids(servables)) == sorted(own)
-        with raises(InvalidFileError, param="instances"):
+        with raises(InvalidFileError, match="instances: "):
             async with serving(tmp_path / "beyond"):
                 pass
 

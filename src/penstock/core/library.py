@@ -31,7 +31,8 @@ CLOSED: Final = "closed"
 ENDED: Final = "ranks: the group was ended: "
 """With this, before the reason, begins the error of a rank whose group was ended (core/src/comm/)."""
 _FIELD: Final = re.compile(
-    r"(?:[^:]*: )*?(?P<expected>[a-z_][\w.\[\]]*)(?:, [\w, ]+)?: expected|(?P<first>[a-z_][\w\[\]]*)(?:, [\w, ]+)?: "
+    r"(?:[^:]*: )*?(?P<expected>[a-z_][\w.\[\]]*)(?: \([^()]*\)|, [\w, ]+)?: expected"
+    r"|(?P<first>[a-z_][\w\[\]]*)(?:, [\w, ]+)?: "
 )
 """The field in a message of the core: "PATH: FIELD: expected ...", or "FIELD: ...", where the path may be missing."""
 _ABI_VERSION = 3
