@@ -13,7 +13,6 @@ from penstock.checkpoint.generation import read_tokenizer_config
 from penstock.checkpoint.tokenizer_limits import MAX_ADDED_TOKENS, MAX_GROWTH, check_tokenizer_file
 from penstock.errors import InvalidFileError
 from penstock.graph.tokenizer.compiler import compile_tokenizer
-from tests.support.errors import raises
 from tests.support.hostile_tokenizers import backtracks, grows, replace, vocab, words
 from tests.support.tokenizer_kinds import KINDS
 
@@ -74,9 +73,9 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_files_beyond_the_limits_are_refused(kind: str) -> None:
     fields, message = HOSTILE[kind]
-    with raises(InvalidFileError, match=rf"^tokenizer\.json: {message}"):
+    with pytest.raises(InvalidFileError, match=rf"^tokenizer\.json: {message}"):
         check_tokenizer_file(words(**fields))
-    with raises(InvalidFileError, match=rf"^tokenizer\.json: {message}"):
+    with pytest.raises(InvalidFileError, match=rf"^tokenizer\.json: {message}"):
         compile_tokenizer({"tokenizer.json": words(**fields)})  # in the exporting process, without a limit
 
 

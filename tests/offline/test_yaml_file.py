@@ -9,7 +9,6 @@ import pytest
 
 from penstock.errors import InvalidFileError
 from penstock.offline.yaml_file import read_yaml
-from tests.support.errors import raises
 
 
 def _levels(first: str, line: str) -> str:
@@ -37,7 +36,7 @@ def test_costly_files_are_refused_in_seconds(text: str, message: str, tmp_path: 
     path, start = tmp_path / "a.yaml", time.process_time()
     path.write_text(text)
     if message:
-        with raises(InvalidFileError, match=rf"a\.yaml: .*{message}"):
+        with pytest.raises(InvalidFileError, match=rf"a\.yaml: .*{message}"):
             read_yaml(path)
     else:
         read_yaml(path)

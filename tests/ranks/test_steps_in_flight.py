@@ -93,13 +93,13 @@ def test_more_steps_than_stages_are_refused(whole: Path, parts_of: PartsOf) -> N
     step = batch([(0, [5, 6, 7], (0,))])
     with open_stages(whole, parts_of) as ranks:
         calls = [ranks.program.step_call(step) for _ in range(3)]
-        with pytest.raises(InvalidArgumentError, match="expected a step in flight"):
+        with raises(InvalidArgumentError, param="program"):
             calls[0].collect()
         calls[0].launch()
         calls[1].launch()
-        with pytest.raises(InvalidArgumentError, match="at most 2 steps in flight"):
+        with raises(InvalidArgumentError, param="program"):
             calls[2].launch()
-        with pytest.raises(InvalidArgumentError, match=r"expected no step in flight, \w+ 2"):
+        with raises(InvalidArgumentError, param="program", match=" 2$"):
             ranks.program.run(step)
         calls[0].collect()
         calls[1].collect()
@@ -113,7 +113,7 @@ def test_a_program_without_stages_has_no_steps_in_flight(whole: Path) -> None:
         Model.open(whole) as model,
         Context(1) as context,
         CoreProgram(model, context, OPTIONS) as program,
-        pytest.raises(InvalidArgumentError, match="expected one of a pipeline"),
+        raises(InvalidArgumentError, param="program"),
     ):
         program.step_call(steps(1)[0]).launch()
 
