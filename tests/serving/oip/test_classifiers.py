@@ -72,7 +72,7 @@ def infer(client: Any, model: str, parameters: Any = None, **texts: list[str]) -
     for name, values in texts.items():
         inputs.append(kinds.InferInput(name, [len(values)], "BYTES"))
         inputs[-1].set_data_from_numpy(np.array(values, object))
-    return found.infer(model, inputs, parameters=parameters)
+    return found.infer(model, inputs, parameters=parameters, timeout=60_000_000)
 
 
 def test_signatures_are_served(service: Service) -> None:
@@ -105,7 +105,7 @@ def test_texts_have_the_scores_of_the_pipeline(client: Any, offline: dict[str, A
 
 
 def test_entities_and_answers_are_those_of_pipelines(client: Any, offline: dict[str, Any]) -> None:
-    options = {"aggregation_strategy": "simple", "ignore_labels": "LABEL_1", "timeout": 60_000_000}
+    options = {"aggregation_strategy": "simple", "ignore_labels": "LABEL_1"}
     found = infer(client, "tokens", options, text_input=TEXTS)
     assert_close([json.loads(value) for value in found.as_numpy("entities")], offline["tokens"])
     found = infer(client, "answers", {"max_answer_len": 3}, question=[QUESTION] * 2, context=[CONTEXT, TEXTS[1]])
