@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from penstock.serving.openai.bodies import (
         ChatCompletionRequest,
         CompletionRequest,
-        PredictRequest,
-        RerankRequest,
-        ScoreRequest,
         TokenizeRequest,
     )
     from penstock.serving.openai.messages import Message, continued_field
@@ -174,17 +171,16 @@ async def vector_ids(backend: Backend, text: str, head: PoolingHead) -> list[int
     return [*await call_tokenizer(tokenizer, len(text), encode_text, tokenizer.encode, text, head)]
 
 
-async def pair_ids(
-    backend: Backend, first: str, second: str, body: RerankRequest | ScoreRequest | PredictRequest, field: str
-) -> list[int]:
-    """Return the token ids of two texts together, with the instruction of the body.
+async def pair_ids(backend: Backend, first: str, second: str, body: ServingFields, field: str) -> list[int]:
+    """Return the token ids of two texts together, with the instruction of the body if it has one.
 
     ``truncate_prompt_tokens`` cuts the second text.  Without it a pair that does not fit is refused with 400 and
     ``field``.
     """
     tokenizer, limit = tokenizer_of(backend), backend.card.max_len
     is_cut = body.truncate_prompt_tokens is not None
-    num_fixed = len(first) + len(body.instruction or "")
+    instruction: str | None = getattr(body, "instruction", None)
+    num_fixed = len(first) + len(instruction or "")
     bound = await _bound(backend, tokenizer, num_fixed + len(second))
     if num_fixed + len(second) > bound:
         if not is_cut or num_fixed > bound:
@@ -192,7 +188,7 @@ async def pair_ids(
         second = second[: bound - num_fixed]
     if body.truncate_prompt_tokens not in (None, -1):
         limit = min(limit, body.truncate_prompt_tokens or limit)
-    call = partial(encode_pair, tokenizer, first, second, limit if is_cut else None, body.instruction)
+    call = partial(encode_pair, tokenizer, first, second, limit if is_cut else None, instruction)
     # The first call reads the file's template, which may take long: the event loop must not wait for it.
     ids: list[int] = await call_tokenizer(tokenizer, MAX_TOKEN, call)
     _check_fits(backend, ids, field)

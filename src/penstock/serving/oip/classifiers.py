@@ -56,10 +56,6 @@ class _InferFields(ServingFields, kw_only=True):
         """The time limit in seconds, if there is one."""
         return None if self.timeout is None else self.timeout / 1e6
 
-    @property
-    def instruction(self) -> None:
-        """None: a pair is read as the model's files say."""
-
 
 def is_classifier(backend: Backend) -> bool:
     """Return True for a model with a head of classes, or of the ends of answers."""

@@ -425,10 +425,6 @@ class PredictRequest(_PredictFields, kw_only=True):
         if self.truncate:
             self.truncate_prompt_tokens = -1
 
-    @property
-    def instruction(self) -> None:
-        """None: a pair is read as the model's files say."""
-
 
 _OF_MESSAGES: Final = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 

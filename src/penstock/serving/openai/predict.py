@@ -123,9 +123,11 @@ async def entities_of(
     call: Call, backend: Backend, texts: Sequence[str], body: ServingFields, parameters: Parameters
 ) -> list[Any]:
     """Return the entities of each text, as the pipeline token_classification does."""
-    head, limits = pooling_head_of(backend), _limits(backend, body)
+    head, (max_len, max_tokens) = pooling_head_of(backend), _limits(backend, body)
     options = parameters.options(TokenOptions(), head.task)
-    make = partial(entity_prompts, labels=head.labels, inputs=texts, options=options, **limits)
+    make = partial(
+        entity_prompts, labels=head.labels, inputs=texts, options=options, max_len=max_len, max_tokens=max_tokens
+    )
     return await _results(call, backend, body, parameters, make)
 
 
@@ -134,17 +136,18 @@ async def answers_to(
 ) -> list[Any]:
     """Return the answer to each question with its context, as the pipeline question_answering does."""
     options = parameters.options(AnswerOptions(), ANSWER_TASK)
-    make = partial(answer_prompts, inputs=pairs, options=options, **_limits(backend, body))
+    max_len, max_tokens = _limits(backend, body)
+    make = partial(answer_prompts, inputs=pairs, options=options, max_len=max_len, max_tokens=max_tokens)
     return await _results(call, backend, body, parameters, make)
 
 
-def _limits(backend: Backend, body: ServingFields) -> dict[str, int]:
+def _limits(backend: Backend, body: ServingFields) -> tuple[int, int]:
     """Return the most tokens of a prompt, which ``truncate_prompt_tokens`` may lower, and those of all prompts."""
     context_len = backend.card.max_len
     max_len = min(tokenizer_of(backend).max_len or context_len, context_len)
     if body.truncate_prompt_tokens not in (None, -1):
         max_len = min(max_len, body.truncate_prompt_tokens or max_len)
-    return {"max_len": max_len, "max_tokens": max(_MAX_TOKENS, context_len)}
+    return max_len, max(_MAX_TOKENS, context_len)
 
 
 async def _results(

@@ -63,7 +63,8 @@ def read_cut(truncation: object, max_length: int | None = None) -> str:
 
 def windows_of(tokenizer: Tokenizer, requests: Sequence[WindowRequest], max_tokens: int) -> list[list[TextWindow]]:
     """Return the windows of each text.  InvalidArgumentError if all have more than ``max_tokens``; 0 is no limit."""
-    left, found = max_tokens, []
+    left = max_tokens
+    found: list[list[TextWindow]] = []
     for request in requests:
         if max_tokens:
             _check_size(tokenizer, request, left)
