@@ -118,7 +118,7 @@ def ranking_operations() -> list[Operation]:
         ),
         Operation(
             "POST", "/predict", "predict", "Classify texts, find entities, or answer questions about texts.",
-            predict.predict, list[responses.Prediction | list[responses.Prediction]] | responses.Prediction,
+            predict.predict, list[responses.PredictResult | list[responses.PredictResult]] | responses.PredictResult,
             bodies.PredictRequest, refusals=_WORK,
         ),
     ]  # fmt: skip

@@ -18,7 +18,7 @@ __all__ = [
     "DetokenizeResponse",
     "EmbeddingResponse",
     "PoolingResponse",
-    "Prediction",
+    "PredictResult",
     "RerankResponse",
     "ScoreResponse",
     "TokenizeResponse",
@@ -305,7 +305,7 @@ class PoolingResponse(Body):
     usage: EmbeddingUsage
 
 
-class Prediction(Body, kw_only=True):
+class PredictResult(Body, kw_only=True):
     """A class of a text with its score; or an entity or an answer, with its score and its place in the text."""
 
     score: float
