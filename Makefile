@@ -113,7 +113,7 @@ wire:
 	test -x $(WIRE_TOOLS)/bin/python || $(PYTHON) -m venv $(WIRE_TOOLS)
 	$(WIRE_TOOLS)/bin/pip install --quiet --disable-pip-version-check 'grpcio-tools==1.75.1'
 	cd src && ../$(WIRE_TOOLS)/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
-	  penstock/servables/process/stages.proto $(patsubst %,penstock/serving/proto/%.proto,wire $(PROTOCOLS))
+	  penstock/servables/process/worker_messages.proto $(patsubst %,penstock/serving/proto/%.proto,wire $(PROTOCOLS))
 	sed -i 's/_descriptor_pool\.Default()/_descriptor_pool.DescriptorPool()/' $(patsubst %,src/penstock/serving/proto/%_pb2.py,$(PROTOCOLS))
 
 perplexity: $(VENV)/.test
@@ -204,7 +204,7 @@ page:
 check-page: $(VENV)/.test
 	$(BIN)/python tests/system_packages.py --browser
 	mkdir -p build/page
-	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/page
+	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/web_page
 
 # KServe's own clients, in an environment of their own; and the protocol as it is published
 OIP := https://raw.githubusercontent.com/kserve/open-inference-protocol/d49cc23f89d709d87b210ef9449e273ae243984e

@@ -30,7 +30,7 @@ from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerS
 from penstock.serving.workers.moving import copy_pages as copying
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_config import WorkerModelOptions
 
 REST_TOKENS = 48
 """Tokens before the drain, and after the move."""
@@ -62,7 +62,9 @@ def longest_ms(times: list[float]) -> float:
     return 1000 * max(after - before for before, after in pairwise(times))
 
 
-async def pauses_of(primary: Primary, options: ModelOptions, path: Path, length: int) -> tuple[float, float, float]:
+async def pauses_of(
+    primary: Primary, options: WorkerModelOptions, path: Path, length: int
+) -> tuple[float, float, float]:
     """Return the longest times between tokens before and after a drain in ms, and the size of a page part in bytes.
 
     The prompt has ``length`` tokens.  Ends the program if the answer did not move.
@@ -111,7 +113,7 @@ async def measure(path: Path, lengths: list[int], turns: int, threads: int, over
         primary = Primary(remote=tls, placement=OverTls())
     copies = Copies()
     await primary.open()
-    options = ModelOptions(threads=threads, limits=ProgramLimits(max_requests=4))
+    options = WorkerModelOptions(threads=threads, limits=ProgramLimits(max_requests=4))
     try:
         print(f"{'tokens':>8} {'alone ms':>10} {'copied ms':>10} {'computed ms':>12} {'copy ms':>8} {'copied MiB':>11}")
         for length in lengths:

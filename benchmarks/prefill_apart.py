@@ -38,7 +38,7 @@ from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_config import WorkerModelOptions
 from penstock.serving.workers.worker_connection import WorkerConnection
 
 LOOK_S = 0.01
@@ -99,7 +99,7 @@ class Apart(RemoteBackend):
 
     num_prefill = 0
 
-    def __init__(self, primary: Primary, options: ModelOptions, num_workers: int, num_prefill: int) -> None:
+    def __init__(self, primary: Primary, options: WorkerModelOptions, num_workers: int, num_prefill: int) -> None:
         super().__init__("bench", primary, options, num_workers)
         self.num_prefill = num_prefill
         self.handed_s: list[float] = []
@@ -155,7 +155,7 @@ async def play(args: argparse.Namespace, num_prefill: int, trace: list[Ask]) -> 
         context_len=args.context, max_requests=args.max_requests, num_pages=args.max_requests * pages_for(args.context)
     )
     primary = Primary()
-    backend = Apart(primary, ModelOptions(threads=args.threads, limits=limits), args.workers, num_prefill)
+    backend = Apart(primary, WorkerModelOptions(threads=args.threads, limits=limits), args.workers, num_prefill)
     taken = Taken(handed_s=backend.handed_s)
     await primary.open()
     try:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from penstock import LLM, SamplingParams
 from penstock.bench.charts.svg import Box, Canvas, Scale, fitted, number
-from penstock.bench.rank_plan import model_graph, predict
+from penstock.bench.rank_layout import model_graph, predict
 from penstock.core.comm import SharedComm, shared_bytes
 from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment

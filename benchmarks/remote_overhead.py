@@ -27,7 +27,7 @@ from penstock.llm.local_backend import LocalBackend
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_config import WorkerModelOptions
 
 ONE = SamplingParams(max_tokens=1, temperature=0)
 GOAL_S = 0.001
@@ -54,7 +54,7 @@ async def measure(path: Path, num_requests: int, threads: int) -> dict[str, list
     tls = RemoteWorkerSettings("127.0.0.1", 0, own.certificate, own.key, os.urandom(32).hex())
     limits = ProgramLimits(context_len=256, max_requests=4)
     primaries = {"local worker": Primary(), "worker over TLS": Primary(remote=tls, placement=OverTls())}
-    options, draw = ModelOptions(threads=threads, limits=limits), random.Random(0)
+    options, draw = WorkerModelOptions(threads=threads, limits=limits), random.Random(0)
     workers = {name: RemoteBackend("bench", primary, options) for name, primary in primaries.items()}
     in_process = LocalBackend(LLM(path, threads=threads, limits=limits))
     seconds: dict[str, list[float]] = {"in process": [], **{name: [] for name in workers}}

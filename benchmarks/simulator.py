@@ -31,7 +31,7 @@ from penstock.cluster.trace import TraceRequest
 from penstock.llm.backend import Backend
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_config import WorkerModelOptions
 
 LIMITS = ReplicaLimits(num_pages=1024, max_requests=16)
 GOALS = {"first token, p50": 0.15, "per token, mean": 0.1, "whole answer, mean": 0.1}
@@ -72,7 +72,7 @@ async def serve(path: Path, threads: int, trace: list[TraceRequest]) -> list[Tim
     """Return the times of the requests of a trace at a worker."""
     limits = ProgramLimits(context_len=512, max_tokens=512, max_requests=16, num_pages=1024)
     primary = Primary()
-    backend = RemoteBackend("bench", primary, ModelOptions(threads=threads, limits=limits))
+    backend = RemoteBackend("bench", primary, WorkerModelOptions(threads=threads, limits=limits))
     await primary.open()
     try:
         await backend.load(str(path))

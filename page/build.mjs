@@ -6,7 +6,7 @@ import path from "node:path";
 import { build } from "esbuild";
 
 const HERE = import.meta.dirname;
-const OUT = path.resolve(process.argv[2] ?? path.join(HERE, "../src/penstock/serving/page"));
+const OUT = path.resolve(process.argv[2] ?? path.join(HERE, "../src/penstock/serving/web_page"));
 const LAZY = ["charts", "code", "math"]; // loaded with their first use
 const LIBRARIES = ["dompurify", "highlight.js", "katex", "marked", "swagger-ui-dist", "uplot"];
 

@@ -13,7 +13,7 @@ from protocol import CONTEXT_LEN, START_TEXT, Launch, batch_of, measure_one, pro
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.runtime.open import open_program
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 
@@ -85,7 +85,7 @@ class Penstock:
             start = time.perf_counter()
             self._step()
             times.append(time.perf_counter() - start)
-        if any(request.status is not Status.RUNNING or request.num_preemptions for request in requests):
+        if any(request.status is not RequestStatus.RUNNING or request.num_preemptions for request in requests):
             raise SystemExit("a request ended or was preempted while it was measured")
         for request in requests:
             self.engine.abort(request)

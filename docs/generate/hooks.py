@@ -19,7 +19,7 @@ from generate import commands, errors, families, figures, http, python_api, sett
 ROOT = Path(__file__).parents[2]
 SHIM = "https://unpkg.com/iframe-worker/shim"
 WORKER = "assets/file-worker.js"
-ICON = "src/penstock/serving/page/icon.svg"
+ICON = "src/penstock/serving/web_page/icon.svg"
 
 
 def generated() -> dict[str, str]:

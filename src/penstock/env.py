@@ -24,7 +24,9 @@ def cpu_level() -> str | None:
     """``PENSTOCK_CPU``: force an instruction level.  The native core checks that the machine supports it."""
     value = os.environ.get("PENSTOCK_CPU") or None
     if value is not None and value not in CPU_LEVELS:
-        raise InvalidArgumentError(f"PENSTOCK_CPU: expected one of {', '.join(CPU_LEVELS)}, got {value!r}")
+        raise InvalidArgumentError(
+            f"PENSTOCK_CPU: expected one of {', '.join(CPU_LEVELS)}, got {value!r}", param="PENSTOCK_CPU"
+        )
     return value
 
 
@@ -32,7 +34,7 @@ def use_reference() -> bool:
     """``PENSTOCK_REFERENCE=1``: eager mode runs the PyTorch references instead of the kernels."""
     value = os.environ.get("PENSTOCK_REFERENCE", "0")
     if value not in ("0", "1", ""):
-        raise InvalidArgumentError(f"PENSTOCK_REFERENCE: expected 0 or 1, got {value!r}")
+        raise InvalidArgumentError(f"PENSTOCK_REFERENCE: expected 0 or 1, got {value!r}", param="PENSTOCK_REFERENCE")
     return value == "1"
 
 
@@ -46,7 +48,9 @@ def memory_share_bytes() -> int | None:
     """``PENSTOCK_MEMORY_SHARE``: how many bytes of its node a worker on a cluster may plan.  Penstock sets it."""
     value = os.environ.get("PENSTOCK_MEMORY_SHARE")
     if value is not None and not (value.isascii() and value.isdigit()):
-        raise InvalidArgumentError(f"PENSTOCK_MEMORY_SHARE: expected a number of bytes, got {value!r}")
+        raise InvalidArgumentError(
+            f"PENSTOCK_MEMORY_SHARE: expected a number of bytes, got {value!r}", param="PENSTOCK_MEMORY_SHARE"
+        )
     return None if value is None else int(value)
 
 
@@ -70,7 +74,9 @@ def rank_open_s() -> float:
     except ValueError:
         limit = 0.0
     if not 0 < limit < float("inf"):
-        raise InvalidArgumentError(f"PENSTOCK_RANK_OPEN_SECONDS: expected seconds above 0, got {value!r}")
+        raise InvalidArgumentError(
+            f"PENSTOCK_RANK_OPEN_SECONDS: expected seconds above 0, got {value!r}", param="PENSTOCK_RANK_OPEN_SECONDS"
+        )
     return limit
 
 
@@ -148,7 +154,9 @@ def cache_max_bytes() -> int:
     except ValueError:
         limit = -1
     if limit < 0:
-        raise InvalidArgumentError(f"PENSTOCK_CACHE_BYTES: expected a number of bytes, got {value!r}")
+        raise InvalidArgumentError(
+            f"PENSTOCK_CACHE_BYTES: expected a number of bytes, got {value!r}", param="PENSTOCK_CACHE_BYTES"
+        )
     return limit
 
 

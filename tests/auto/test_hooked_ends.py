@@ -13,7 +13,7 @@ import pytest
 from penstock import AutoModel, InvalidArgumentError, PenstockError
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.request import Status
+from penstock.engine.request import RequestStatus
 from penstock.errors import QueueFullError
 from penstock.llm.llm import LLM
 from penstock.runtime.open import Opened
@@ -141,7 +141,7 @@ def test_beams_do_not_wait_for_a_long_answer(make_llm, num_pages):
     long = llm.engine.submit([9], ResolvedSampling(max_tokens=400))
     llm.engine.step()
     assert AutoModel(llm).generate([PROMPT], **options) == expected
-    assert long.status is Status.RUNNING
+    assert long.status is RequestStatus.RUNNING
     assert len(long.output_ids) < 100
     llm.engine.check_integrity()
     llm.engine.abort(long)

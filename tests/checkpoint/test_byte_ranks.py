@@ -113,7 +113,7 @@ def test_tokenizer_model_may_be_a_file_of_tiktoken(tmp_path: Path) -> None:
      b"%s 0\n" % (b"YWFh" * (1 << 21))],
 )  # fmt: skip
 def test_a_damaged_file_of_tiktoken_is_named(data: bytes, tmp_path: Path) -> None:
-    with pytest.raises(InvalidFileError, match=r"^tiktoken\.model: "):
+    with raises(InvalidFileError, match=r"^tiktoken\.model: "):
         read_folder_files(tiktoken_folder(tmp_path, "tiktoken.model", data))
 
 
@@ -132,5 +132,5 @@ def test_a_vocabulary_for_python_code_is_named(name: str, tmp_path: Path, caplog
     (message,) = caplog.messages
     assert name in message
     if name == "qwen.tiktoken":
-        with pytest.raises(UnsupportedError, match=r"qwen\.tiktoken"):
+        with raises(UnsupportedError, match=r"qwen\.tiktoken"):
             check_tokenizer(tmp_path)

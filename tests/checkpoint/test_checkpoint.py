@@ -155,7 +155,7 @@ def test_shards_without_an_index_are_read_if_all_are_there(tmp_path: Path) -> No
     write_shards(tmp_path, {"a": "model-1.safetensors"})
     (tmp_path / "model.safetensors.index.json").unlink()
     (tmp_path / "model-1.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
-    with pytest.raises(InvalidFileError, match=r"model-00002-of-00002\.safetensors"):
+    with raises(InvalidFileError, match=r"model-00002-of-00002\.safetensors"):
         Checkpoint.open(tmp_path)
     (tmp_path / "model-2.safetensors").rename(tmp_path / "model-00002-of-00002.safetensors")
     assert set(Checkpoint.open(tmp_path).tensors) == {"a", "b"}

@@ -20,7 +20,7 @@ from tests.support.errors import raises
      b'{"\\udfff":1}', b'{"a":"\x00"}'],
 )  # fmt: skip
 def test_hostile_json_is_an_invalid_file(text: bytes) -> None:
-    with pytest.raises(InvalidFileError, match=r"^config\.json: "):
+    with raises(InvalidFileError, match=r"^config\.json: "):
         parse_object(text, "config.json")
 
 

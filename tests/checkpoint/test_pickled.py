@@ -84,7 +84,7 @@ def test_code_in_a_pickle_does_not_run(protocol: int, tmp_path: Path) -> None:
         zipped = tmp_path / f"{number}-zip.bin"
         torch.save(value, zipped, pickle_protocol=protocol)
         for file in (path, zipped) if protocol == 2 else (path,):  # PyTorch writes archives of protocol 2
-            with pytest.raises(InvalidFileError, match=rf"^{file.name}: "):
+            with raises(InvalidFileError, match=rf"^{file.name}: "):
                 unpickle(file, file.with_suffix(".safetensors"))
     assert not mark.exists()
 
@@ -202,7 +202,7 @@ def test_a_pickle_is_read_where_threads_are_bound_to_cores(tmp_path: Path, monke
 @pytest.mark.parametrize("data", mostly_long([b"", b"PK\x03\x04", b"\x80\x02.", bytes(1000)], b"PK\x03\x04"))
 def test_damaged_files_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(data)
-    with pytest.raises(InvalidFileError, match=r"^x.bin: "):
+    with raises(InvalidFileError, match=r"^x.bin: "):
         unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
 
 

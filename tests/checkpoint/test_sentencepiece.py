@@ -151,7 +151,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damaged_models_are_refused(case: str) -> None:
-    with pytest.raises(InvalidFileError, match=r"tokenizer\.model"):
+    with raises(InvalidFileError, match=r"tokenizer\.model"):
         read_sentencepiece(DAMAGED[case])
 
 

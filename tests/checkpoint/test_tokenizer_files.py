@@ -108,13 +108,13 @@ def test_damaged_vocabularies_are_refused_by_name(tmp_path: Path) -> None:
     for name, data in (("merges.txt", b"#version: 0.2\na b c\n"), ("merges.txt", b"\xff"), ("vocab.json", b"[]")):
         good = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(InvalidFileError, match=rf"^{name}: "):
+        with raises(InvalidFileError, match=rf"^{name}: "):
             read_folder_files(tmp_path)
         (tmp_path / name).write_bytes(good)
     (tmp_path / "vocab.json").unlink()
     (tmp_path / "spiece.model").write_bytes(b"\x00")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}')
-    with pytest.raises(InvalidFileError, match=r"^spiece\.model: "):
+    with raises(InvalidFileError, match=r"^spiece\.model: "):
         read_folder_files(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_tokenizer_is_left_to_the_library(changes: dict[str, Any], tmp
     folder_of(tmp_path, "GPT-2, tokenizer.json, add_prefix_space", added_tokens={"<new>": 401})
     values = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(values | changes))
-    with pytest.raises(InvalidFileError, match=r"^tokenizer\.json: "):
+    with raises(InvalidFileError, match=r"^tokenizer\.json: "):
         LibraryTokenizer(read_folder_files(tmp_path)["tokenizer.json"])
 
 

@@ -282,9 +282,9 @@ def test_timeout_is_not_retried(stream):
                     await anext(client.stream_complete("x"))
                 await client.complete("x")
 
-        with Client(url, timeout_s=0.2) as client, pytest.raises(ServiceError, match=r"0\.2 s"):
+        with Client(url, timeout_s=0.2) as client, raises(ServiceError, match=r"0\.2 s"):
             next(client.stream_complete("x")) if stream else client.complete("x")
-        with pytest.raises(ServiceError, match=r"0\.2 s"):
+        with raises(ServiceError, match=r"0\.2 s"):
             asyncio.run(main())
         silent.setblocking(False)
         for _ in range(2):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cluster.routing import POLICIES, Figures, ReplicaRouter, StepTimes
+from penstock.cluster.routing import Figures, ReplicaRouter, StepTimes
 from penstock.engine.page_journal import PageReport
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.program import PAGE_TOKENS
@@ -234,7 +234,7 @@ def test_replicas_of_different_speed() -> None:
 
 
 def test_bad_values_are_named() -> None:
-    with pytest.raises(InvalidArgumentError, match=f"policy: expected one of {', '.join(POLICIES)}, got 'random'"):
+    with raises(InvalidArgumentError, param="policy"):
         ReplicaRouter("random")
     with raises(InvalidArgumentError, param="prefill_token_s"):
         Figures(prefill_token_s=-1)

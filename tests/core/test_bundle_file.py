@@ -20,6 +20,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.graph.bundle import BundleWriter, read_graph
 from penstock.graph.inspect import describe
 from penstock.graph.ir import Graph
+from tests.support.errors import raises
 from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.system_packages import skip_reason
 
@@ -177,10 +178,10 @@ def test_every_truncation_and_addition_is_refused(bundle_of: Callable[..., Path]
     path = tmp_path / "cut.psm"
     for size in [*range(130), *range(130, len(whole), 997), len(whole) - 1]:
         path.write_bytes(whole[:size])
-        with pytest.raises(InvalidFileError, match=str(path)):
+        with raises(InvalidFileError, match=str(path)):
             Model.open(path)
     path.write_bytes(whole + b"\0")
-    with pytest.raises(InvalidFileError, match=r"header\.file_bytes"):
+    with raises(InvalidFileError, match=r"header\.file_bytes"):
         Model.open(path)
 
 
@@ -191,7 +192,7 @@ def test_verify_finds_every_flipped_byte(bundle_of: Callable[..., Path], tmp_pat
         data = bytearray(whole)
         data[at] ^= 0x10
         path.write_bytes(data)
-        with pytest.raises(InvalidFileError, match=str(path)):
+        with raises(InvalidFileError, match=str(path)):
             Model.open(path, verify=True)
 
 
@@ -219,7 +220,7 @@ def test_writer_leaves_nothing_on_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="was not added"), BundleWriter(path, graph):
         pass
     graph.context_len = 0
-    with pytest.raises(InvalidFileError, match=f"^{path}: .*context_len"):  # not the name that it had meanwhile
+    with raises(InvalidFileError, match=f"^{path}: .*context_len"):  # not the name that it had meanwhile
         write_bundle(path, graph)
     assert list(tmp_path.iterdir()) == []
 

@@ -14,6 +14,7 @@ from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Mode
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Node
 from tests.support.core_steps import OPTIONS, PROMPT, batch, i32
+from tests.support.errors import raises
 from tests.support.tiny_graph import HIDDEN, R, c, tiny_graph, tiny_values, value, write_bundle
 
 
@@ -49,11 +50,11 @@ def test_hidden_rows_are_bit_equal_in_any_chunks_and_threads(scheme: str, bundle
 
 def test_hidden_rows_are_refused_without_the_flag(model: Model, context: Context, tmp_path: Path) -> None:
     with CoreProgram(model, context, OPTIONS) as program:
-        with pytest.raises(InvalidArgumentError, match="a step before"):
+        with raises(InvalidArgumentError, param="program"):
             program.hidden()
         for rows in (i32(), np.arange(len(PROMPT), dtype=np.int32)):
             program.run(batch([(0, PROMPT, (1, 2))], output_rows=rows))
-            with pytest.raises(InvalidArgumentError, match="asked for them"):
+            with raises(InvalidArgumentError, param="hidden"):
                 program.hidden()
     graph = tiny_graph()
     gather = next(node for node in graph.nodes if node.op == "gather_rows")

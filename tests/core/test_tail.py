@@ -118,10 +118,10 @@ def test_each_end_refuses_the_other_s_result(
     with CoreProgram(model, context, OPTIONS) as program, pytest.raises(UnsupportedError, match="ends in logits"):
         program.tail()
     with Model.open(tail_of("f32", "topk:2")) as other, CoreProgram(other, context, OPTIONS) as program:
-        with pytest.raises(InvalidArgumentError, match="a step before"):
+        with raises(InvalidArgumentError, param="program"):
             program.tail()
         program.run(step())
-        with pytest.raises(UnsupportedError, match=r"^logits: .*topk"):
+        with raises(UnsupportedError, param="logits"):
             program.logits()
 
 
@@ -138,7 +138,7 @@ def test_ids_of_something_else_are_refused(tail: str, patch: Callable[[Graph], N
     """Ids of 32 columns are no tokens, and the values beside topk's ids are no ids."""
     graph = tiny_graph()
     append_tail(graph, tail)
-    with pytest.raises(InvalidFileError, match=r"metadata.output: .*f32 \[R, 101\]"):
+    with raises(InvalidFileError, param="metadata.output"):
         Model.open(write_bundle(tmp_path / "odd.psm", graph, patch=patch))
 
 

@@ -20,6 +20,7 @@ from penstock.core.tokenizer import TOKENIZER_SEGMENT, NativeTokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from penstock.graph.tokenizer.segment import KIND_BYTES, STEP_REPLACE, TokenizerTables, encode_tables
+from tests.support.errors import raises
 from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import KINDS, ROOT, segment_of
 
@@ -197,9 +198,9 @@ def test_headers_of_others_are_refused(open_segment: Callable[[bytes], NativeTok
         struct.pack_into("<I", damaged, at, value)
         with pytest.raises(kind, match=f"segment tokenizer.bin: {message}"):
             open_segment(bytes(damaged))
-    with pytest.raises(InvalidFileError, match=r"header: .* 48 bytes, got 20"):
+    with raises(InvalidFileError, param="header"):
         open_segment(segment[:20])
-    with pytest.raises(InvalidFileError, match=r"header: .* 168 bytes, got 60"):
+    with raises(InvalidFileError, param="header"):
         open_segment(segment[:60])
 
 
@@ -233,7 +234,7 @@ def test_wrong_calls_are_errors(open_segment: Callable[[bytes], NativeTokenizer]
     tokenizer.close()
     with pytest.raises(PenstockError):
         tokenizer.encode("a")
-    with pytest.raises(InvalidArgumentError, match=r"^tokenizer: .*open"):
+    with raises(InvalidArgumentError, param="tokenizer"):
         encode(b"a", 1)
 
 
@@ -276,7 +277,7 @@ def test_tables_that_make_much_of_little_are_refused(
 def test_the_text_of_ids_is_limited(open_segment: Callable[[bytes], NativeTokenizer]) -> None:
     tokenizer = open_segment(hostile(token_texts=[b"a" * 4096] * 256))
     assert len(tokenizer.decode([7] * 1000)) == 4_096_000
-    with pytest.raises(InvalidArgumentError, match=r"^ids: .* 268435456 bytes"):
+    with raises(InvalidArgumentError, param="ids"):
         tokenizer.decode([7] * 70_000)
 
 

@@ -16,6 +16,7 @@ from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, Segment, Symbol, Value
 from penstock.ops.table import Op
+from tests.support.errors import raises
 from tests.support.tiny_graph import B, P, R, T, c, tiny_graph, value, write_bundle
 
 Patch = Callable[[Graph], None]
@@ -214,7 +215,7 @@ def test_newer_and_unknown_ops_are_refused_by_name(
 
 def test_a_window_wider_than_its_page_group_is_refused(tmp_path: Path) -> None:
     path = write_bundle(tmp_path / "x.psm", tiny_graph(windows=(32,)), patch=attr("attention", "window", 33))
-    with pytest.raises(InvalidFileError, match=r"window: .* 1 to 32, .* got 33"):
+    with raises(InvalidFileError, param="window"):
         Model.open(path)
 
 
@@ -344,6 +345,6 @@ def test_all_reduce_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.Monke
         Model.open(path)
     graph = tiny_graph()
     split(graph)
-    with pytest.raises(UnsupportedError, match="all_reduce"):
+    with raises(UnsupportedError, match="all_reduce"):
         write_bundle(tmp_path / "written.psm", graph)  # the writer has the core open what it wrote
     assert sorted(tmp_path.iterdir()) == [path]

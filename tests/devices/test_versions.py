@@ -15,6 +15,7 @@ from penstock.core import native
 from penstock.errors import UnsupportedError
 from tests.devices.conftest import ROOT
 from tests.support.command import environment
+from tests.support.errors import raises
 
 BUNDLE = ROOT / "tests" / "golden" / "1.0" / "w8a8.psm"
 MINOR = "header.minor: the file has format 1.9, this version reads 1.1"
@@ -91,5 +92,5 @@ def test_python(name: str, newer: dict[str, Path]) -> None:
         warnings.simplefilter("default")  # as a program has it: each once
         OPENED[name](newer["minor"])
     assert [MINOR in str(one.message) for one in told if one.category is UserWarning] == [True]
-    with pytest.raises(UnsupportedError, match=f"{newer['major']}: {MAJOR}"):
+    with raises(UnsupportedError, match=f"{newer['major']}: {MAJOR}"):
         OPENED[name](newer["major"])

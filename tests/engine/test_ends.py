@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.request import Status
+from penstock.engine.request import RequestStatus
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
 from penstock.llm.result import Delta
 from tests.support.engine_requests import PARAMS, PROMPTS, prompt_of
@@ -141,7 +141,7 @@ def test_a_stream_collected_within_a_step_ends_after_it(make_llm, monkeypatch, p
         llm.engine.check_integrity()
     finally:
         gc.enable()
-    assert (request.status, request.finish_reason) == (Status.FINISHED, "abort")
+    assert (request.status, request.finish_reason) == (RequestStatus.FINISHED, "abort")
     assert [i for delta in keep for i in delta.token_ids] == alone[0]
 
 
@@ -204,7 +204,7 @@ def test_failed_detokenization_ends_only_its_request(make_llm):
     while engine.wait(sound, len(sound.output_ids)):
         pass
     assert (len(sound.output_ids), sound.error) == (4, None)
-    assert damaged.status is Status.FINISHED
+    assert damaged.status is RequestStatus.FINISHED
     assert "planted" in str(damaged.error)
 
 
@@ -239,7 +239,7 @@ def test_exceptions_of_text_end_only_its_request(make_llm, error, at_tokens):
     engine.check_integrity()
     assert (len(sound.output_ids), sound.error) == (4, None)
     for request in (damaged, aborted):
-        assert request.status is Status.FINISHED
+        assert request.status is RequestStatus.FINISHED
         assert isinstance(request.error, InternalError)
         assert f"failed: {error.__name__}: planted" in str(request.error)
         assert isinstance(request.error.__cause__, error)
@@ -251,7 +251,7 @@ def test_abort_all_ends_running_waiting_and_new_requests(make_llm):
     requests = [engine.submit(prompt_of(5, i)) for i in range(2)]
     engine.step()
     requests.append(engine.submit(prompt_of(5, 2)))
-    assert [request.status for request in requests[:2]] == [Status.RUNNING, Status.WAITING]
+    assert [request.status for request in requests[:2]] == [RequestStatus.RUNNING, RequestStatus.WAITING]
     assert len(engine.scheduler.waiting) == 1
     engine.abort_all()
     assert [request.finish_reason for request in requests] == ["abort"] * 3
@@ -308,4 +308,4 @@ def test_a_submit_during_close_is_ended(make_llm):
 
     engine.check_prompt = check
     request = engine.submit([5, 6])
-    assert (request.status, request.finish_reason) == (Status.FINISHED, "abort")
+    assert (request.status, request.finish_reason) == (RequestStatus.FINISHED, "abort")

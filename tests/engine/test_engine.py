@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import SamplingParams
-from penstock.engine.request import Status
+from penstock.engine.request import RequestStatus
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.llm.llm_options import LLMFields
@@ -258,7 +258,7 @@ def test_a_bad_prompt_is_refused_by_name(make_llm, prompt, param, fact):
 def test_missing_tokenizer_and_template_are_named(make_llm):
     llm = make_llm(files={})
     assert llm.generate([3, 4], SamplingParams(max_tokens=2)).text == ""
-    with pytest.raises(UnsupportedError, match=r"tokenizer\.json"):
+    with raises(UnsupportedError, match=r"tokenizer\.json"):
         llm.generate("text")
     with raises(UnsupportedError, param="stop"):
         llm.generate([3], SamplingParams(stop="x"))
@@ -321,4 +321,4 @@ def test_random_arrivals_and_aborts_do_not_change_tokens(make_llm, data):
         whole = llm.generate(prompt, params).token_ids
         assert result.token_ids == whole[: len(result.token_ids)]
         assert result.finish_reason == "abort" or result.token_ids == whole
-        assert stream._request.status is Status.FINISHED
+        assert stream._request.status is RequestStatus.FINISHED

@@ -21,7 +21,7 @@ from penstock.engine.pages import PageKeys
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.pooling import Pooling
 from penstock.engine.prompt_logits import PromptScores
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
 from tests.support.engine_requests import Later
@@ -177,7 +177,7 @@ class EngineMoves(RuleBasedStateMachine):
     def whatever_ended_has_what_it_gets_alone(self):
         if hasattr(self, "engine"):
             self.engine.check_integrity()
-            for entry in [entry for entry in self.live if entry[0].status is Status.FINISHED]:
+            for entry in [entry for entry in self.live if entry[0].status is RequestStatus.FINISHED]:
                 self.live.remove(entry)
                 self.judge(*entry)
 

@@ -12,7 +12,7 @@ from penstock.engine.fair_queue import FairQueue
 from penstock.engine.options import PRIORITY_S, EngineOptions, RequestOptions
 from penstock.engine.pages import PageLedger
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request, Status, Timings
+from penstock.engine.request import Request, RequestStatus, Timings
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InvalidArgumentError, QueueFullError
 from tests.support.errors import raises
@@ -124,7 +124,7 @@ def test_random_moves_keep_client_order_and_leave_no_state(moves: list[tuple[str
             request = queue.requests[number % len(queue.requests)]
             if move == "preempt":
                 queue.scheduler.preempt(request)
-            elif request.status is not Status.FINISHED:
+            elif request.status is not RequestStatus.FINISHED:
                 queue.scheduler.remove(request)
                 request.finish("abort")
         ranks: dict[tuple[str, int], int] = {}

@@ -164,7 +164,7 @@ def test_failed_row_spares_the_next_batch(mode, path):
 
 def test_a_plan_that_does_not_fit_is_refused_with_its_figures():
     with native.Context(1) as context, native.Model.open(DEMO) as model:
-        with pytest.raises(OutOfMemoryError, match=r"weights .* MiB, .* MiB .*32 pages"):
+        with raises(OutOfMemoryError, code="out_of_memory", match=r"MiB, .* MiB .*32 "):
             fit_limits(model, context, ProgramLimits(context_len=1024, max_requests=1), available=70 << 20)
         with pytest.raises(OutOfMemoryError):
             fit_limits(model, context, ProgramLimits(), available=1 << 20)

@@ -9,7 +9,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import InternalError, InvalidArgumentError
 from tests.support.engine_requests import PROMPTS, prompt_of
 from tests.support.errors import raises
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 
 def run(engine: Engine, *requests: Request) -> None:
-    while any(request.status is not Status.FINISHED for request in requests):
+    while any(request.status is not RequestStatus.FINISHED for request in requests):
         engine.step()
         engine.check_integrity()
 
@@ -55,7 +55,7 @@ def test_others_go_on_while_a_prompt_is_scored(make_llm):
     for made in range(2, 10):
         engine.step()
         assert len(answer.output_ids) == made
-    assert scored.status is Status.RUNNING
+    assert scored.status is RequestStatus.RUNNING
     assert len(late.output_ids) > 5  # it arrived later, and its prompt was computed in the same steps
     run(engine, scored)
     assert len(scored.prompt_logprobs) == 100

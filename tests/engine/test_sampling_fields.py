@@ -9,7 +9,6 @@ import sys
 
 import msgspec
 import numpy as np
-import pytest
 
 import penstock.sampling_fields as table
 from penstock.core.arrays import Penalties, Sampling, sampling_struct
@@ -99,7 +98,7 @@ def test_the_native_struct_reads_every_native_field():
             )
         else:
             changed = dataclasses.replace(sampling, **{row.row_name: wrong})
-        with pytest.raises(InvalidArgumentError, match=rf"^{row.row_name}: .*float64"):
+        with raises(InvalidArgumentError, match=rf"^{row.row_name}: .*float64"):
             sampling_struct(changed, 64)
     assert ctypes.sizeof(SamplingStruct) == struct.struct_size
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.options import RequestOptions
 from penstock.engine.pages import FREED, PageLedger, PagePool
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError, InvalidArgumentError
 from tests.support.errors import raises
@@ -47,20 +47,20 @@ class Driver:
         assert sum(chunk.num_tokens for chunk in chunks) <= self.scheduler.max_tokens
         assert len({chunk.request.id for chunk in chunks}) == len(chunks) <= self.scheduler.max_requests
         for chunk in chunks:
-            assert chunk.request.status is Status.RUNNING
+            assert chunk.request.status is RequestStatus.RUNNING
             assert chunk.start == chunk.request.num_computed
             for table in chunk.request.pages.tables:
                 assert len(table) * 32 >= chunk.start + chunk.num_tokens
             self.scheduler.advance(chunk)
             if chunk.samples:
                 chunk.request.accept(7)
-                if chunk.request.status is Status.FINISHED:
+                if chunk.request.status is RequestStatus.FINISHED:
                     self.scheduler.remove(chunk.request)
         self.scheduler.check_integrity()
         return len(chunks)
 
     def end(self, request: Request, reason: str) -> None:
-        if request.status is not Status.FINISHED:
+        if request.status is not RequestStatus.FINISHED:
             self.scheduler.remove(request)
             request.finish(reason)
 
@@ -99,7 +99,7 @@ def test_any_sequence_of_moves_ends_with_every_page_free(moves, num_pages, windo
         driver.scheduler.check_integrity()
     driver.drain()
     for request in driver.requests:
-        assert request.status is Status.FINISHED
+        assert request.status is RequestStatus.FINISHED
         if request.finish_reason == "length":
             assert len(request.output_ids) == request.max_tokens
 
@@ -111,7 +111,7 @@ def test_the_oldest_request_always_proceeds_when_pages_run_out():
     finished: list[int] = []
     while driver.scheduler.has_work:
         driver.step()
-        finished += [r.id for r in driver.requests if r.status is Status.FINISHED and r.id not in finished]
+        finished += [r.id for r in driver.requests if r.status is RequestStatus.FINISHED and r.id not in finished]
     assert finished == [0, 1, 2, 3]
     assert driver.scheduler.num_preemptions > 0
     assert driver.requests[0].num_preemptions == 0
@@ -126,7 +126,7 @@ def test_a_request_waits_until_running_ones_can_grow():
     driver.add(120, 8)  # four pages as well, but the first request may need one
     for _ in range(3):
         driver.step()
-    assert [r.status for r in driver.requests] == [Status.RUNNING, Status.WAITING, Status.WAITING]
+    assert [r.status for r in driver.requests] == [RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.WAITING]
     driver.drain()
     assert driver.scheduler.num_preemptions == 0
 
@@ -154,7 +154,7 @@ def test_a_step_that_decodes_takes_fewer_tokens_of_prompts():
             driver.scheduler.advance(chunk)
             if chunk.samples:
                 chunk.request.accept(7)
-                if chunk.request.status is Status.FINISHED:
+                if chunk.request.status is RequestStatus.FINISHED:
                     driver.scheduler.remove(chunk.request)
     # Without a decode the whole budget, then ten tokens with a decode, and the rest once that has ended.
     assert taken == [[50, 14], [1, 10], [1, 10], [6], [1], []]
@@ -171,7 +171,7 @@ def test_requests_that_wait_are_served_in_order_of_arrival():
         for chunk in chunks:
             driver.scheduler.advance(chunk)
             chunk.request.accept(1)
-            if chunk.request.status is Status.FINISHED:
+            if chunk.request.status is RequestStatus.FINISHED:
                 driver.scheduler.remove(chunk.request)
     assert order == [0, 0, 1, 1, 2, 2]
 
@@ -188,7 +188,7 @@ def served(driver: Driver, arrivals: dict[int, list[tuple[int, int]]], num_secon
             driver.requests.append(request)
             driver.scheduler.add(request)
         driver.step()
-        ended += [r.id for r in driver.requests if r.status is Status.FINISHED and r.id not in ended]
+        ended += [r.id for r in driver.requests if r.status is RequestStatus.FINISHED and r.id not in ended]
     return ended
 
 

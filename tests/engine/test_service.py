@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
 from tests.support.engine_requests import finish_order, prompt_of, submit
@@ -59,7 +59,7 @@ def test_urgent_requests_take_pages_from_the_less_urgent(make_llm):
     urgent = submit(engine, length=200, max_tokens=4, salt=7)
     engine.step()
     assert urgent.output_ids
-    assert [r.status for r in slow] == [Status.WAITING] * 2
+    assert [r.status for r in slow] == [RequestStatus.WAITING] * 2
     assert finish_order(engine, [*slow, urgent])[0] == 2
 
 
@@ -67,10 +67,10 @@ def test_a_full_queue_refuses_and_has_room_again_later(make_llm):
     engine = make_llm(max_requests=1, options=EngineOptions(max_waiting=3)).engine
     requests = [submit(engine, salt=i) for i in range(4)]  # one of them gets the place
     for _ in range(3):
-        with pytest.raises(QueueFullError, match="3 waiting"):
+        with raises(QueueFullError, code="queue_full", match="3 "):
             submit(engine)
         engine.step()
-    while requests[0].status is not Status.FINISHED:
+    while requests[0].status is not RequestStatus.FINISHED:
         engine.step()
     requests.append(submit(engine))
     assert finish_order(engine, requests)[-1] == 4
@@ -80,12 +80,12 @@ def test_a_full_queue_refuses_and_has_room_again_later(make_llm):
 def test_free_places_are_room(make_llm):
     engine = make_llm(max_requests=4, options=EngineOptions(max_waiting=1)).engine
     requests = [submit(engine, salt=i) for i in range(5)]
-    with pytest.raises(QueueFullError, match="1 waiting"):
+    with raises(QueueFullError, code="queue_full", match="1 "):
         submit(engine)
     engine.abort(requests[2])
     requests.append(submit(engine))
     engine.abort_all()
-    assert all(request.status is Status.FINISHED for request in requests)
+    assert all(request.status is RequestStatus.FINISHED for request in requests)
     assert finish_order(engine, [submit(engine, salt=i) for i in range(5)])
 
 
@@ -162,7 +162,7 @@ def test_a_request_aborted_before_queueing_stays_ended(make_llm):
     engine._incoming = Late()
     engine.step()
     assert finish_order(engine, []) == []
-    assert (found[0].status, found[0].finish_reason) == (Status.FINISHED, "abort")
+    assert (found[0].status, found[0].finish_reason) == (RequestStatus.FINISHED, "abort")
     assert engine.figures().num_finished == {"abort": 1}
 
 

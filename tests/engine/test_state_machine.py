@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.engine.options import RequestOptions
 from penstock.engine.pages import PageKeys, PageLedger
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.engine.scheduler import Scheduler
 from penstock.runtime.program import PARTITION_PAGES, pages_by_group, pages_for, whole_partitions
 
@@ -143,7 +143,7 @@ class EngineMoves(RuleBasedStateMachine):
             self.scheduler.advance(chunk)
             if chunk.samples:
                 chunk.request.accept(chunk.request.id % 2)
-                if chunk.request.status is Status.FINISHED:
+                if chunk.request.status is RequestStatus.FINISHED:
                     self.scheduler.remove(chunk.request)
                     self.retire(chunk.request)
         self.scheduler.check_integrity()

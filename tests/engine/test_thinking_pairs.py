@@ -10,7 +10,7 @@ import pytest
 from penstock import LLM
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.engine.request import BegunAnswer, Status
+from penstock.engine.request import BegunAnswer, RequestStatus
 from penstock.runtime.program import ProgramLimits
 from penstock.text.answer.budget import REASON
 from tests.support.command import DEMO
@@ -116,5 +116,5 @@ def test_a_limit_on_thoughts_goes_on_in_another_engine(alone):
                 request = submit()
                 while llm.engine.wait(request, len(request.output_ids)):
                     pass
-                assert request.status is Status.FINISHED
+                assert request.status is RequestStatus.FINISHED
                 assert request.output_ids == whole.token_ids

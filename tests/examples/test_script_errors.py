@@ -59,7 +59,7 @@ MISTAKES = {
 def test_a_mistake_is_named_by_line(mistake: str, run: object, folder: Path, tmp_path: Path) -> None:
     old, new, expected = MISTAKES[mistake]
     line = write(tmp_path / "net.py", old, new)
-    with pytest.raises(PenstockError, match=rf"^\S*net\.py:{line}: .*{expected}") as raised:
+    with raises(PenstockError, match=rf"^\S*net\.py:{line}: .*{expected}") as raised:
         run(folder, tmp_path / "net.py")  # type: ignore[operator]
     assert len(str(raised.value).removeprefix(str(tmp_path))) < 200
     assert raised.value.__cause__ is not None
@@ -84,7 +84,7 @@ OPERATIONS = {
 def test_an_operation_without_an_op_is_named_by_line(operation: str, folder: Path, tmp_path: Path) -> None:
     new, expected = OPERATIONS[operation]
     line = write(tmp_path / "net.py", NORM, new)
-    with pytest.raises(UnsupportedError, match=rf"^\S*net\.py:{line}: .*{expected}"):
+    with raises(UnsupportedError, match=rf"^\S*net\.py:{line}: .*{expected}"):
         run_graph(folder, tmp_path / "net.py")
 
 
@@ -96,7 +96,7 @@ def run_one_row(folder: Path, script: Path) -> None:
 @pytest.mark.parametrize("run", [run_one_row, run_graph])
 def test_forgotten_output_rows_are_named(run: object, folder: Path, tmp_path: Path) -> None:
     write(tmp_path / "net.py", "self.norm(x), batch.output_rows)", "self.norm(x))")
-    with pytest.raises(PenstockError, match=r"float32 .*, 103\].* batch\.output_rows"):
+    with raises(PenstockError, match=r"float32 .*, 103\].* batch\.output_rows"):
         run(folder, tmp_path / "net.py")  # type: ignore[operator]
 
 

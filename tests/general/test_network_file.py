@@ -15,6 +15,7 @@ from penstock.core.native import Context, Model, crc32
 from penstock.core.predict import NetworkProgram
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.ir import DType, Graph, Operand, State, Symbol, Value
+from tests.support.errors import raises
 from tests.support.file_damage import num_mutants
 from tests.support.general_graphs import NetworkBuilder, mixed_network
 
@@ -133,11 +134,11 @@ def test_the_kind_and_its_feature_belong_together(builder: NetworkBuilder, tmp_p
     assert (data[10], data[36]) == (1, 1)  # the minor version, and the bit that older readers refuse
     data[36] = 0
     (tmp_path / "b.psm").write_bytes(data)
-    with pytest.raises(InvalidFileError, match="required_features"):
+    with raises(InvalidFileError, match="required_features"):
         Model.open(tmp_path / "b.psm")
     data[36] = 3
     (tmp_path / "b.psm").write_bytes(data)
-    with pytest.raises(UnsupportedError, match="required_features"):
+    with raises(UnsupportedError, match="required_features"):
         Model.open(tmp_path / "b.psm")
 
 

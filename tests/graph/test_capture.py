@@ -177,7 +177,7 @@ def test_a_meta_constant_is_refused() -> None:
 def test_a_filled_adapter_slot_is_refused() -> None:
     network = network_of("llama", "meta")
     network.model.layers[0].mlp.up_proj.adapter = lambda x: x
-    with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.mlp\.up_proj\.adapter:"):
+    with raises(UnsupportedError, match=r"model\.layers\.0\.mlp\.up_proj\.adapter:"):
         capture(network, network_name="llama", context_len=64, vocab_size=1003)
 
 

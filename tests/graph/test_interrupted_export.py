@@ -16,6 +16,7 @@ import pytest
 from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
 from penstock.graph import export_child
 from penstock.runtime.build import Progress, build_in_child, finish_child, prepare_child
+from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.slow_network import write_script
 from tests.support.waiting import until
@@ -39,7 +40,7 @@ def test_a_network_script_may_print_and_progress_comes_through(tmp_path: Path) -
 def test_errors_of_the_child_come_back_as_they_were(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"12345678")
-    with pytest.raises(InvalidFileError, match=r"^model\.safetensors: "):
+    with raises(InvalidFileError, match=r"^model\.safetensors: "):
         build_in_child(folder, tmp_path / "out.psm")
     with pytest.raises(FileAccessError, match="file name"):
         build_in_child(folder, tmp_path / "gone" / "out.psm")
@@ -55,7 +56,7 @@ def test_a_child_that_died_before_gives_its_own_error(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"12345678")
     with prepare_child(folder) as child:
         child.wait()
-        with pytest.raises(InvalidFileError, match=r"^model\.safetensors: "):
+        with raises(InvalidFileError, match=r"^model\.safetensors: "):
             finish_child(child, folder, tmp_path / "out.psm")
 
 

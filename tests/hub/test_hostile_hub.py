@@ -20,10 +20,10 @@ from penstock.hub import remote, transfer
 from penstock.hub.allowed_files import choose_files
 from penstock.hub.content_hash import ContentHash
 from penstock.hub.download import download
+from penstock.hub.download_estimate import estimate_download
 from penstock.hub.downloaded import find_downloaded, repository_folder
 from penstock.hub.listing import decode_listing
 from penstock.hub.names import ModelName
-from penstock.hub.plan import estimate_download
 from penstock.hub.remote_model import RemoteFile, RemoteModel
 from tests.support.errors import raises
 from tests.support.hub_server import TOKEN, HubServer, git_digest

@@ -10,9 +10,9 @@ from penstock import errors
 from penstock.config import ConfigReader
 from penstock.core import native
 from penstock.hub.aliases import ALIASES
+from penstock.hub.download_estimate import check_memory
 from penstock.hub.memory_need import ModelShape, memory_need
 from penstock.hub.names import ModelName
-from penstock.hub.plan import check_memory
 from penstock.models.families import built_in_families
 from penstock.runtime.build import build_in_child
 from penstock.runtime.machine import Memory
@@ -87,10 +87,10 @@ def test_the_sizes_of_a_short_name_agree(name):
 def test_memory_that_does_not_suffice_names_a_scheme_that_does(monkeypatch):
     shape = ALIASES["llama3.1-8b"].shape
     name = ModelName("meta-llama/Llama-3.1-8B-Instruct")
-    monkeypatch.setattr("penstock.hub.plan.memory", lambda: Memory(10 << 30, 16 << 30, None))
+    monkeypatch.setattr("penstock.hub.download_estimate.memory", lambda: Memory(10 << 30, 16 << 30, None))
     check_memory(name, shape, None)
     with pytest.raises(errors.OutOfMemoryError, match=r"16.5 GB .* bf16.*--scheme w8a8"):
         check_memory(name, shape, "bf16")
-    monkeypatch.setattr("penstock.hub.plan.memory", lambda: Memory(1 << 30, 2 << 30, None))
+    monkeypatch.setattr("penstock.hub.download_estimate.memory", lambda: Memory(1 << 30, 2 << 30, None))
     with pytest.raises(errors.OutOfMemoryError, match="Use a smaller model"):
         check_memory(name, shape, None)

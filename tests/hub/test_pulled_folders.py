@@ -13,9 +13,9 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.side_files import model_folder
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.hub.download import download
+from penstock.hub.download_estimate import estimate_download
 from penstock.hub.downloaded import find_downloaded, list_downloaded
 from penstock.hub.names import ModelName
-from penstock.hub.plan import estimate_download
 from tests.support.encoders import sentence_transformer
 from tests.support.errors import raises
 from tests.support.hub_server import HubServer
@@ -103,10 +103,10 @@ def test_a_repository_that_lacks_a_shard_is_refused(hub: HubServer, hub_cache: P
     files = files_of(decoder(tmp_path / "folder"))
     del files["model-00001-of-00002.safetensors"]
     hub.add(str(NAME), files)
-    with pytest.raises(InvalidFileError, match=r"model-00001-of-00002\.safetensors"):
+    with raises(InvalidFileError, match=r"model-00001-of-00002\.safetensors"):
         estimate_download(NAME)
     (tmp_path / "folder" / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(InvalidFileError, match=r"model-00001-of-00002\.safetensors"):
+    with raises(InvalidFileError, match=r"model-00001-of-00002\.safetensors"):
         Checkpoint.open(tmp_path / "folder")
     hub.add(str(NAME), files | {"model-00001-of-00003.safetensors": b""})  # of which model?
     with pytest.raises(UnsupportedError):

@@ -146,7 +146,7 @@ def test_model_info_and_files() -> None:
         for name in (3, "config.json\0"):
             with raises(InvalidArgumentError, param="name"):
                 model.get_file(name)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgumentError, match=r"'vocab'; .*vocab_size"):
+        with raises(InvalidArgumentError, match=r"'vocab'; .*vocab_size"):
             model.get_model_info("vocab")
 
 
@@ -216,7 +216,7 @@ def test_files_that_are_not_bundles_are_refused() -> None:
         model.build_from_file(ROOT / "demo" / "model" / "model.safetensors", lite.ModelType.PENSTOCK)
     with raises(InvalidArgumentError, param="model_type", match="'mindir'"):
         model.build_from_file(BUNDLE, "mindir")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="build_from_file"):
+    with raises(InvalidArgumentError, match="build_from_file"):
         model.get_inputs()
     with raises(UnsupportedError, param="precision_mode", match="w4a8 .*got w8a8"):
         build(context=lite.Context(precision_mode="w4a8"))

@@ -127,7 +127,7 @@ def test_models_by_name(make_llm):
         assert [one.name for one in models.list()] == ["a", "b"]
         assert models.get("b").card.name == "b"
         await models.unload("b")
-        with pytest.raises(NotFoundError, match="'b'"):
+        with raises(NotFoundError, match="'b'"):
             models.get("b")
         with pytest.raises(InvalidArgumentError, match="taken"):
             await models.load("x.psm", "a")

@@ -21,6 +21,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.offline.block_checkpoints import BlockCheckpoints
 from penstock.offline.predictor import PenstockPredictor
 from tests.support.command import DEMO, environment
+from tests.support.errors import raises
 from tests.support.ray_cluster import skip_reason
 
 PROMPTS = ["import os\n", "def add(a, b):", "x = [1, 2", "class A:"]
@@ -44,7 +45,7 @@ def test_a_block_gets_a_column_of_answers(answers) -> None:
         parts = [predictor({"text": np.array([prompt], dtype=object)})["answer"][0] for prompt in PROMPTS]
         assert parts == answers, "answers do not depend on the blocks"
         assert predictor({"text": np.array([], dtype=object)})["answer"].shape == (0,)
-        with pytest.raises(InvalidArgumentError, match="prompt_column: expected one of id, got 'text'"):
+        with raises(InvalidArgumentError, param="prompt_column"):
             predictor({"id": ids})
     finally:
         predictor.close()

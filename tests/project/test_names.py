@@ -13,8 +13,8 @@ FAMILY_CLASSES = {"Config", "Network", "_Attention", "_Experts", "_Layer", "_MLP
 """Classes that a family's file has by convention.  The model_type tells them apart."""
 
 SHARED_NAMES = {
-    "Context", "Embedding", "InferRequest", "InferResponse", "Method", "Model", "ModelConfig", "ModelOptions",
-    "Module", "Status", "Tensor", "Worker",
+    "Context", "Embedding", "InferRequest", "InferResponse", "Method", "Model", "ModelConfig",
+    "Module", "Tensor", "Worker",
 }  # fmt: skip
 """Names of the public API and of the API's schemas, or of the core, that a second module has too."""
 

@@ -6,10 +6,9 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from penstock.errors import FileAccessError
 from penstock.quant.folder import new_folder, private_folder
+from tests.support.errors import raises
 
 
 def leave(folder: Path, name: str, seconds: float) -> Path:
@@ -38,6 +37,6 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with new_folder(tmp_path / "a") as folder:
         (folder / "file").write_bytes(b"x")
         assert not (tmp_path / "a").exists()
-    with pytest.raises(FileAccessError, match=f"{tmp_path}/b: "), new_folder(tmp_path / "b"):
+    with raises(FileAccessError, match=f"{tmp_path}/b: "), new_folder(tmp_path / "b"):
         raise OSError(28, "No space left on device")
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "file"]

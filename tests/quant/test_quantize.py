@@ -115,7 +115,7 @@ def test_a_failure_leaves_no_files(tmp_path: Path) -> None:
     tensors = load_file(source / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"][3, 3] = np.nan
     save_file(tensors, source / "model.safetensors")
-    with pytest.raises(PenstockError, match=r"'model\.layers\.0\.mlp\.up_proj\.weight'"):
+    with raises(PenstockError, match=r"'model\.layers\.0\.mlp\.up_proj\.weight'"):
         quantize_checkpoint(source, tmp_path / "out", "w8a8")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

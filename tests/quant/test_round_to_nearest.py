@@ -81,7 +81,7 @@ def test_apply_keeps_floats_near_and_convert_keeps_their_values() -> None:
 
 
 def test_misuse_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="bf16"):
+    with raises(InvalidArgumentError, match="bf16"):
         RoundToNearestConfig("bf16")
     algorithm = RoundToNearest(RoundToNearestConfig("w8a8"))
     with pytest.raises(InvalidArgumentError, match="linear layers"):
@@ -110,7 +110,7 @@ def test_round_to_nearest_saves_what_penstock_quantize_does(tmp_path: Path, tied
             assert {k: v.tobytes() for k, v in load_file(found).items()} == {
                 k: v.tobytes() for k, v in load_file(expected).items()
             }
-    with pytest.raises(UnsupportedError, match="w4a8"):
+    with raises(UnsupportedError, match="w4a8"):
         load_network(tmp_path / "saved")
 
 

@@ -13,6 +13,7 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import UnavailableError
 from penstock.llm.llm import LLM
 from penstock.runtime.ranks import rank_group
+from tests.support.errors import raises
 from tests.support.faulty_rank import plant
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, SHARED_MEMORY, left_in_shared_memory, rank_pids
 
@@ -53,7 +54,7 @@ def test_a_request_ends_when_a_rank_fails(
         for _ in range(3):
             next(stream)
         (tmp_path / "armed").touch()
-        with pytest.raises(UnavailableError, match=f"rank {rank}.*{ENDS[kind]}") as caught:
+        with raises(UnavailableError, match=f"rank {rank}.*{ENDS[kind]}") as caught:
             list(stream)
         assert caught.value.code == "unavailable"  # retry later
         assert (tmp_path / "done").exists()

@@ -74,9 +74,9 @@ def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:
         stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
         next(stream)
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
+        with raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
             list(stream)
-        with pytest.raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
+        with raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
             llm.generate(PROMPTS[1], SamplingParams(max_tokens=2))
     assert rank_pids() == []
     assert not left_in_shared_memory(before)
@@ -120,7 +120,7 @@ def test_close_does_not_wait_for_a_rank_that_hangs(
 def test_an_idle_rank_that_is_killed_is_noticed() -> None:
     with open_llm(3) as llm:
         os.kill(rank_pids()[1], signal.SIGKILL)
-        with pytest.raises(UnavailableError, match=r"rank . .*SIGKILL"):
+        with raises(UnavailableError, match=r"rank . .*SIGKILL"):
             llm.generate(PROMPTS[0], SamplingParams(max_tokens=2))
 
 
@@ -165,7 +165,7 @@ def test_ranks_of_another_instruction_level_are_refused(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("world", "found"), [(0, "got 0"), (65, "got 65"), (5, "at most 4 ranks"), (True, "True")])
 def test_impossible_numbers_of_ranks_are_refused(world: int, found: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"tensor_parallel_size: .*{found}"):
+    with raises(InvalidArgumentError, match=f"tensor_parallel_size: .*{found}"):
         open_llm(world)
 
 
@@ -229,7 +229,7 @@ def test_a_rank_that_is_killed_while_programs_are_made_is_named(
 
     monkeypatch.setattr(Context, "agree", kill_and_agree)
     descriptors = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
+    with raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
         open_llm(2)
     assert rank_pids() == []
     assert len(os.listdir("/proc/self/fd")) <= descriptors  # fewer if garbage of an earlier test went

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.rank_plan import exchange_bytes
+from penstock.bench.rank_layout import exchange_bytes
 from penstock.cli.main import main
 from penstock.core.comm import SharedComm
 from penstock.core.rank_layout import RankLayout

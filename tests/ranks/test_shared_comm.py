@@ -150,7 +150,7 @@ def test_an_abort_ends_every_wait(delay_s: float) -> None:
     for thread in threads:
         thread.join()
     assert ["rank 2 was killed" in reason for reason in reasons] == [True, True]
-    with pytest.raises(UnavailableError, match=r"rank 2 .*killed"):
+    with raises(UnavailableError, match=r"rank 2 .*killed"):
         all_gather(comms[0], b"", [0, 0, 0])
 
 
@@ -189,7 +189,7 @@ def test_an_abort_ends_the_wait_of_ranks_that_open() -> None:
     comms = [memory.comm(rank, 2, timeout_s=0.05) for rank in range(2)]
     ending = threading.Timer(0.2, comms[1].abort, ["rank 1 was killed"])
     ending.start()
-    with Context(1, comm=comms[0]) as context, pytest.raises(UnavailableError, match="rank 1 was killed"):
+    with Context(1, comm=comms[0]) as context, raises(UnavailableError, match="rank 1 was killed"):
         context.agree("")
     ending.join()
 
@@ -237,14 +237,14 @@ def test_bad_calls_are_refused_by_name() -> None:
     memory = SharedMemory(2)
     comm = memory.comm(0, 2)
     too_much = shared_bytes(2, PART_BYTES)
-    with pytest.raises(InvalidArgumentError, match=r"^bytes\[1\]: "):
+    with raises(InvalidArgumentError, param="bytes"):
         all_gather(comm, b"", [0, too_much])
     for peer in (0, 2, -1):
-        with pytest.raises(InvalidArgumentError, match=r"^to: "):
+        with raises(InvalidArgumentError, param="to"):
             send(comm, peer, b"x")
-        with pytest.raises(InvalidArgumentError, match=r"^from: "):
+        with raises(InvalidArgumentError, param="from"):
             receive(comm, peer, 1)
     comm.close()
     comm.close()
-    with pytest.raises(InvalidArgumentError, match="SharedComm is closed"):
+    with raises(InvalidArgumentError, code="closed"):
         Context(1, comm=comm)

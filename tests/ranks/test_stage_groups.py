@@ -66,7 +66,7 @@ def test_answers_are_the_same_until_a_rank_is_killed(stages: Stages, one: LLM) -
         stream = llm.stream(PROMPTS[0], LONG)
         next(stream)
         os.kill(ranks[0][0], signal.SIGKILL)
-        with pytest.raises(UnavailableError, match=r"rank [24] was killed by SIGKILL") as caught:
+        with raises(UnavailableError, match=r"rank [24] was killed by SIGKILL") as caught:
             list(stream)
         assert caught.value.code == "unavailable"  # retry later
     with open_square(stages) as llm:

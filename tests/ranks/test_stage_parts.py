@@ -16,6 +16,7 @@ from penstock.runtime.export_ranks import export_ranks
 from penstock.runtime.ranks.open_ranks import graph_of_rank
 from penstock.runtime.ranks.stage_bundle import StageBundle, find_bundle
 from penstock.sharding.write import shard_folder
+from tests.support.errors import raises
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
 from tests.support.services import certificate
 from tests.support.sharded_folders import DEMO as FOLDER
@@ -116,7 +117,7 @@ def test_the_part_of_a_stage_is_found(bundles: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(kind, match=reason), find_bundle(model, rank):
             pass
-    with pytest.raises(InvalidArgumentError, match="scheme: expected none"), find_bundle(DEMO, scheme="w8a8"):
+    with raises(InvalidArgumentError, param="scheme"), find_bundle(DEMO, scheme="w8a8"):
         pass
     assert StageBundle.read(DEMO).rank == 0
 

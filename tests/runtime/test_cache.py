@@ -283,7 +283,7 @@ def test_errors_name_what_is_wrong(tmp_path: Path, builder: Builder) -> None:
     with raises(FileAccessError, param="network", match=r"gone\.py"):
         cache.find_or_build(folder, network=f"{tmp_path}/gone.py:Net")
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileAccessError, match="PENSTOCK_CACHE_DIR"):
+    with raises(FileAccessError, match="PENSTOCK_CACHE_DIR"):
         Cache(tmp_path / "file" / "cache").find_or_build(folder)
     assert builder.calls == []
 

@@ -198,7 +198,7 @@ def test_expired_requests_are_removed() -> None:
 def test_full_queue_refuses_unless_it_is_empty() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2, max_waiting=4))
     batcher.add("a", 10, 0.0)
-    with pytest.raises(QueueFullError, match=r"max_waiting .4"):
+    with raises(QueueFullError, match=r"max_waiting .4"):
         batcher.add("b", 1, 0.0)
     while batcher.num_waiting > 2:
         batcher.take(0.0)

@@ -66,14 +66,14 @@ class Gate:
     """Delays the start of processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_reached, self.gate, launch = False, asyncio.Event(), pools.start_stage_process
+        self.is_reached, self.gate, launch = False, asyncio.Event(), pools.start_servable_worker
 
         async def late(*given: Any) -> Any:
             self.is_reached = True
             await self.gate.wait()
             return await launch(*given)
 
-        monkeypatch.setattr(pools, "start_stage_process", late)
+        monkeypatch.setattr(pools, "start_servable_worker", late)
 
 
 def test_idle_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:

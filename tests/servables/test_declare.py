@@ -11,8 +11,8 @@ import pytest
 from penstock import servable
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.servables.api.declare import collect_declarations
-from penstock.servables.api.plan import plan_from_json, plan_to_json
-from penstock.servables.api.plan_builder import build_plan
+from penstock.servables.api.manifest import manifest_from_json, manifest_to_json
+from penstock.servables.api.manifest_builder import build_manifest
 from penstock.servables.api.specs import Spec, parse_spec
 from tests.support.errors import raises
 
@@ -83,14 +83,14 @@ def test_a_method_becomes_units_and_steps() -> None:
         def scores(image):
             return model(image=image)
 
-        plan, programs = build_plan(declared)
-    assert [(one.kind, one.names) for one in plan.units] == [
+        manifest, programs = build_manifest(declared)
+    assert [(one.kind, one.names) for one in manifest.units] == [
         ("stages", ("halve", "shift")), ("model", ("digits.onnx",)), ("stages", ("best",)),
     ]  # fmt: skip
-    assert [one.unit for one in plan.methods[0].steps] == [0, 1, 2]
-    assert [one.unit for one in plan.methods[1].steps] == [1], "methods share a model's unit"
+    assert [one.unit for one in manifest.methods[0].steps] == [0, 1, 2]
+    assert [one.unit for one in manifest.methods[1].steps] == [1], "methods share a model's unit"
     assert set(programs) == {0, 2}
-    assert plan_from_json(plan_to_json(plan)) == plan
+    assert manifest_from_json(manifest_to_json(manifest)) == manifest
 
 
 def test_independent_branches_share_a_trip() -> None:
@@ -109,8 +109,8 @@ def test_independent_branches_share_a_trip() -> None:
         def both(x, y):
             return two(model(one(x)), one(y))
 
-        plan, _ = build_plan(declared)
-    assert [one.names for one in plan.units] == [("one", "one"), ("digits.onnx",), ("two",)]
+        manifest, _ = build_manifest(declared)
+    assert [one.names for one in manifest.units] == [("one", "one"), ("digits.onnx",), ("two",)]
 
 
 def test_a_stage_outside_a_method_is_its_function() -> None:
@@ -243,7 +243,7 @@ def test_declaration_errors_name_the_mistake(name: str) -> None:
     def load() -> None:
         with collect_declarations() as declared:
             declare()
-            build_plan(declared)
+            build_manifest(declared)
 
     with pytest.raises(InvalidArgumentError, match=message):
         load()
@@ -253,23 +253,23 @@ def test_declaration_errors_name_the_mistake(name: str) -> None:
     "text", ["", "{}", "[]", '{"settings": {}, "methods": [], "units": 3, "models": {}, "languages": []}']
 )
 def test_invalid_plans_are_refused(text: str) -> None:
-    with pytest.raises(InvalidFileError, match="invalid plan"):
-        plan_from_json(text)
+    with pytest.raises(InvalidFileError, match="invalid manifest"):
+        manifest_from_json(text)
 
 
 def test_a_plan_whose_steps_do_not_fit_is_refused() -> None:
     with collect_declarations() as declared:
         method(stage())
-        plan, _ = build_plan(declared)
-    text = plan_to_json(plan)
+        manifest, _ = build_manifest(declared)
+    text = manifest_to_json(manifest)
     for old, new in (
         ('"unit": 0', '"unit": 1'),
         ('"inputs": [0]', '"inputs": [1]'),
         ('"num_values": 2', '"num_values": 1'),
     ):
         assert old in text
-        with pytest.raises(InvalidFileError, match="invalid plan"):
-            plan_from_json(text.replace(old, new))
+        with pytest.raises(InvalidFileError, match="invalid manifest"):
+            manifest_from_json(text.replace(old, new))
 
 
 def test_docs_list_all_options() -> None:

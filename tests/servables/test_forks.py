@@ -13,8 +13,8 @@ import pytest
 
 from penstock.api_errors import RefusalError
 from penstock.errors import UnavailableError
-from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.stage_process import ServableWorker
+from penstock.servables.process import worker_messages_pb2 as pb
+from penstock.servables.process.servable_worker import ServableWorker
 from tests.support.marks import mostly_long
 from tests.support.servable_folders import Host, is_gone, pids, request, until, write
 

@@ -132,7 +132,7 @@ REFUSED = {
 
 
 def mark_of(process: psutil.Process) -> str | None:
-    """What all that a stage process started has in its environment."""
+    """What all that a servable worker started has in its environment."""
     with suppress(psutil.Error):
         return process.environ().get("_PENSTOCK_STAGE")
     return None

@@ -25,7 +25,7 @@ from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import InvalidArgumentError
 from penstock.graph.export import export_bundle
 from penstock.runtime.program import ProgramLimits
-from penstock.servables.api.plan import LanguagePlan
+from penstock.servables.api.manifest import LanguageManifest
 from penstock.servables.lifecycle.language_models import LanguageQueue
 from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.serving.workers.private_models import PrivateModels
@@ -114,9 +114,9 @@ class Models(PrivateModels):
         super().__init__(*given)
         self.answers: dict[str, Answers] = {}
 
-    async def open(self, plan: Any, source: Any) -> LanguageQueue:
-        queue = await super().open(plan, source)
-        find, heard = queue._find, self.answers.setdefault(METHODS[bool(plan.served)], {})
+    async def open(self, manifest: Any, source: Any) -> LanguageQueue:
+        queue = await super().open(manifest, source)
+        find, heard = queue._find, self.answers.setdefault(METHODS[bool(manifest.served)], {})
         queue._find = lambda: Heard(find(), heard)  # type: ignore[assignment, return-value]
         return queue
 
@@ -220,9 +220,9 @@ def test_a_slow_tokenizer_leaves_threads_to_others() -> None:
 
     async def work() -> None:
         failed = asyncio.Event()
-        plan = LanguagePlan("", "m", None, {}, num_calls, 1)
+        manifest = LanguageManifest("", "m", None, {}, num_calls, 1)
         backend: Any = SimpleNamespace(tokenizer=Slow())
-        queue = LanguageQueue("m", plan, lambda: backend, lambda: asyncio.sleep(0))
+        queue = LanguageQueue("m", manifest, lambda: backend, lambda: asyncio.sleep(0))
 
         class Asked:
             arrays, count = (np.array([b"p"] * num_calls, object),), num_calls

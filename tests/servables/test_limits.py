@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from penstock.errors import QueueFullError, UnavailableError
-from penstock.servables.api.plan import LanguagePlan
+from penstock.servables.api.manifest import LanguageManifest
 from penstock.servables.lifecycle.language_models import LanguageQueue
+from tests.support.errors import raises
 from tests.support.servable_folders import PATIENCE, Host, ask, run, serving, write
 
 SIZES = """
@@ -121,7 +122,7 @@ def test_open_requests_of_a_method_are_limited(tmp_path: Path) -> None:
         async with serving(tmp_path) as servables:
             open_ = [asyncio.ensure_future(ask(servables, "slow", {"path": [str(gate)]})) for _ in range(2)]
             await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match=r"slow\.at_once .* 2 open"):
+            with raises(QueueFullError, code="queue_full", match=r"slow\.at_once .* 2 "):
                 await ask(servables, "slow", {"path": [str(gate)]})
             statistics = servables.find("slow").statistics
             assert (statistics.num_rejected, statistics.num_fail) == (1, 0)
@@ -155,11 +156,11 @@ class Model:
         self.asked.append(request_id)
         return Answer(self, bytes(ids).decode())
 
-    async def open(self, plan: Any, source: Any) -> LanguageQueue:
+    async def open(self, manifest: Any, source: Any) -> LanguageQueue:
         async def end() -> None:
             pass
 
-        return LanguageQueue("it", plan, lambda: self, end)  # type: ignore[arg-type, return-value]
+        return LanguageQueue("it", manifest, lambda: self, end)  # type: ignore[arg-type, return-value]
 
 
 class Answer:
@@ -190,7 +191,7 @@ def test_prompts_of_a_language_model_are_limited(tmp_path: Path) -> None:
             many = asyncio.ensure_future(ask(servables, "it", {"text": given}, request_id="many"))
             while model.num_open < 3:
                 await asyncio.sleep(0.001)
-            with pytest.raises(QueueFullError, match=r"17 prompts .* 1 more .* max_waiting .8"):
+            with raises(QueueFullError, code="queue_full", match=r"17 .* 1 .* max_waiting .8"):
                 await ask(servables, "it", {"text": ["late"]})
             model.gate.set()
             assert (await many)["text"].tolist() == [one.encode() for one in given]
@@ -234,7 +235,7 @@ def test_closed_language_model_refuses_prompts() -> None:
     async def work() -> None:
         async def end() -> None: ...
 
-        queue = LanguageQueue("it", LanguagePlan("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
+        queue = LanguageQueue("it", LanguageManifest("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
         await queue.close()
         with pytest.raises(UnavailableError, match="unloaded"):
             queue.add(None)  # type: ignore[arg-type]
@@ -249,11 +250,11 @@ def test_prompts_cancelled_before_start_free_their_slot() -> None:
     async def work() -> None:
         async def end() -> None: ...
 
-        queue = LanguageQueue("it", LanguagePlan("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
+        queue = LanguageQueue("it", LanguageManifest("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
         for _ in range(3):
             job: Any = Two()
             queue.add(job)
-            with pytest.raises(QueueFullError, match=r"2 prompts .* 2 more .* max_waiting .2"):
+            with raises(QueueFullError, code="queue_full", match=r"2 .* 2 .* max_waiting .2"):
                 queue.add(Two())  # type: ignore[arg-type]
             queue.cancel(job)
             await asyncio.sleep(0.01)

@@ -17,7 +17,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableE
 from penstock.servables.api.specs import parse_spec
 from penstock.servables.lifecycle import servable_load
 from penstock.servables.lifecycle.repository import ServableRepository
-from penstock.servables.process import stage_worker
+from penstock.servables.process import worker_main
 from penstock.servables.process.failures import format_trace
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewaySettings
@@ -232,7 +232,7 @@ def test_reason_of_a_failed_load_is_logged(tmp_path: Path, caplog, capfd, text: 
         assert told["message"] == str(error.value)
         assert RAISES[text] in told["message"]
         assert (told["servable"], told["version"]) == ("one", "1")
-        assert stage_worker.__file__ not in told["trace"]
+        assert worker_main.__file__ not in told["trace"]
         if text != "\0":  # which no line is told of
             assert f'File "{folder / "servable.py"}", line' in told["trace"]
         if "helper" in text:
@@ -246,4 +246,4 @@ def test_errors_outside_the_file_keep_their_traceback() -> None:
     """A bug in Penstock shows only frames of Penstock."""
     with pytest.raises(InvalidArgumentError) as error:
         parse_spec("FP9[]", "y")
-    assert __file__ in format_trace(error.value, "servable.py", "stage_worker.py")
+    assert __file__ in format_trace(error.value, "servable.py", "worker_main.py")

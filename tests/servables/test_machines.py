@@ -1,4 +1,4 @@
-"""Stage processes on another machine: it shares batches, and may leave or be lost; nothing hangs or gets lost."""
+"""Servable workers on another machine: it shares batches, and may leave or be lost; nothing hangs or gets lost."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from penstock.errors import InvalidArgumentError, PenstockError, UnavailableErro
 from penstock.processes.frames import FrameStream
 from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.servables.machines.joined_machines import JoinedMachines
-from penstock.servables.machines.stage_host import ServableHost, find_versions, offer_of
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.machines.servable_host import ServableHost, find_versions, offer_of
+from penstock.servables.process import worker_messages_pb2 as pb
 from penstock.servables.process.pool import Pool
-from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
+from penstock.servables.process.worker_main import MAX_FRAME_BYTES
 from tests.support.servable_folders import ask, run, serving, until, write
 
 STAGE = """

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from penstock.api_errors import RefusalError
 from penstock.errors import InvalidFileError
+from tests.support.errors import raises
 from tests.support.onnx_models import save
 from tests.support.servable_folders import Host, pids, run, serving, write
 from tests.support.worker_processes import until
@@ -228,7 +229,7 @@ def test_each_process_of_a_model_has_its_cores(tmp_path: Path) -> None:
             os.kill(victim, signal.SIGKILL)
             await until(lambda: victim not in pids(servables) and len(pids(servables)) == 2)
             assert sorted(tuple(sorted(os.sched_getaffinity(pid))) for pid in pids(servables)) == sorted(own)
-        with pytest.raises(InvalidFileError, match="instances: expected cores that the service may use"):
+        with raises(InvalidFileError, match="instances: "):
             async with serving(tmp_path / "beyond"):
                 pass
 
@@ -264,7 +265,7 @@ def test_invalid_model_file_is_refused(tmp_path: Path) -> None:
     (folder / "1" / "m.onnx").write_bytes(b"no model")
 
     async def work() -> None:
-        with pytest.raises(InvalidFileError, match=r"m\.onnx: "):
+        with raises(InvalidFileError, match=r"m\.onnx: "):
             async with serving(tmp_path):
                 pass
         (folder / "1" / "m.onnx").unlink()

@@ -13,7 +13,7 @@ from penstock.api_errors import RefusalError
 from penstock.errors import InvalidFileError
 from penstock.servables.api.specs import parse_spec
 from penstock.servables.process.failures import InvalidResultError, failure_of
-from penstock.servables.process.stage_program import to_spec_array
+from penstock.servables.process.unit_program import to_spec_array
 from tests.support.servable_folders import Host, pids, request, run, serving, write
 
 RAISING = """

@@ -101,7 +101,7 @@ def test_servables_beside_language_models(tmp_path: Path) -> None:
         assert 'penstock:servable_requests_total{method="story.function",version="1",end="success"} 1\n' in metrics
         assert 'penstock:servable_ready{servable="story",version="1"} 1\n' in metrics
         everyone = psutil.Process(process.pid).children(recursive=True)
-        assert len(everyone) == 3, "two workers and a stage process"
+        assert len(everyone) == 3, "two workers and a servable worker"
         process.send_signal(signal.SIGTERM)
         assert process.wait(600) == 0
         until(lambda: not any(one.is_running() for one in everyone))

@@ -1,4 +1,4 @@
-"""Folders of servables: accepted, ignored and refused entries; policies, labels and the plan of a load."""
+"""Folders of servables: accepted, ignored and refused entries; policies, labels and the changes of a load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.servables.api.version_policy import VersionPolicy, WantedVersions
 from penstock.servables.lifecycle import folder_scan
 from penstock.servables.lifecycle.folder_scan import ServableFolder, resolve_inside, scan_folder, scan_servable
-from penstock.servables.lifecycle.version_plan import LoadPlan, plan_load, resolve_version
+from penstock.servables.lifecycle.version_changes import VersionChanges, resolve_version, version_changes_to
 from tests.support.errors import raises
 
 
@@ -182,9 +182,9 @@ def loaded(*numbers: int) -> dict[int, str]:
     return {number: f"text of {number}" for number in numbers}
 
 
-def steps(plan: LoadPlan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    switch = plan.switch()
-    return plan.load, switch.ready, switch.drain
+def steps(changes: VersionChanges) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    switch = changes.switch()
+    return changes.load, switch.ready, switch.drain
 
 
 def latest(number: int, **labels: int) -> WantedVersions:
@@ -192,35 +192,35 @@ def latest(number: int, **labels: int) -> WantedVersions:
 
 
 def test_a_new_version_replaces_the_oldest() -> None:
-    assert steps(plan_load(latest(1), folder(1), {})) == ((1,), (1,), ())
-    assert steps(plan_load(latest(1), folder(1, 2), loaded(1))) == ((2,), (2,), (1,))
-    assert steps(plan_load(latest(2), folder(1, 2, 3), loaded(1, 2))) == ((3,), (2, 3), (1,))
-    assert steps(plan_load(latest(2), folder(1, 2), loaded(1, 2))) == ((), (1, 2), ())
-    assert steps(plan_load(latest(1), folder(1), loaded(1, 2))) == ((), (1,), (2,)), "its folder is gone"
+    assert steps(version_changes_to(latest(1), folder(1), {})) == ((1,), (1,), ())
+    assert steps(version_changes_to(latest(1), folder(1, 2), loaded(1))) == ((2,), (2,), (1,))
+    assert steps(version_changes_to(latest(2), folder(1, 2, 3), loaded(1, 2))) == ((3,), (2, 3), (1,))
+    assert steps(version_changes_to(latest(2), folder(1, 2), loaded(1, 2))) == ((), (1, 2), ())
+    assert steps(version_changes_to(latest(1), folder(1), loaded(1, 2))) == ((), (1,), (2,)), "its folder is gone"
 
 
 def test_changed_files_are_loaded_beside_the_old_ones() -> None:
-    assert steps(plan_load(latest(2), folder(1, 2, changed=(2,)), loaded(1, 2))) == ((2,), (1, 2), ())
+    assert steps(version_changes_to(latest(2), folder(1, 2, changed=(2,)), loaded(1, 2))) == ((2,), (1, 2), ())
 
 
 def test_listed_versions() -> None:
     named = WantedVersions(VersionPolicy.parse("1,3"))
-    plan = plan_load(named, folder(1, 2), loaded(2))
-    assert steps(plan) == ((1,), (1, 2), ()), "one goes on for the one that is missing"
-    assert steps(plan_load(named, folder(1, 2, 3), loaded(1, 2))) == ((3,), (1, 3), (2,))
+    changes = version_changes_to(named, folder(1, 2), loaded(2))
+    assert steps(changes) == ((1,), (1, 2), ()), "one goes on for the one that is missing"
+    assert steps(version_changes_to(named, folder(1, 2, 3), loaded(1, 2))) == ((3,), (1, 3), (2,))
 
 
 def test_no_wanted_version_exists() -> None:
     with pytest.raises(InvalidFileError, match="versions 7, got 1, 2"):
-        plan_load(WantedVersions(VersionPolicy.parse("7")), folder(1, 2), loaded(1))
+        version_changes_to(WantedVersions(VersionPolicy.parse("7")), folder(1, 2), loaded(1))
     refused = ServableFolder("a", Path("a"), {}, {"007": "leading zeros"})
     with pytest.raises(InvalidFileError, match="; 007:"):
-        plan_load(latest(1), refused, loaded(1))
+        version_changes_to(latest(1), refused, loaded(1))
 
 
 def test_labels_move_only_to_existing_versions() -> None:
     moved, stayed = (
-        plan_load(latest(1, stable=1, canary=2), found, loaded(1), {"stable": 1, "canary": 1}).switch()
+        version_changes_to(latest(1, stable=1, canary=2), found, loaded(1), {"stable": 1, "canary": 1}).switch()
         for found in (folder(1, 2), folder(1))
     )
     assert (moved.ready, moved.labels, moved.labels_kept) == ((1, 2), {"stable": 1, "canary": 2}, ())
@@ -228,18 +228,18 @@ def test_labels_move_only_to_existing_versions() -> None:
 
 
 def test_a_label_keeps_its_version() -> None:
-    plan = plan_load(latest(1, stable=1), folder(1, 2, 3), loaded(1, 2), {"stable": 1})
-    assert steps(plan) == ((3,), (1, 3), (2,))
-    switch = plan_load(latest(1, stable=2), folder(1, 3), loaded(1, 3), {"stable": 1}).switch()
+    changes = version_changes_to(latest(1, stable=1), folder(1, 2, 3), loaded(1, 2), {"stable": 1})
+    assert steps(changes) == ((3,), (1, 3), (2,))
+    switch = version_changes_to(latest(1, stable=2), folder(1, 3), loaded(1, 3), {"stable": 1}).switch()
     assert (switch.ready, switch.labels, switch.drain) == ((1, 3), {"stable": 1}, ())
-    switch = plan_load(latest(1, stable=2), folder(1, 2, 3), loaded(1, 3), {"stable": 1}).switch()
+    switch = version_changes_to(latest(1, stable=2), folder(1, 2, 3), loaded(1, 3), {"stable": 1}).switch()
     assert (switch.ready, switch.labels, switch.drain) == ((2, 3), {"stable": 2}, (1,))
 
 
 def test_label_for_a_missing_version_is_dropped() -> None:
-    plan = plan_load(latest(1, stable=9), folder(1), {}, {})
-    assert plan.load == (1,)
-    assert (plan.switch().labels, plan.switch().labels_kept) == ({}, ("stable",))
+    changes = version_changes_to(latest(1, stable=9), folder(1), {}, {})
+    assert changes.load == (1,)
+    assert (changes.switch().labels, changes.switch().labels_kept) == ({}, ("stable",))
 
 
 @pytest.mark.parametrize("labels", [{"1": 1}, {"": 1}, {"a": 0}, {"a": True}, {"a b": 1}, {"a": "1"}])

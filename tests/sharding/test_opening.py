@@ -126,7 +126,7 @@ def test_one_process_opens_a_sharded_folder_whole(sharded: Path, tmp_path: Path)
     with pytest.raises(InvalidFileError, match=MANIFEST):
         export_bundle(damaged, tmp_path / "damaged.psm")
     (damaged / "rank_1" / WEIGHTS).unlink()
-    with pytest.raises(InvalidFileError, match="rank_1"):
+    with raises(InvalidFileError, match="rank_1"):
         export_bundle(damaged, tmp_path / "damaged.psm")
 
 

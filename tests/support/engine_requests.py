@@ -6,7 +6,7 @@ import time
 
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.request import Status
+from penstock.engine.request import RequestStatus
 
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100, 255, 257]
 WINDOWS = [(0,), (40,), (0, 33)]
@@ -48,7 +48,7 @@ def finish_order(engine, requests) -> list[int]:
     while engine.scheduler.has_work or engine.has_work:
         engine.step()
         engine.check_integrity()
-        order += [i for i, r in enumerate(requests) if r.status is Status.FINISHED and i not in order]
+        order += [i for i, r in enumerate(requests) if r.status is RequestStatus.FINISHED and i not in order]
     return order
 
 

@@ -90,7 +90,7 @@ def arrays(response: InferResponse) -> dict[str, Any]:
 
 
 def pids(servables: ServableRepository) -> list[int]:
-    """Return the ids of all stage processes."""
+    """Return the ids of all servable workers."""
     return [
         pid
         for one in servables.all()

@@ -22,14 +22,14 @@ from penstock.serving.workers import worker_connection as link_module
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
-from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_config import WorkerModelOptions
 from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles
 from tests.support.waiting import eventually as until
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=24, temperature=1, seed=5, ignore_eos=True)
-OPTIONS = ModelOptions(threads=1, limits=ProgramLimits(context_len=4096, max_requests=16, num_pages=1024))
+OPTIONS = WorkerModelOptions(threads=1, limits=ProgramLimits(context_len=4096, max_requests=16, num_pages=1024))
 CALM = SupervisionPolicy(hang_s=600.0, drain_s=600.0)
 HASTY = SupervisionPolicy(hang_s=600.0, min_pause_s=0.05, max_pause_s=0.2)
 IMPATIENT = replace(HASTY, hang_s=6.0)
@@ -52,7 +52,7 @@ async def service(
     supervision: SupervisionPolicy | None = None,
     command=COMMAND,
     num_workers: int = 1,
-    options: ModelOptions = OPTIONS,
+    options: WorkerModelOptions = OPTIONS,
     remote=None,
     placement: Placement | None = None,
     fresh_s: float = 600.0,

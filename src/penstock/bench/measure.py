@@ -22,7 +22,7 @@ from penstock.core import native
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import DType, Graph
 from penstock.ops.table import BLOCK_SCHEMES
@@ -339,7 +339,7 @@ class _Measurement:
         before = self._bandwidth()
         first = sum(r.num_tokens for r in requests) / batch
         times = [self.engine.decode(batch) for _ in range(self.settings.new_tokens)]
-        if any(r.status is not Status.RUNNING or r.num_preemptions for r in requests):
+        if any(r.status is not RequestStatus.RUNNING or r.num_preemptions for r in requests):
             raise InternalError("decode: a request ended or was preempted during the measurement")
         bandwidth = max(before, self._bandwidth())
         self.engine.abort(requests)

@@ -19,7 +19,7 @@ from penstock.config import check_integer
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.build import Progress
 from penstock.runtime.program import ProgramLimits
@@ -230,7 +230,7 @@ class _Run:
             else:
                 self.first_token.append(now - due_at[request.id])
             self.last[request.id] = now
-            if request.status is Status.FINISHED:
+            if request.status is RequestStatus.FINISHED:
                 if request.finish_reason != "length":
                     raise InternalError(f"bench: a request ended by {request.finish_reason}")
                 self.whole.append(now - due_at[request.id])

@@ -102,13 +102,17 @@ def wordpiece_tokenizer(
 def _read_vocab(vocab: bytes) -> dict[str, int]:
     """Return the ids of the lines; of equal lines the last one counts."""
     if len(vocab) > MAX_TOKENIZER_BYTES:
-        raise InvalidFileError(f"vocab.txt: expected at most {MAX_TOKENIZER_BYTES} bytes, got {len(vocab)}")
+        raise InvalidFileError(
+            f"vocab.txt: expected at most {MAX_TOKENIZER_BYTES} bytes, got {len(vocab)}", param="vocab.txt"
+        )
     if vocab.count(b"\n") > MAX_VOCAB:
-        raise InvalidFileError(f"vocab.txt: expected at most {MAX_VOCAB} lines, got more")
+        raise InvalidFileError(f"vocab.txt: expected at most {MAX_VOCAB} lines, got more", param="vocab.txt")
     try:
         lines = vocab.decode().split("\n")
     except UnicodeDecodeError as error:
-        raise InvalidFileError(f"vocab.txt: expected UTF-8, got none at byte {error.start}") from None
+        raise InvalidFileError(
+            f"vocab.txt: expected UTF-8, got none at byte {error.start}", param="vocab.txt"
+        ) from None
     if lines and not lines[-1]:
         lines.pop()
     return {line.removesuffix("\r"): number for number, line in enumerate(lines)}

@@ -73,7 +73,7 @@ def parse_modules(data: bytes) -> list[ConfigReader]:
     """Return the modules in the bytes of a modules.json; InvalidFileError for anything but a list of objects."""
     listed = parse_json(data, "modules.json", max_bytes=_MAX_MODULES_BYTES, lenient=True)
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
-        raise InvalidFileError("modules.json: expected a list of objects")
+        raise InvalidFileError("modules.json: expected a list of objects", param="modules.json")
     return [ConfigReader(values, f"modules.json: {index}") for index, values in enumerate(listed)]
 
 

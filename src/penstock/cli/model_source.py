@@ -13,8 +13,8 @@ from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.validation import nearest
 
 if TYPE_CHECKING:
+    from penstock.hub.download_estimate import DownloadEstimate
     from penstock.hub.memory_need import ModelShape
-    from penstock.hub.plan import DownloadEstimate
 
 __all__ = ["ask", "can_ask", "describe_memory", "describe_plan", "download_model", "downloaded_path", "model_path"]
 
@@ -46,7 +46,7 @@ def model_path(args: argparse.Namespace, text: str) -> str:
         raise InvalidArgumentError(
             f"{missing} To download it from {endpoint()}, run `penstock pull {text}` or add --yes.", param="model"
         )
-    from penstock.hub.plan import check_disk, check_family, check_memory, estimate_download
+    from penstock.hub.download_estimate import check_disk, check_family, check_memory, estimate_download
 
     if not args.yes:
         print(f"{name} is not on this machine.", file=sys.stderr)

@@ -95,7 +95,7 @@ class SharedComm:
     def address(self) -> int:
         """The address of the struct, for the C API; InvalidArgumentError after ``close``."""
         if not self._struct:
-            raise InvalidArgumentError("SharedComm is closed")
+            raise InvalidArgumentError("SharedComm is closed", code="closed")
         return ctypes.addressof(self._struct.contents)
 
     @property

@@ -46,7 +46,7 @@ class Handle:
     def handle(self) -> int:
         """The address for the C ABI; InvalidArgumentError after ``close``."""
         if self._native is None:
-            raise InvalidArgumentError(f"{type(self).__name__.removeprefix('Native')} is closed")
+            raise InvalidArgumentError(f"{type(self).__name__.removeprefix('Native')} is closed", code="closed")
         return self._native.address
 
     def close(self) -> None:
@@ -186,7 +186,9 @@ class Context(Handle):
         ``src`` uint8 [num_rows, bytes of a row].  Raises InvalidArgumentError for a scale that is not finite.
         """
         if cols % BLOCKS[layout].block_len:
-            raise InvalidArgumentError(f"cols: expected whole blocks of {BLOCKS[layout].block_len}, got {cols}")
+            raise InvalidArgumentError(
+                f"cols: expected whole blocks of {BLOCKS[layout].block_len}, got {cols}", param="cols"
+            )
         row_bytes = cols // BLOCKS[layout].block_len * BLOCKS[layout].block_bytes
         source = data_address(src, num_rows * row_bytes, "src")
         target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import warnings
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -29,6 +30,11 @@ CLOSED: Final = "closed"
 """The reason with which a group of ranks ends that is not needed any more."""
 ENDED: Final = "ranks: the group was ended: "
 """With this, before the reason, begins the error of a rank whose group was ended (core/src/comm/)."""
+_FIELD: Final = re.compile(
+    r"(?:[^:]*: )*?(?P<expected>[a-z_][\w.\[\]]*)(?: \([^()]*\)|, [\w, ]+)?: expected"
+    r"|(?P<first>[a-z_][\w\[\]]*)(?:, [\w, ]+)?: "
+)
+"""The field in a message of the core: "PATH: FIELD: expected ...", or "FIELD: ...", where the path may be missing."""
 _ABI_VERSION = 3
 _P32, _P64, _PP = POINTER(c_int32), POINTER(c_int64), POINTER(c_void_p)
 _ERRORS: dict[int, type[PenstockError]] = {
@@ -493,7 +499,13 @@ def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
     if status:
         message = lib.ps_error_message().decode("utf-8", "replace")
         code = "group_closed" if message == ENDED + CLOSED else None
-        raise _ERRORS.get(status, InternalError)(prefix + message, code=code)
+        raise _ERRORS.get(status, InternalError)(prefix + message, param=_field_of(message), code=code)
+
+
+def _field_of(message: str) -> str | None:
+    """Return the field that a message of the core is about; None if it names none."""
+    found = _FIELD.match(message)
+    return (found["expected"] or found["first"]) if found else None
 
 
 def warn_of_newer(path: str | os.PathLike[str], minor: int, known_minor: int) -> None:

@@ -129,7 +129,7 @@ def open_again(path: str | os.PathLike[str], stamp: Sequence[int]) -> Iterator[B
 
 def _compare(path: str | os.PathLike[str], found: Sequence[int], stamp: Sequence[int]) -> None:
     if tuple(found) != tuple(stamp):
-        raise InvalidFileError(f"{path}: file: replaced or changed after it was opened")
+        raise InvalidFileError(f"{path}: file: replaced or changed after it was opened", param="file")
 
 
 def read_metadata(path: str | os.PathLike[str], stamp: Sequence[int]) -> bytes:

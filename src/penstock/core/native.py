@@ -441,7 +441,7 @@ class StepCall:
     def sampled(self) -> Sampled:
         """The result of the last call, which the next one overwrites."""
         if self._sampled is None:
-            raise InvalidArgumentError("step: expected a sampling, got none")
+            raise InvalidArgumentError("step: expected a sampling, got none", param="step")
         return self._sampled
 
     def __call__(self) -> Sampled:

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.native import StepBatch
 from penstock.engine.pages import FREED, PageTables
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.engine.scheduler import Chunk
 from penstock.errors import InternalError
 
@@ -32,7 +32,7 @@ class Step:
     def is_current(self, place: int) -> bool:
         """Return True unless the request of a chunk has ended or was preempted since the step began."""
         request = self.chunks[place].request
-        return request.status is Status.RUNNING and request.pages is self.pages[place]
+        return request.status is RequestStatus.RUNNING and request.pages is self.pages[place]
 
 
 class BatchLayout:

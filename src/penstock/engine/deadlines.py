@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import DeadlineError
 
 __all__ = ["Deadlines"]
@@ -36,7 +36,11 @@ class Deadlines:
         expired = []
         while self._entries and self._entries[0][0] <= now:
             request = heapq.heappop(self._entries)[2]
-            state = "was still waiting" if request.status is Status.WAITING else f"had {len(request.output_ids)} tokens"
+            state = (
+                "was still waiting"
+                if request.status is RequestStatus.WAITING
+                else f"had {len(request.output_ids)} tokens"
+            )
             message = f"deadline_s {round(request.options.deadline_s or 0, 3):g} has passed: the request {state}"
             expired.append((request, DeadlineError(message, param="deadline_s")))
         return expired
@@ -44,5 +48,5 @@ class Deadlines:
     def forget_ended(self, num_open: int) -> None:
         """Remove ended requests if most entries are ended; ``num_open`` requests have not ended."""
         if len(self._entries) > max(_MIN_ENTRIES, 2 * num_open):
-            self._entries = [entry for entry in self._entries if entry[2].status is not Status.FINISHED]
+            self._entries = [entry for entry in self._entries if entry[2].status is not RequestStatus.FINISHED]
             heapq.heapify(self._entries)

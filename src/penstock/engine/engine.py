@@ -30,7 +30,7 @@ from penstock.engine.pages import PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling, check_heads
 from penstock.engine.prompts import begin_decoder, check_token_ids, longer_than_a_step, more_rows_than_a_step, own_start
-from penstock.engine.request import BegunAnswer, Request, Status, to_penstock_error
+from penstock.engine.request import BegunAnswer, Request, RequestStatus, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, lacks_mask, mask_errors, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
 from penstock.engine.stats import EngineStats
@@ -274,7 +274,7 @@ class Engine:
         self.check_process()
         # With a timeout, because the lock is not fair, and the thread of the step may carry out the abort.
         while not self._lock.acquire(timeout=0.001):
-            if request.status is Status.FINISHED:
+            if request.status is RequestStatus.FINISHED:
                 return
         try:  # with the lock held, no other step can start
             self._settle()
@@ -445,7 +445,7 @@ class Engine:
                 self.num_output_tokens += 1
         except Exception as error:  # perhaps after the last token, when some of the group have ended
             damage = to_penstock_error("The step", error)
-        if damage is not None or request.status is Status.FINISHED:
+        if damage is not None or request.status is RequestStatus.FINISHED:
             for ended in request.group or (request,):
                 self._end(ended, "error", damage)
 
@@ -470,7 +470,7 @@ class Engine:
         """
 
         def is_unchanged() -> bool:
-            return request.status is not Status.FINISHED and len(request.output_ids) <= num_tokens
+            return request.status is not RequestStatus.FINISHED and len(request.output_ids) <= num_tokens
 
         self.check_process()
         while is_unchanged():
@@ -483,7 +483,7 @@ class Engine:
             finally:
                 self._lock.release()
                 self._settle()
-        return request.status is not Status.FINISHED
+        return request.status is not RequestStatus.FINISHED
 
     @property
     def has_work(self) -> bool:
@@ -562,7 +562,7 @@ class Engine:
     def _accept_calls(self) -> None:
         while self._incoming:
             request = self._incoming.popleft()
-            if request.status is Status.FINISHED:  # aborted before this
+            if request.status is RequestStatus.FINISHED:  # aborted before this
                 continue
             try:
                 self.scheduler.add(request)
@@ -582,7 +582,7 @@ class Engine:
         self._deadlines.forget_ended(self._num_submitted - self._num_ended)
 
     def _end(self, request: Request, reason: str, error: PenstockError | None = None) -> None:
-        if request.status is not Status.FINISHED:
+        if request.status is not RequestStatus.FINISHED:
             if error is not None and not isinstance(error, DeadlineError) and request.pages is not None:
                 self.scheduler.ledger.unname(request.pages)  # its keys and values may be the reason
             self.scheduler.remove(request)

@@ -92,7 +92,9 @@ def shorten(vector: NDArray[np.float32], dimensions: int | None, normalize: bool
     if dimensions is None:
         return vector
     if vector.ndim > 1:
-        raise InvalidArgumentError("dimensions: expected None with pooling='all', which makes no vector")
+        raise InvalidArgumentError(
+            "dimensions: expected None with pooling='all', which makes no vector", param="dimensions"
+        )
     short = vector[: check_integer("dimensions", dimensions, 1, len(vector))]
     return _unit(short.astype(np.float64)).astype(np.float32) if normalize else short.copy()
 

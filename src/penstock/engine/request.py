@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from penstock.text.grammar.matcher import GrammarMatcher
     from penstock.text.text_stream import TextStream
 
-__all__ = ["BegunAnswer", "Request", "Status", "Timings", "to_penstock_error"]
+__all__ = ["BegunAnswer", "Request", "RequestStatus", "Timings", "to_penstock_error"]
 
 
-class Status(Enum):
+class RequestStatus(Enum):
     """The state of a request."""
 
     WAITING = "waiting"
@@ -108,7 +108,7 @@ class Request:
     sampling: ResolvedSampling = field(default_factory=ResolvedSampling)
     stop_ids: frozenset[int] = frozenset()
     text: TextStream | None = None
-    status: Status = Status.WAITING
+    status: RequestStatus = RequestStatus.WAITING
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     pages: PageTables | None = None
@@ -251,7 +251,9 @@ class Request:
         except Exception as damage:
             self.error = error or to_penstock_error("Detokenizing the end of the answer", damage)
         finally:
-            self.status = Status.FINISHED  # last, because another thread that waits for it then reads the other fields
+            self.status = (
+                RequestStatus.FINISHED
+            )  # last, because another thread that waits for it then reads the other fields
 
 
 def to_penstock_error(what: str, error: Exception) -> PenstockError:

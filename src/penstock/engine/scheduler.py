@@ -32,7 +32,7 @@ from typing import Any, Final
 from penstock.engine.fair_queue import FairQueue
 from penstock.engine.options import PRIORITY_S
 from penstock.engine.pages import PageKeys, PageLedger
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.engine.stats import STEP_TOKENS
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.program import PAGE_TOKENS, pages_for
@@ -152,7 +152,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Add a request to the queue."""
-        request.status = Status.WAITING
+        request.status = RequestStatus.WAITING
         self._order.place(request, self.waiting)
         bisect.insort(self.waiting, request, key=_order)
 
@@ -186,7 +186,7 @@ class Scheduler:
                 is_decode = num_left == 1 and (request.num_computed > 0 or not self.whole_prompts)
                 (decodes if is_decode else prompts).append(request)
         for request in decodes[: -(-len(self.running) // self.num_stages)]:
-            if request.status is not Status.RUNNING or not step.budget:
+            if request.status is not RequestStatus.RUNNING or not step.budget:
                 continue
             # A page that is not full has room: 31 of 32 decodes need no look at the tables.
             if request.num_computed % PAGE_TOKENS or self._make_room(step, request, 1):
@@ -198,7 +198,7 @@ class Scheduler:
             step.budget = min(step.budget, self.max_mixed_tokens)
         for request in prompts:
             self._admit(step, before=request)
-            if request.status is Status.RUNNING and step.budget:
+            if request.status is RequestStatus.RUNNING and step.budget:
                 self._continue(step, request)
         self._admit(step)
         chunks = [*step.chunks.values()]
@@ -231,7 +231,7 @@ class Scheduler:
         self._release(request)
         request.num_computed = 0
         request.num_preemptions += 1
-        request.status = Status.WAITING
+        request.status = RequestStatus.WAITING
         self.num_preemptions += 1
         bisect.insort(self.waiting, request, key=_order)
 
@@ -239,7 +239,7 @@ class Scheduler:
         """Raise InternalError unless every page is accounted for and every request is where its status says."""
         self.ledger.check_integrity(r.pages for r in self.running if r.pages is not None)
         for request in self.running:
-            if request.status is not Status.RUNNING or request.pages is None:
+            if request.status is not RequestStatus.RUNNING or request.pages is None:
                 raise InternalError(f"scheduler: request {request.id} runs with status {request.status.value}")
             if not 0 <= request.num_computed < request.num_tokens + (self.num_stages > 1 or request.is_parked):
                 raise InternalError(
@@ -248,7 +248,7 @@ class Scheduler:
             if any(len(table) != pages_for(request.num_computed) for table in request.pages.tables):
                 raise InternalError(f"scheduler: request {request.id} has more or fewer pages than computed tokens")
         for request in self.waiting:
-            if request.status is not Status.WAITING or request.pages is not None or request.num_computed != 0:
+            if request.status is not RequestStatus.WAITING or request.pages is not None or request.num_computed != 0:
                 raise InternalError(f"scheduler: request {request.id} waits but holds pages")
         ids = [r.id for r in self.running] + [r.id for r in self.waiting]
         if len(set(ids)) != len(ids) or len(self.running) > self.max_requests:
@@ -363,7 +363,7 @@ class Scheduler:
                 return
             if step.short_of_pages or not self._join(step, request):
                 return
-            if request.id not in step.chunks and request.status is Status.WAITING:
+            if request.id not in step.chunks and request.status is RequestStatus.WAITING:
                 index += 1  # this step computes what it needs
 
     def _join(self, step: _Step, request: Request) -> bool:
@@ -384,7 +384,7 @@ class Scheduler:
                 return False
         self.waiting.remove(request)
         self._order.begin(request)
-        request.status = Status.RUNNING
+        request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
         if not request.timings.scheduled:
             request.timings.scheduled = time.perf_counter()
@@ -406,7 +406,9 @@ class Scheduler:
                 self._drop(step, other)
                 return True
         for other in reversed(self.running):
-            if other.is_parked and any(one.status is Status.WAITING and not one.is_parked for one in other.group):
+            if other.is_parked and any(
+                one.status is RequestStatus.WAITING and not one.is_parked for one in other.group
+            ):
                 self._drop(step, other)
                 return True
         return False

@@ -65,13 +65,13 @@ class _MetadataEncoder:
         try:
             return self.index[kind][name]
         except KeyError:
-            raise InvalidArgumentError(f"graph: expected a {kind} named {name!r}, got none") from None
+            raise InvalidArgumentError(f"graph: expected a {kind} named {name!r}, got none", param="graph") from None
 
     def dims(self, shape: Sequence[Dim]) -> Field:
         dims = []
         for dim in shape:
             if dim.symbol is not None and dim.symbol not in self.symbols:
-                raise InvalidArgumentError(f"graph: expected a declared symbol, got {dim.symbol!r}")
+                raise InvalidArgumentError(f"graph: expected a declared symbol, got {dim.symbol!r}", param="graph")
             dims.append(_DIM.pack(-1 if dim.symbol is None else self.symbols[dim.symbol], dim.factor, dim.offset))
         return self.writer.vector(b"".join(dims), len(dims), 8)
 
@@ -187,7 +187,9 @@ def _bases_first(graph: Graph) -> list[Value]:
         while chain[-1].base is not None and chain[-1].base not in done:
             base = graph.values.get(chain[-1].base)
             if base is None or base in chain:
-                raise InvalidArgumentError(f"graph: expected a valid base for the view {value.name!r}, got none")
+                raise InvalidArgumentError(
+                    f"graph: expected a valid base for the view {value.name!r}, got none", param="graph"
+                )
             chain.append(base)
         done.update((item.name, item) for item in reversed(chain))
     return list(done.values())

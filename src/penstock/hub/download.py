@@ -15,8 +15,8 @@ from typing import IO, Final
 
 from penstock.errors import FileAccessError, InvalidFileError
 from penstock.hub.content_hash import ContentHash
+from penstock.hub.download_estimate import DownloadEstimate
 from penstock.hub.downloaded import INCOMPLETE, cache_folder
-from penstock.hub.plan import DownloadEstimate
 from penstock.hub.remote import file_url
 from penstock.hub.remote_model import RemoteFile, RemoteModel
 from penstock.hub.snapshot import link_snapshot

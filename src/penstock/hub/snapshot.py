@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 from penstock.errors import InvalidFileError
+from penstock.hub.download_estimate import DownloadEstimate
 from penstock.hub.downloaded import INCOMPLETE, repository_folder
-from penstock.hub.plan import DownloadEstimate
 
 __all__ = ["link_snapshot"]
 

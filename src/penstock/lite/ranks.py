@@ -143,7 +143,8 @@ def join_group(info: core.RankInfo, config: ModelConfig, num_threads: int) -> Sh
     local_world = _local_world(info, place)
     if local_world < info.world:
         raise UnsupportedError(
-            f"transport: expected 'mpi', because {local_world} of {info.world} ranks are on this host, got 'shared'"
+            f"transport: expected 'mpi', because {local_world} of {info.world} ranks are on this host, got 'shared'",
+            param="transport",
         )
     return JoinedComm(
         *at,

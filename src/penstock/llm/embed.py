@@ -10,7 +10,7 @@ from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.engine.engine import Engine
 from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.pooling import Pooling, check_embedding, shorten
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.llm.open_requests import OpenRequests
 from penstock.llm.prompts import Prompt, check_each, of_prompt, split_prompts
@@ -87,7 +87,7 @@ def embed(
                 index, ids = todo.popleft()
                 unfinished[index] = opened.submit(ids, pooling=Pooling(pooling, engine.pooling_head), options=options)
             engine.wait(next(iter(unfinished.values())), 0)
-            for index in [i for i, request in unfinished.items() if request.status is Status.FINISHED]:
+            for index in [i for i, request in unfinished.items() if request.status is RequestStatus.FINISHED]:
                 try:
                     done[index] = _embedding(unfinished.pop(index), normalize)
                 except PenstockError as error:

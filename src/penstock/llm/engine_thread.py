@@ -20,7 +20,7 @@ from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
 from penstock.engine.pooling import Pooling, check_embedding
 from penstock.engine.prompt_logits import PromptScores
-from penstock.engine.request import BegunAnswer, Request, Status, to_penstock_error
+from penstock.engine.request import BegunAnswer, Request, RequestStatus, to_penstock_error
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.result import all_finished, make_result
 
@@ -233,7 +233,7 @@ class EngineThread:
         with self._lock:
             self._open[opened.key] = opened
             self._owners.update({request.id: (opened, place) for place, request in enumerate(opened.requests)})
-            early = [i for i, r in enumerate(opened.requests) if r.num_sampled or r.status is Status.FINISHED]
+            early = [i for i, r in enumerate(opened.requests) if r.num_sampled or r.status is RequestStatus.FINISHED]
             events = [event for place in early for event in self._events_of(opened, place)]
             if events:
                 self._deliver(events)
@@ -271,7 +271,7 @@ class EngineThread:
         request, index = opened.requests[place], opened.indices[place]
         if opened.ended[place]:
             return []
-        finished = request.status is Status.FINISHED
+        finished = request.status is RequestStatus.FINISHED
         opened.ended[place] = finished
         if request.error is not None:
             self._fail(opened)
@@ -306,7 +306,7 @@ class EngineThread:
     def _fail(self, opened: _Open) -> None:
         """One answer failed: end the others without an event."""
         self._forget(opened)
-        self._failed += [request for request in opened.requests if request.status is not Status.FINISHED]
+        self._failed += [request for request in opened.requests if request.status is not RequestStatus.FINISHED]
 
     def _best(self, opened: _Open) -> list[StepEvent]:
         if not all_finished(opened.requests):

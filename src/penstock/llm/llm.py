@@ -23,7 +23,7 @@ from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.pooling import check_heads
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
-from penstock.engine.request import BegunAnswer, Request, Status
+from penstock.engine.request import BegunAnswer, Request, RequestStatus
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.classify import Classification, Pair, Ranked, classify_prompts, ids_of, rerank_documents
 from penstock.llm.embed import EmbedSettings, embed_prompts
@@ -308,7 +308,7 @@ class LLM:
                 if not unfinished:
                     continue
                 group = next(iter(unfinished.values()))[0]
-                oldest = next((r for r in group if r.status is not Status.FINISHED), None)
+                oldest = next((r for r in group if r.status is not RequestStatus.FINISHED), None)
                 if oldest is not None:  # else another thread's step ended the group
                     self.engine.wait(oldest, len(oldest.output_ids))
                 for index in [i for i, (group, _) in unfinished.items() if all_finished(group)]:
@@ -580,7 +580,9 @@ class LLM:
             text = answer_text(self.tokenizer, params, stop_ids, prompt if isinstance(prompt, str) else prompt_ids)
         if begun is not None and begun.token_ids:
             if text is not None and text.replay(begun.token_ids, begun.num_chars):
-                raise InvalidArgumentError(f"begun: answer {begun.index} has a stop string, so it has ended")
+                raise InvalidArgumentError(
+                    f"begun: answer {begun.index} has a stop string, so it has ended", param="begun"
+                )
             return self.engine.resume(
                 prompt_ids, begun, sampling, stop_ids=stop_ids, text=text, options=options, family=family
             )

@@ -284,7 +284,7 @@ class LocalModels:
     async def profile(self, name: str, settings: ProfileSettings, worker: str = "") -> tuple[str, bytes]:
         """Raise UnsupportedError: a profile is taken in a worker."""
         self.get(name)
-        raise UnsupportedError(f"profile: expected a model with workers, which {name} does not have")
+        raise UnsupportedError(f"profile: expected a model with workers, which {name} does not have", param="profile")
 
     async def close(self) -> None:
         """Close all models."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import InvalidArgumentError, QueueFullError
 from penstock.llm.prompts import of_prompt
 
@@ -47,7 +47,7 @@ class OpenRequests:
         if self._aborted:
             raise InvalidArgumentError("The call was cancelled.")
         request = self._engine.submit(*arguments, **options)
-        while self._requests and self._requests[0].status is Status.FINISHED:
+        while self._requests and self._requests[0].status is RequestStatus.FINISHED:
             self._requests.popleft()
         self._requests.append(request)
         if self._aborted:  # by another thread, which may have missed this request
@@ -147,8 +147,8 @@ class PromptProgress:
         if not last and (now - self._drawn < _REDRAW_SECONDS or not sys.stderr.isatty()):
             return
         self._drawn = now
-        unfinished = [request for request in self._open if request.status is not Status.FINISHED]
-        self._num_tokens += sum(len(r.output_ids) for r in self._open if r.status is Status.FINISHED)
+        unfinished = [request for request in self._open if request.status is not RequestStatus.FINISHED]
+        self._num_tokens += sum(len(r.output_ids) for r in self._open if r.status is RequestStatus.FINISHED)
         self._open = unfinished
         seconds = max(now - self._start, 1e-9)
         tokens = self._num_tokens + sum(len(request.output_ids) for request in unfinished)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.params import SamplingParams
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import PenstockError
 from penstock.llm.prompts import of_prompt
 from penstock.validation import missing_attribute
@@ -145,7 +145,7 @@ def make_result(requests: Sequence[Request], params: SamplingParams) -> Result:
 
 def all_finished(requests: Sequence[Request]) -> bool:
     """Return True if all requests have ended."""
-    return all(request.status is Status.FINISHED for request in requests)
+    return all(request.status is RequestStatus.FINISHED for request in requests)
 
 
 def outcome(requests: Sequence[Request], params: SamplingParams) -> Result | PenstockError:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock.engine.engine import Engine
 from penstock.engine.params import SamplingParams
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import InvalidArgumentError
 from penstock.llm.result import Delta, Result, make_result
 
@@ -61,13 +61,13 @@ class Stream:
     @property
     def is_finished(self) -> bool:
         """True if the request has ended, even if Deltas are left to read."""
-        return self._request.status is Status.FINISHED
+        return self._request.status is RequestStatus.FINISHED
 
     @property
     def is_ready(self) -> bool:
         """True if the next Delta is available without a step."""
         request = self._request
-        return self._ended or request.status is Status.FINISHED or len(request.output_ids) > self._num_given
+        return self._ended or request.status is RequestStatus.FINISHED or len(request.output_ids) > self._num_given
 
     def abort(self) -> None:
         """End the answer here.  Its memory is free when the running step ends."""
@@ -75,7 +75,7 @@ class Stream:
         self._engine.abort(self._request)
 
     def __del__(self) -> None:
-        if self._request.status is not Status.FINISHED:
+        if self._request.status is not RequestStatus.FINISHED:
             self._engine.abort(self._request)
 
     def result(self) -> Result:
@@ -85,6 +85,6 @@ class Stream:
         """
         if self._is_aborted:
             self._engine.await_abort(self._request)
-        if self._request.status is not Status.FINISHED:
+        if self._request.status is not RequestStatus.FINISHED:
             raise InvalidArgumentError("The stream has not ended. Iterate over it or abort it first.")
         return make_result([self._request], self._params)

@@ -163,5 +163,6 @@ def check_same_batch(arrays: Iterable[npt.NDArray[np.int32]]) -> None:
         if not torch.equal(other, own):
             raise InvalidArgumentError(
                 f"batch: expected equal batches on all ranks, got another on rank {rank} than on rank "
-                f"{dist.get_rank()}: the programs of all ranks must make the same calls"
+                f"{dist.get_rank()}: the programs of all ranks must make the same calls",
+                param="batch",
             )

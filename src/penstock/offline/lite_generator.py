@@ -17,7 +17,7 @@ from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.engine.capabilities import check_continues
 from penstock.engine.params import SamplingParams
 from penstock.engine.prompts import check_token_ids
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.engine.sampler import SamplingRows, accept_row, mask_errors
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.lite.model import Model
@@ -154,14 +154,14 @@ class _LiteRun:
     @property
     def is_open(self) -> bool:
         """True if any sequence has not ended."""
-        return any(request.status is not Status.FINISHED for request in self.requests)
+        return any(request.status is not RequestStatus.FINISHED for request in self.requests)
 
     def step(self) -> None:
         """Generate one token for each open request; the caller holds the generator's lock."""
         generator = self.generator
         continues = generator._owner is self
         generator._owner = self
-        waiting = [i for i, request in enumerate(self.requests) if request.status is not Status.FINISHED]
+        waiting = [i for i, request in enumerate(self.requests) if request.status is not RequestStatus.FINISHED]
         try:
             outputs = generator.model.predict(self._inputs(waiting, continues))
         except BaseException:
@@ -177,7 +177,7 @@ class _LiteRun:
             request.finish("error", error)
         sampled = native.sample_logits(generator._sampler, first, self._rows.of(requests))
         for row, request in enumerate(requests):
-            if request.status is Status.FINISHED:
+            if request.status is RequestStatus.FINISHED:
                 continue
             try:
                 accept_row(request, sampled, row)
@@ -223,7 +223,7 @@ class LiteStream:
         if request.error is not None:
             self._ended = True
             raise request.error
-        self._ended = request.status is Status.FINISHED
+        self._ended = request.status is RequestStatus.FINISHED
         text = "" if request.text is None else request.text.take()
         logprobs = None if self._params.logprobs is None else request.logprobs[-1:]
         return Delta(text, request.output_ids[-1:], request.finish_reason, logprobs)
@@ -231,7 +231,7 @@ class LiteStream:
     def abort(self) -> None:
         """Stop generating."""
         (request,) = self._run.requests
-        if request.status is not Status.FINISHED:
+        if request.status is not RequestStatus.FINISHED:
             request.finish("abort")
         self._ended = True
 

@@ -61,7 +61,9 @@ class PenstockPredictor:
         """
         if self._prompt_column not in batch:
             names = ", ".join(sorted(batch)) or "none"
-            raise InvalidArgumentError(f"prompt_column: expected one of {names}, got {self._prompt_column!r:.100}")
+            raise InvalidArgumentError(
+                f"prompt_column: expected one of {names}, got {self._prompt_column!r:.100}", param="prompt_column"
+            )
         prompts = [str(prompt) for prompt in batch[self._prompt_column]]
         return {**batch, self._answer_column: np.array(self._answers(prompts), dtype=object)}
 

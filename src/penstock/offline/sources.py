@@ -106,7 +106,9 @@ def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
     for name in ("prefill_model_path", "increment_model_path"):
         bundle = section.pop(name, "")
         if bundle and (name not in paths or not _is_same(Path(bundle), paths[name])):
-            raise InvalidFileError(f"{yaml}: infer: {name}: {bundle} is not the bundle in the folder for this field")
+            raise InvalidFileError(
+                f"{yaml}: infer: {name}: {bundle} is not the bundle in the folder for this field", param="infer"
+            )
     own_file = [name for name in ("config_path", "ge_config_path") if name in section]
     if "config_path" in values or "ge_config_path" in values:
         for name in own_file:

@@ -67,7 +67,9 @@ class OtherTokenizer(Tokenizer):
                 f"tokenizer: decode(ids, skip_special_tokens=) failed: {error}", param="tokenizer"
             ) from error
         if not isinstance(text, str):
-            raise InvalidFileError(f"tokenizer: decode returned {type(text).__name__} instead of a string")
+            raise InvalidFileError(
+                f"tokenizer: decode returned {type(text).__name__} instead of a string", param="tokenizer"
+            )
         return text
 
     def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:

@@ -1,8 +1,8 @@
 """Messages over a socket, each after its length, plain or encrypted.
 
-The primary talks to its workers this way (``wire.proto``), and a service to its stage processes (``stages.proto``).  A
-message costs one ``send`` in the thread that has it and one wake-up of the event loop that reads it.  gRPC's threads
-and event loops took three of each (docs/history/log.md).
+The primary talks to its workers this way (``wire.proto``), and a service to the processes of servables
+(``worker_messages.proto``).  A message costs one ``send`` in the thread that has it and one wake-up of the event loop
+that reads it.  gRPC's threads and event loops took three of each (docs/history/log.md).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def mxfp4_to_bf16(blocks: NDArray[Any], scales: NDArray[Any]) -> NDArray[np.uint
     the scale 255, which means NaN.
     """
     if (scales == _NAN_SCALE).any():
-        raise InvalidFileError("scales: expected exponents from 0 to 254, got 255, which means NaN")
+        raise InvalidFileError("scales: expected exponents from 0 to 254, got 255, which means NaN", param="scales")
     pairs = _pairs()[scales[..., None], blocks]
     bits: NDArray[np.uint16] = pairs.astype("<u4").view("<u2").reshape(len(blocks), -1)
     return bits

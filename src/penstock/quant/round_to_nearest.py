@@ -219,7 +219,9 @@ class RoundToNearest:
             raise InvalidArgumentError("side_files: expected config.json, got none", param="side_files")
         config = ConfigReader.parse(side_files["config.json"])
         if config.has("quantization_config"):
-            raise InvalidFileError("config.json: expected the original checkpoint's, got one with quantization_config")
+            raise InvalidFileError(
+                "config.json: expected the original checkpoint's, got one with quantization_config", param="config.json"
+            )
         extra = stored_tensors(self._network, without=self._quantized)
         quantized = self._quantized_tensors(self._network)
         entries = [TensorEntry(name, as_array(value)[1].upper(), tuple(value.shape)) for name, value in extra.items()]

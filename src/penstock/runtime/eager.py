@@ -162,12 +162,14 @@ class EagerProgram:
         expected = [num_rows, self.info.vocab_size]
         if not isinstance(output, Tensor):
             raise InvalidFileError(
-                f"{self._forward_name()}: output: expected logits {expected}, got {type(output).__name__}"
+                f"{self._forward_name()}: output: expected logits {expected}, got {type(output).__name__}",
+                param="output",
             )
         if list(output.shape) != expected or output.dtype != torch.float32:
             raise InvalidFileError(
                 f"{self._forward_name()}: output: expected float32 logits {expected}, one row per entry of "
-                f"batch.output_rows, got {output.dtype} {list(output.shape)}; select rows with batch.output_rows"
+                f"batch.output_rows, got {output.dtype} {list(output.shape)}; select rows with batch.output_rows",
+                param="output",
             )
 
     def _forward_name(self) -> str:

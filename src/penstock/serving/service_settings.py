@@ -11,7 +11,7 @@ from penstock.cluster.placement.placement import Placement
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.settings import GatewaySettings
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
-from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_config import WorkerModelOptions
 from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles
 
 __all__ = ["ServiceSettings"]
@@ -33,7 +33,7 @@ class ServiceSettings:
 
     models: tuple[tuple[str, str], ...]
     num_workers: int = 1
-    options: ModelOptions = field(default_factory=ModelOptions)
+    options: WorkerModelOptions = field(default_factory=WorkerModelOptions)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     supervision: SupervisionPolicy = field(default_factory=SupervisionPolicy)
     worker_listener: RemoteWorkerSettings | None = None

@@ -16,11 +16,11 @@ from penstock.llm.backend import tokenizer_of
 from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.admission import deadline_s
 from penstock.serving.openai.answer_format import checked_grammar
-from penstock.serving.openai.answer_plan import (
+from penstock.serving.openai.answer_spec import (
+    answer_spec_of,
     chat_grammar,
     format_of_history,
     num_tool_chars,
-    plan_of,
     prompt_of_tools,
     template_tools,
     template_variables,
@@ -41,13 +41,10 @@ if TYPE_CHECKING:
     from penstock.checkpoint.pooling.head import PoolingHead
     from penstock.llm.backend import Backend
     from penstock.serving.call import Call
-    from penstock.serving.openai.answer_plan import AnswerPlan
+    from penstock.serving.openai.answer_spec import AnswerSpec
     from penstock.serving.openai.bodies import (
         ChatCompletionRequest,
         CompletionRequest,
-        PredictRequest,
-        RerankRequest,
-        ScoreRequest,
         TokenizeRequest,
     )
     from penstock.serving.openai.messages import Message, continued_field
@@ -70,7 +67,7 @@ class EngineRequest:
     """The work that a request gives to an engine: prompts with the same sampling and options.
 
     ``prompts``: token ids.  ``texts``: the text of each prompt that was sent as text and not truncated, else None.
-    ``plan``: how the answers to a conversation are read; None if their text is the content.
+    ``spec``: how the answers to a conversation are read; None if their text is the content.
     """
 
     backend: Backend
@@ -78,7 +75,7 @@ class EngineRequest:
     texts: list[str | None]
     params: SamplingParams
     options: RequestOptions
-    plan: AnswerPlan | None = None
+    spec: AnswerSpec | None = None
 
 
 async def completion_request(call: Call) -> EngineRequest:
@@ -110,17 +107,17 @@ async def chat_request(call: Call) -> EngineRequest:
     body: ChatCompletionRequest = call.body
     backend = call.model(body.model)
     prompt = await chat_prompt(backend, body.messages, body, call.settings)
-    plan = await plan_of(body, call.settings, tokenizer_of(backend), prompt.template, prompt.text)
+    spec = await answer_spec_of(body, call.settings, tokenizer_of(backend), prompt.template, prompt.text)
     ids = _cut(prompt.ids, backend.card.max_len, body)
     _check_fits(backend, ids, "messages")
-    own = await chat_grammar(body, plan) | budget_fields(body, call.settings, prompt.template, prompt.declared)
-    if plan is not None and plan.kept_special_ids:
-        own["kept_special_token_ids"] = plan.kept_special_ids
+    own = await chat_grammar(body, spec) | budget_fields(body, call.settings, prompt.template, prompt.declared)
+    if spec is not None and spec.kept_special_ids:
+        own["kept_special_token_ids"] = spec.kept_special_ids
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_completion_tokens or body.max_tokens
     params = _sampling_of(body, logprobs=num_top, max_tokens=max_tokens, **own)
-    plan = None if plan is None or plan.is_text else plan
-    return EngineRequest(backend, [ids], [None], params, options_of(call, body), plan)
+    spec = None if spec is None or spec.is_text else spec
+    return EngineRequest(backend, [ids], [None], params, options_of(call, body), spec)
 
 
 async def prompts_of(
@@ -174,17 +171,16 @@ async def vector_ids(backend: Backend, text: str, head: PoolingHead) -> list[int
     return [*await call_tokenizer(tokenizer, len(text), encode_text, tokenizer.encode, text, head)]
 
 
-async def pair_ids(
-    backend: Backend, first: str, second: str, body: RerankRequest | ScoreRequest | PredictRequest, field: str
-) -> list[int]:
-    """Return the token ids of two texts together, with the instruction of the body.
+async def pair_ids(backend: Backend, first: str, second: str, body: ServingFields, field: str) -> list[int]:
+    """Return the token ids of two texts together, with the instruction of the body if it has one.
 
     ``truncate_prompt_tokens`` cuts the second text.  Without it a pair that does not fit is refused with 400 and
     ``field``.
     """
     tokenizer, limit = tokenizer_of(backend), backend.card.max_len
     is_cut = body.truncate_prompt_tokens is not None
-    num_fixed = len(first) + len(body.instruction or "")
+    instruction: str | None = getattr(body, "instruction", None)
+    num_fixed = len(first) + len(instruction or "")
     bound = await _bound(backend, tokenizer, num_fixed + len(second))
     if num_fixed + len(second) > bound:
         if not is_cut or num_fixed > bound:
@@ -192,7 +188,7 @@ async def pair_ids(
         second = second[: bound - num_fixed]
     if body.truncate_prompt_tokens not in (None, -1):
         limit = min(limit, body.truncate_prompt_tokens or limit)
-    call = partial(encode_pair, tokenizer, first, second, limit if is_cut else None, body.instruction)
+    call = partial(encode_pair, tokenizer, first, second, limit if is_cut else None, instruction)
     # The first call reads the file's template, which may take long: the event loop must not wait for it.
     ids: list[int] = await call_tokenizer(tokenizer, MAX_TOKEN, call)
     _check_fits(backend, ids, field)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from penstock.errors import InvalidArgumentError
+from tests.support.errors import raises
 from tests.support.general_ops import check, run
 from tests.support.general_weights import vector
 
@@ -65,7 +66,7 @@ def test_max_pool_takes_dilations_bytes_and_nan() -> None:
 def test_wrong_pools_are_refused_by_name() -> None:
     x = numbers(1, 3, 3, 2)
     for change, name in (({"kernel": (4, 4)}, "x"), ({"kernel": (2,)}, "kernel"), ({"strides": (0, 0)}, "strides")):
-        with pytest.raises(InvalidArgumentError, match=f"max_pool: {name}"):
+        with raises(InvalidArgumentError, match=f"max_pool: {name}"):
             run("max_pool", [x], [((1, 2, 2, 2), np.float32)], **PLAIN | {"kernel": (2, 2)} | change)
 
 

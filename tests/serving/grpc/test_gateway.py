@@ -25,6 +25,7 @@ from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.proto import wire_pb2
 from penstock.serving.settings import GatewayLimits, GatewaySettings
 from tests.support.command import DEMO
+from tests.support.errors import raises
 from tests.support.grpc_client import SERVICE, call, channel, infer, infer_refused, refused, request, trailers
 from tests.support.http_service import KEY, SECONDS, Service, until
 
@@ -324,7 +325,7 @@ def test_a_port_that_is_taken_is_refused(demo):
 
     for host in ("127.0.0.1", "localhost"):  # a name is not bound at whichever of its addresses is free
         settings = GatewaySettings(host=host, grpc_port=port)
-        with pytest.raises(FileAccessError, match=str(port)):
+        with raises(FileAccessError, match=str(port)):
             demo.do(open_it())
 
 

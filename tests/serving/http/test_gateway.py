@@ -402,7 +402,7 @@ def test_an_address_that_is_taken(serve):
 
     service = serve()
     settings = GatewaySettings(port=service.address[1])
-    with pytest.raises(FileAccessError, match=str(service.address[1])):
+    with raises(FileAccessError, match=str(service.address[1])):
         Listener(make_app(service.models, settings), settings).open()
 
 

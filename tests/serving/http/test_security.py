@@ -53,6 +53,8 @@ def test_no_field_names_a_file_an_address_or_code():
         "config",  # labels and versions of a servable
         "inputs.data",
         "query", "documents", "documents.text", "text_1", "text_2", "instruction", "inputs",
+        "inputs.question", "inputs.context", "inputs.text", "inputs.text_pair",
+        "ignore_labels",  # names of classes, which are compared
         "prompt_name",  # of those in the model's own file
         "prompt_cache_key",  # hashed, to choose a worker
         "metadata", "safety_identifier", "prompt_cache_retention", "dry_sequence_breakers",  # which have no effect

@@ -100,7 +100,7 @@ def test_a_wrong_field_is_named(fields, message):
 
 
 def test_the_endpoint_decides_about_fields():
-    with pytest.raises(InvalidArgumentError, match="/v1/images"):
+    with raises(InvalidArgumentError, match="/v1/images"):
         answer("/v1/images")
     with raises(InvalidArgumentError, param="prompt"):
         answer(CHAT, prompt="x")

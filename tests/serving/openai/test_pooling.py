@@ -117,6 +117,16 @@ def test_predictions_are_those_of_the_pipeline(service: Service, models: Any) ->
     assert service.refused("/predict", model="classes", inputs=["a", "b", "c"])[1]["param"] == "inputs"
     assert service.refused("/predict", model="classes", inputs="a", truncation_direction="Left")[0] == 400
     assert service.refused("/predict", model="plain", inputs="a")[1]["param"] == "model"
+    assert_close(predict(first, parameters={"top_k": 1}), best_first(first)[:1])
+    assert_close(predict({"text": first, "text_pair": second}), best_first(first, second))
+    raw = best_first(first, is_raw=True)
+    assert_close(predict(first, parameters={"function_to_apply": "none"}), raw)
+    for fields, param in (
+        ({"parameters": {"stride": 1}}, "parameters.stride"),
+        ({"parameters": {"top_k": 0}}, "parameters.top_k"),
+        ({"parameters": {"function_to_apply": "none"}, "raw_scores": True}, "raw_scores"),
+    ):
+        assert service.refused("/predict", model="classes", inputs="a", **fields)[1]["param"] == param
 
 
 def test_vectors_of_texts_and_of_tokens(service: Service, models: Any) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.api_errors import FieldError
-from penstock.serving.openai.answer_plan import template_variables
+from penstock.serving.openai.answer_spec import template_variables
 from penstock.serving.openai.bodies import ChatCompletionRequest
 from penstock.text.chat_template import render_chat
 from tests.support.errors import raises

@@ -30,6 +30,7 @@ from penstock.serving.workers.crash_tracker import Loss
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_connection import OpenRequest, WorkerConnection
+from tests.support.errors import raises
 from tests.support.faulty_worker import CROWD, DEADLY, KILLED, LATE, LATER, STUCK
 from tests.support.marks import mostly_long
 from tests.support.placements import PLACEMENTS, RAY
@@ -447,7 +448,7 @@ def test_a_worker_killed_while_it_loads_starts_again(versions, num_workers, num_
                 os.kill(victim, signal.SIGKILL)
             go.touch()
             if num_kills == 3:
-                with pytest.raises(UnavailableError, match="SIGKILL"):
+                with raises(UnavailableError, match="SIGKILL"):
                     await loading
                 return
             backend = await loading

@@ -18,6 +18,7 @@ from penstock.errors import InvalidFileError, TokenizerError
 from penstock.llm.llm import LLM
 from penstock.serving.request_fields import ServingFields
 from penstock.serving.translation import prompts_of
+from tests.support.errors import raises
 from tests.support.hostile_tokenizers import DEMO, backtracks, bundle_with, grows, replace, words
 from tests.support.http_service import Service
 from tests.support.worker_processes import pids, service, tokens_of
@@ -138,7 +139,7 @@ def test_failing_tokenizers_end_no_primary_and_no_worker(bundles) -> None:
             decoding = await running.models.load(str(bundles["decoding"]))
             before = pids(decoding)
             for _ in range(3):
-                with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+                with raises(TokenizerError, match=r"tokenizer\.json"):
                     await tokens_of(decoding, [5, 6], dataclasses.replace(GREEDY, logit_bias={4000: 100.0}))
             assert len(await tokens_of(decoding, [5, 6], dataclasses.replace(GREEDY, logit_bias={4001: 100.0}))) == 4
             assert pids(decoding) == before

@@ -19,18 +19,18 @@ from penstock.errors import InternalError, InvalidArgumentError, UnavailableErro
 from penstock.llm.backend import ModelCard
 from penstock.llm.engine_thread import Started, StepEvent
 from penstock.sampling_fields import FIELD_NAMES
-from penstock.servables.process import stages_pb2
+from penstock.servables.process import worker_messages_pb2
 from penstock.serving.proto import health_pb2, oip_pb2, reflection_pb2
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import messages as wire
-from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
+from penstock.serving.workers.worker_config import WorkerConfig, WorkerModelOptions
 from tests.support.errors import raises
 
 FOLDER = Path(penstock.__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "generated", [pb, oip_pb2, reflection_pb2, health_pb2, stages_pb2], ids=lambda one: one.DESCRIPTOR.package
+    "generated", [pb, oip_pb2, reflection_pb2, health_pb2, worker_messages_pb2], ids=lambda one: one.DESCRIPTOR.package
 )
 def test_generated_code_matches_the_proto_files(generated) -> None:
     """Compare messages, fields, numbers, types, labels and methods with the text of the file."""
@@ -120,7 +120,7 @@ def test_options_cards_and_configurations_round_trip() -> None:
         assert wire.options_from(wire.options_to(options)) == options
     card = ModelCard("m", 5, 6, 7, "w8a8", "llama", "m.psm", 3, True, True, True, "topk")
     assert wire.card_from(wire.card_to(card)) == card
-    config = WorkerConfig("unix:/x", "token", "m", "/m.psm", 2, "always", 5, ModelOptions(threads=2))
+    config = WorkerConfig("unix:/x", "token", "m", "/m.psm", 2, "always", 5, WorkerModelOptions(threads=2))
     assert WorkerConfig.from_json(config.to_json()) == config
     for wrong in ("", "[]", "{}", config.to_json().replace('"threads": 2', '"threads": 2, "more": 1')):
         with pytest.raises(InvalidArgumentError, match="one line of JSON"):

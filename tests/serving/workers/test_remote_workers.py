@@ -29,6 +29,7 @@ from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_config import WorkerConfig
 from penstock.serving.workers.worker_connection import WorkerConnection
+from tests.support.errors import raises
 from tests.support.joining_worker import TOKEN, joining_worker
 from tests.support.worker_processes import DEMO, OPTIONS, faulty, pids, service, still, tokens_of, until
 
@@ -360,7 +361,7 @@ def test_the_port_for_workers_is_not_shared(remote) -> None:
     async def main() -> None:
         async with service(remote=remote) as running:
             second = Primary(remote=replace(remote, port=running.primary.port))
-            with pytest.raises(FileAccessError, match=str(running.primary.port)):
+            with raises(FileAccessError, match=str(running.primary.port)):
                 await second.open()
 
     asyncio.run(main())

@@ -16,14 +16,14 @@ from penstock.runtime.native import HEADROOM_BYTES
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.memory_check import fit_beside, least_bytes
-from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
+from penstock.serving.workers.worker_config import WorkerConfig, WorkerModelOptions
 from tests.support.joining_worker import TOKEN
 from tests.support.placements import TlsPlacement
 from tests.support.worker_processes import DEMO, service
 
 
 def config_of(path: Path, **limits: int) -> WorkerConfig:
-    return WorkerConfig("", "", "m", str(path), options=ModelOptions(threads=1, limits=ProgramLimits(**limits)))
+    return WorkerConfig("", "", "m", str(path), options=WorkerModelOptions(threads=1, limits=ProgramLimits(**limits)))
 
 
 class NotingPlacement(TlsPlacement):

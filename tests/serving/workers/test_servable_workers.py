@@ -18,10 +18,10 @@ from penstock.cli.main import main
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.processes.silence import SILENT_S
 from penstock.servables.machines.joined_machines import JoinedMachines
-from penstock.servables.machines.stage_host import find_versions
+from penstock.servables.machines.servable_host import find_versions
 from penstock.servables.process.pool import Pool
-from penstock.serving.stages.join_service import ServableHostConfig, join_service
-from penstock.serving.stages.stage_port import refuse_machine
+from penstock.serving.servable_machines.join_service import ServableHostConfig, join_service
+from penstock.serving.servable_machines.machine_port import refuse_machine
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.primary import Primary
 from tests.support.command import environment

@@ -17,6 +17,7 @@ from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.grammar.source import GrammarSource
 from penstock.text.tokenizer import Tokenizer
 from tests.support.answer_texts import ARGUMENTS, TOOLS
+from tests.support.errors import raises
 from tests.support.fake_model import FILES
 from tests.support.parsed_answers import read
 
@@ -155,7 +156,7 @@ def test_what_is_not_known_is_refused_by_name(caplog):
         ({"fields": {"content": {"open": "<text>"}}}, "fields.content"),
         ({"fields": {"thinking": {"open": "<a>", "close": "</a>", "content": "json"}}}, "fields.thinking"),
     ):
-        with pytest.raises(UnsupportedError, match=rf"response_template\.{where}"):
+        with raises(UnsupportedError, match=rf"response_template\.{where}"):
             read_response_template(json.dumps({**TEMPLATES["hermes"], **changed}))
     broken = {"bos_token": "<s>", "chat_template": "{{ tools }}<tool_call></think>", "response_template": [1]}
     tokenizer = Tokenizer(FILES | {"tokenizer_config.json": json.dumps(broken).encode()})

@@ -18,7 +18,7 @@ from penstock.bench.quality.windows import Window
 from penstock.calibration.divergence import compare_rows, score_rows
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.errors import InternalError, InvalidFileError
 
 if TYPE_CHECKING:
@@ -142,12 +142,12 @@ class _WindowRun:
     def wait(self) -> int:
         """Run steps until there are rows, and return their number."""
         while not self.chunks.num_waiting:
-            if self._request.status is Status.FINISHED:
+            if self._request.status is RequestStatus.FINISHED:
                 raise self._request.error or InternalError("The window ended before its last row.")
             self._engine.step()
         return self.chunks.num_waiting
 
     def finish(self) -> None:
         """Run the steps that end the request."""
-        while self._request.status is not Status.FINISHED:
+        while self._request.status is not RequestStatus.FINISHED:
             self._engine.step()

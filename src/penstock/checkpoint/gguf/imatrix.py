@@ -74,7 +74,9 @@ def read_imatrix(path: Path, model_type: str) -> InputStatistics:
 def _architecture(model_type: str) -> Architecture:
     found = architecture_of(model_type)
     if found is None:
-        raise UnsupportedError(f"model_type: expected a family that GGUF has names for, got {show(model_type)}")
+        raise UnsupportedError(
+            f"model_type: expected a family that GGUF has names for, got {show(model_type)}", param="model_type"
+        )
     return found[1]
 
 

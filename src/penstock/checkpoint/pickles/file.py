@@ -66,13 +66,15 @@ class PickledFile:
             raise InvalidFileError("expected a ZIP archive of torch.save, got one without data.pkl")
         order = records.get("byteorder")
         if order is not None and bytes(self._bytes_of(order)[:8]) != b"little":
-            raise InvalidFileError("byteorder: expected 'little', got another order")
+            raise InvalidFileError("byteorder: expected 'little', got another order", param="byteorder")
         self._records = {
             name.removeprefix("data/"): record for name, record in records.items() if name.startswith("data/")
         }
         pickle = self._bytes_of(records["data.pkl"])
         if len(pickle) > MAX_PICKLE_BYTES:
-            raise InvalidFileError(f"data.pkl: expected at most {MAX_PICKLE_BYTES} bytes, got {len(pickle)}")
+            raise InvalidFileError(
+                f"data.pkl: expected at most {MAX_PICKLE_BYTES} bytes, got {len(pickle)}", param="data.pkl"
+            )
         return PickleDecoder(pickle).decode()
 
     def _record_of(self, name: str, info: zipfile.ZipInfo) -> _ZipRecord:
@@ -97,7 +99,7 @@ class PickledFile:
         if not isinstance(system, dict) or not isinstance(keys, list) or len(keys) > _MAX_RECORDS:
             raise InvalidFileError("expected a checkpoint of torch.save, got a damaged one")
         if system.get("little_endian") is not True:
-            raise InvalidFileError("little_endian: expected true, got another order of bytes")
+            raise InvalidFileError("little_endian: expected true, got another order of bytes", param="little_endian")
         if not isinstance(value, dict) or not all(map(is_convertible, value.values())):
             return value
         storages = {item.storage.key: item.storage for item in value.values()}

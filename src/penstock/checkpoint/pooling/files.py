@@ -289,7 +289,7 @@ def _read_modules(folder: Path, config: ConfigReader, stored: Tensors) -> Poolin
         else:
             raise module.error("type", "Transformer, Pooling, Dense or Normalize", kind)
     if not pooling:
-        raise InvalidFileError("modules.json: expected a module of type Pooling, got none")
+        raise InvalidFileError("modules.json: expected a module of type Pooling, got none", param="modules.json")
     transformer, (prompts, default_prompt) = _transformer_file(folder), _read_prompts(folder)
     return PoolingHead(
         pooling,

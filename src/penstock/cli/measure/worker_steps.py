@@ -22,7 +22,7 @@ from penstock.errors import InternalError
 from penstock.runtime.program import MAX_REQUESTS
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.worker_config import MAX_WAITING, ModelOptions
+from penstock.serving.workers.worker_config import MAX_WAITING, WorkerModelOptions
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,7 +50,7 @@ class WorkerSteps:
         num_requests = max(*settings.batches, min(middle(settings.batches) + 1, MAX_REQUESTS))
         limits = settings.limits(num_requests)
         self._model, self._context_len = str(settings.model), limits.context_len
-        options = ModelOptions(
+        options = WorkerModelOptions(
             scheme=settings.scheme,
             threads=settings.threads,
             weights=settings.weights,

@@ -51,8 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Check, download, and print the folder or the GGUF file on standard output."""
     from penstock.cli.model_source import describe_plan, download_model
+    from penstock.hub.download_estimate import check_disk, check_family, check_memory, estimate_download, estimate_gguf
     from penstock.hub.names import parse_name
-    from penstock.hub.plan import check_disk, check_family, check_memory, estimate_download, estimate_gguf
 
     name = parse_name(args.model)
     plan = estimate_download(name) if args.gguf is None else estimate_gguf(name, args.gguf)

@@ -151,9 +151,11 @@ def run(args: argparse.Namespace) -> int:
 def _check_paths(args: argparse.Namespace) -> None:
     """Refuse a tokenizer that does not exist, and a bundle for the eager backend."""
     if args.tokenizer == "":
-        raise InvalidArgumentError("--tokenizer: expected a tokenizer.json, a folder or a bundle, got an empty path")
+        raise InvalidArgumentError(
+            "--tokenizer: expected a tokenizer.json, a folder or a bundle, got an empty path", param="tokenizer"
+        )
     if args.tokenizer is not None and not Path(args.tokenizer).exists():
-        raise FileAccessError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}")
+        raise FileAccessError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}", param="tokenizer")
     bundle = args.prefill_model_path or args.model
     if args.backend == "eager" and bundle and Path(bundle).is_file() and is_bundle(Path(bundle)):
         raise InvalidArgumentError("--backend eager: expected a checkpoint folder, not a bundle")

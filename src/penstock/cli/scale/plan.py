@@ -17,7 +17,7 @@ from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.bench.rank_plan import LinkProbe, Prediction, RankMemory
+    from penstock.bench.rank_layout import LinkProbe, Prediction, RankMemory
     from penstock.graph.ir import Graph
     from penstock.sharding.strategy import Strategy
 
@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Plan; print a table for each question."""
-    from penstock.bench.rank_plan import model_graph, predict, rank_memory
+    from penstock.bench.rank_layout import model_graph, predict, rank_memory
     from penstock.graph.passes.pipeline import cut_rank
     from penstock.graph.rank_bundle import repeated_kv_bytes
 
@@ -117,7 +117,7 @@ def _check_link(args: argparse.Namespace) -> None:
 
 def _links(args: argparse.Namespace, layouts: list[RankLayout]) -> dict[int, LinkProbe]:
     """Return the links by number of ranks that the options describe."""
-    from penstock.bench.rank_plan import LinkProbe
+    from penstock.bench.rank_layout import LinkProbe
 
     if args.link_us is None and args.link_gbps is None:
         return {}

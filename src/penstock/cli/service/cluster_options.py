@@ -60,9 +60,11 @@ def cluster_placement(
         raise InvalidArgumentError("--cluster requires --cluster-token-file")
     worker_port = getattr(args, "worker_port", None) or 0
     if any(getattr(args, name, None) is not None for name in ("worker_token_file", "worker_host")):
-        raise InvalidArgumentError("--cluster: expected no --worker-token-file and no --worker-host")
+        raise InvalidArgumentError("--cluster: expected no --worker-token-file and no --worker-host", param="cluster")
     if args.threads == 0:
-        raise InvalidArgumentError("--threads: required with --cluster, the cores that each rank of a worker reserves")
+        raise InvalidArgumentError(
+            "--threads: required with --cluster, the cores that each rank of a worker reserves", param="threads"
+        )
     place_s = 30.0 if args.place_seconds is None else check_number("place_seconds", args.place_seconds, 86_400)
     for path in paths:
         if not Path(path).is_file() or is_gguf(Path(path)):

@@ -221,7 +221,9 @@ def _check_options(args: argparse.Namespace) -> None:
     check_integer("cpus", args.cpus, 0, 65_536)
     check_integer("memory", args.memory, 0, 2**60)
     if args.address is None and args.join is None:
-        raise InvalidArgumentError("--address: required for the head, the address by which other machines reach it")
+        raise InvalidArgumentError(
+            "--address: required for the head, the address by which other machines reach it", param="address"
+        )
     if args.address is not None:
         _check_address(args)
     if args.temp_folder:

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from penstock.servables.api.settings import MAX_PROCESSES
-    from penstock.servables.machines.stage_host import find_versions
-    from penstock.serving.stages.join_service import ServableHostConfig, join_service
+    from penstock.servables.machines.servable_host import find_versions
+    from penstock.serving.servable_machines.join_service import ServableHostConfig, join_service
 
     _, token, ca = joining_of(args)
     check_integer("processes", args.processes, 1, MAX_PROCESSES)

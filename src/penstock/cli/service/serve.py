@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.settings import GatewaySettings
     from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
-    from penstock.serving.workers.worker_config import ModelOptions
+    from penstock.serving.workers.worker_config import WorkerModelOptions
     from penstock.serving.workers.worker_roles import WorkerRoles
 
 MAX_THREADS: Final = 1024
@@ -396,7 +396,9 @@ def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[s
             names = ", ".join(sorted(folders)) or "none"
             raise InvalidArgumentError(f"--network {spec}: expected the name of a folder's model, which are: {names}")
         if name in networks:
-            raise InvalidArgumentError(f"--network: expected one script for {name or 'all folders'}, got two")
+            raise InvalidArgumentError(
+                f"--network: expected one script for {name or 'all folders'}, got two", param="network"
+            )
         networks[name] = script
     return networks
 
@@ -469,13 +471,13 @@ def named_model(text: str) -> tuple[str, str]:
     return "", str(Path(text).absolute())
 
 
-def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
+def options_of(args: argparse.Namespace, num_workers: int) -> WorkerModelOptions:
     """Return how each of ``num_workers`` workers runs its model."""
     from penstock.core.rank_layout import RankLayout
     from penstock.engine.options import EngineOptions
     from penstock.quant.scheme import find_scheme
     from penstock.runtime.machine import affinity
-    from penstock.serving.workers.worker_config import ModelOptions
+    from penstock.serving.workers.worker_config import WorkerModelOptions
 
     check_integer("threads", args.threads, 0, MAX_THREADS)
     layout = RankLayout(args.tp, args.pp, args.cp)
@@ -490,7 +492,7 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     if threads == 0 and num_workers > 1:
         threads = max(1, len(affinity()) // (num_workers * layout.num_computing))
     engine = EngineOptions(prefix_cache=not args.no_prefix_cache, max_waiting=args.max_waiting)
-    return ModelOptions(
+    return WorkerModelOptions(
         scheme=args.scheme,
         threads=threads,
         weights=weights,

@@ -74,7 +74,7 @@ class Supervisor:
 
     def _check(self, epoch: int) -> None:
         if epoch != self._epoch:
-            raise InvalidArgumentError(f"epoch: expected {self._epoch}, got {epoch}")
+            raise InvalidArgumentError(f"epoch: expected {self._epoch}, got {epoch}", param="epoch")
 
     def _run(self, command: list[str], config: str, share_bytes: int) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.engine.decoding.hook import Callables, hooked
 from penstock.engine.decoding.rows import edited_row, log_softmax
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request, Status
+from penstock.engine.request import Request, RequestStatus
 from penstock.engine.row_state import RowState
 from penstock.errors import InternalError
 
@@ -85,7 +85,7 @@ class _Beam:
 
     def accept(self, request: Request, token: int) -> None:
         """Wait for the other beams; the last one goes on with the search."""
-        if any(other.status is Status.FINISHED for other in self.search.group):
+        if any(other.status is RequestStatus.FINISHED for other in self.search.group):
             raise InternalError("The request of another beam has ended.")
         request.is_parked = True
         if all(beam.request is not None and beam.request.is_parked for beam in self.search.beams):

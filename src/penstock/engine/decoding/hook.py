@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.decoding.rows import edited_row, filtered_row, forced_row
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Request, Status, to_penstock_error
+from penstock.engine.request import Request, RequestStatus, to_penstock_error
 from penstock.engine.row_state import RowState
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class AnswerHook:
             self.callables.put(token)
         stops = bool(self.callables.criteria) and self.callables.stop([*self._tokens(request), token], self.scores)
         request.accept(token)
-        if stops and request.status is not Status.FINISHED:
+        if stops and request.status is not RequestStatus.FINISHED:
             request.finish("stop")
 
 
@@ -123,7 +123,7 @@ def apply_hooks(program: Program, chunks: Sequence[Chunk]) -> list[tuple[Request
     for chunk in chunks:
         row += chunk.num_rows
         request, hook = chunk.request, chunk.request.sampling.hook
-        if hook is None or not chunk.samples or request.status is Status.FINISHED:
+        if hook is None or not chunk.samples or request.status is RequestStatus.FINISHED:
             continue
         try:
             changed = hook.process(request, logits[row])

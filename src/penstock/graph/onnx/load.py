@@ -128,7 +128,7 @@ class _Loader:
     def node(self, proto: Any, depth: int) -> OnnxNode:
         self._count += 1
         if self._count > MAX_NODES:
-            raise InvalidFileError(f"graph: expected at most {MAX_NODES} nodes")
+            raise InvalidFileError(f"graph: expected at most {MAX_NODES} nodes", param="graph")
         attrs = {item.name: self._attr(item, depth) for item in proto.attribute}
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         return OnnxNode(proto.op_type, domain, proto.name, list(proto.input), list(proto.output), attrs, proto)

@@ -77,7 +77,10 @@ def _address(part: Graph, rank: int, layout: RankLayout) -> None:
 def _cut_stage(whole: Graph, stage: int, num_stages: int, owners: Owners | None) -> Graph:
     """Return the graph of a stage, or with ``stage`` -1 that of the coordinator."""
     if any(node.op in EXCHANGES for node in whole.nodes):
-        raise UnsupportedError("pipeline_parallel_size: expected a bundle of the whole network, got one of a rank")
+        raise UnsupportedError(
+            "pipeline_parallel_size: expected a bundle of the whole network, got one of a rank",
+            param="pipeline_parallel_size",
+        )
     if any(node.op == "prefix_lengths" for node in whole.nodes):
         raise UnsupportedError(
             "pipeline_parallel_size: expected 1 for a network with a prefix, whose length every layer reads",
@@ -128,7 +131,10 @@ def _ends(graph: Graph) -> _Ends:
     gathers = [node for node in graph.nodes if node.op == "gather_rows" and node.inputs[1].name == rows]
     gather = gathers[0] if len(gathers) == 1 and _is_sendable(graph, gathers[0].inputs[0].name) else None
     if graph.values[logits].base is not None:
-        raise UnsupportedError("pipeline_parallel_size: expected logits that are rows of their own, got a view")
+        raise UnsupportedError(
+            "pipeline_parallel_size: expected logits that are rows of their own, got a view",
+            param="pipeline_parallel_size",
+        )
     return _Ends(logits, tail, gather)
 
 

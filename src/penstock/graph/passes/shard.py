@@ -255,7 +255,8 @@ class _Sharder:
         cut = self.cuts[piece]
         if not cut.is_partition:
             raise UnsupportedError(
-                f"tensor_parallel_size: {piece.root}: an op needs key-value heads that several ranks have"
+                f"tensor_parallel_size: {piece.root}: an op needs key-value heads that several ranks have",
+                param="tensor_parallel_size",
             )
         rows = self.graph.values[piece.root].shape[0]
         shape = _shape_of_slots(rows, cut.slots, cut.size(self.rank))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import check_flag
-from penstock.offline.text_tasks.text_task import Options, TextTask, read_cut
+from penstock.offline.text_tasks.text_task import TextTask
+from penstock.text.tasks.options import Options, read_cut
 
 __all__ = ["FeatureExtraction"]
 

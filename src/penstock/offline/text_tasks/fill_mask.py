@@ -17,8 +17,9 @@ from penstock.engine.options import RequestOptions
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.open_requests import run_prompts
 from penstock.llm.prompts import check_each
-from penstock.offline.text_tasks.text_task import Options, TextTask, read_cut, texts_of
+from penstock.offline.text_tasks.text_task import TextTask, texts_of
 from penstock.runtime.program import Program
+from penstock.text.tasks.options import Options, read_cut
 from penstock.validation import refusal, strings, wrong_type
 
 __all__ = ["FillMask"]

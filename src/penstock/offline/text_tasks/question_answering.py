@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from penstock.checkpoint.pooling.head import ANSWER_TASK
-from penstock.checkpoint.tokenizer_frames import TextWindow, WindowRequest
-from penstock.config import check_flag, check_integer
 from penstock.errors import InvalidArgumentError
-from penstock.offline.text_tasks.text_task import Options, TextTask
+from penstock.offline.text_tasks.text_task import TextTask
+from penstock.text.tasks.answers import AnswerOptions, answer_prompts
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["QuestionAnswering"]
-
-_MAX: Final = 2**31 - 1
-_NO_ANSWER: Final = 1e6
-"""A score above all others."""
-_SEQ_LEN, _STRIDE = 384, 128
-
-
-@dataclass(frozen=True)
-class AnswerOptions(Options):
-    """A long context is computed in windows of ``max_seq_len`` tokens, question included, which share ``doc_stride``.
-
-    ``max_answer_len`` is in tokens.  ``handle_impossible_answer``: "" may be the answer.  ``align_to_words``:
-    answers begin and end with a word.
-    """
-
-    top_k: int = 1
-    doc_stride: int | None = None
-    max_answer_len: int = 15
-    max_seq_len: int | None = None
-    handle_impossible_answer: bool = False
-    align_to_words: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        for name in ("top_k", "max_answer_len", "max_seq_len"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1, _MAX)
-        if self.doc_stride is not None:
-            check_integer("doc_stride", self.doc_stride, 0, _MAX)
-        for name in ("handle_impossible_answer", "align_to_words"):
-            check_flag(name, getattr(self, name))
 
 
 class QuestionAnswering(TextTask[AnswerOptions]):
@@ -74,23 +38,8 @@ class QuestionAnswering(TextTask[AnswerOptions]):
 
     def run(self, inputs: list[Any], options: AnswerOptions) -> list[Any]:
         """Return the answer to each example."""
-        limit = min(options.max_seq_len or min(_SEQ_LEN, self.max_len), self.max_len)
-        stride = min(limit // 2, _STRIDE) if options.doc_stride is None else options.doc_stride
-        if stride > limit:
-            raise InvalidArgumentError(f"doc_stride: expected at most {limit} tokens, got {stride}", param="doc_stride")
-        windows = [
-            self.windows(WindowRequest(question, context, limit, stride, "only_second")) for question, context in inputs
-        ]
-        rows = iter(self.rows(window.ids for each in windows for window in each))
-        cls = self.tokenizer.special_tokens.get("cls_token")
-        cls_id = None if cls is None else self.tokenizer.token_id(cls)
-        results = []
-        for (_, context), each in zip(inputs, windows, strict=True):
-            best = _Answers(context, options)
-            for window in each:
-                best.take(window, next(rows).astype(np.float64), cls_id)
-            results.append(best.result())
-        return results
+        asked = answer_prompts(self.tokenizer, inputs, options, self.max_len)
+        return asked.results(self.rows(asked.prompts))
 
 
 def _examples(inputs: Any, question: Any, context: Any) -> list[tuple[str, str]]:
@@ -121,75 +70,3 @@ def _pair(item: Any) -> tuple[Any, Any]:
     if not isinstance(item, Mapping) or not {"question", "context"} <= item.keys():
         raise wrong_type("inputs", "a mapping with question and context", item)
     return item["question"], item["context"]
-
-
-class _Answers:
-    """The best answers of a context so far.  Equal answers of several places or windows are one."""
-
-    def __init__(self, context: str, options: AnswerOptions) -> None:
-        self._context, self._options = context, options
-        self._found: dict[str, dict[str, Any]] = {}
-        self._no_answer = _NO_ANSWER
-
-    def take(self, window: TextWindow, logits: NDArray[np.float64], cls_id: int | None) -> None:
-        """Add the answers of a window, whose ``logits`` [len, 2] are those of the beginning and the end."""
-        options = self._options
-        may = np.array([part == 1 for part in window.parts]) | (
-            np.array(window.ids) == (-1 if cls_id is None else cls_id)
-        )
-        start, end = (_softmax(np.where(may, logits[:, column], -10000.0)) for column in (0, 1))
-        if options.handle_impossible_answer:
-            self._no_answer = min(self._no_answer, float(start[0] * end[0]))
-        start[0] = end[0] = 0.0
-        # some candidates have the same words
-        num_wanted = options.top_k * 2 + 10 if options.align_to_words else options.top_k
-        for first, last, score in _spans(start, end, num_wanted, options.max_answer_len):
-            if (first and not may[first]) or (last and not may[last]):
-                continue
-            begin, stop = self._place(window, first, last)
-            answer = self._context[begin:stop]
-            same = self._found.get(answer.lower())
-            if same is None:
-                self._found[answer.lower()] = {"score": score, "start": begin, "end": stop, "answer": answer}
-            else:
-                same["score"] += score
-
-    def _place(self, window: TextWindow, first: int, last: int) -> tuple[int, int]:
-        words = window.words[first], window.words[last]
-        if self._options.align_to_words and min(words) >= 0:
-            places = [_tokens_of(window, word) for word in words]
-            if all(places):
-                return window.starts[places[0][0]], window.ends[places[1][-1]]
-        return window.starts[first], window.ends[last]
-
-    def result(self) -> Any:
-        """Return the best answer, or the list of the ``top_k`` best."""
-        answers = list(self._found.values())
-        if self._options.handle_impossible_answer:
-            answers.append({"score": self._no_answer, "start": 0, "end": 0, "answer": ""})
-        answers = sorted(answers, key=lambda answer: -float(answer["score"]))[: self._options.top_k]
-        return answers[0] if len(answers) == 1 else answers
-
-
-def _tokens_of(window: TextWindow, word: int) -> list[int]:
-    """Return the tokens of a word of the context."""
-    return [
-        i for i, (own, part) in enumerate(zip(window.words, window.parts, strict=True)) if own == word and part == 1
-    ]
-
-
-def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    powers = np.exp(logits - logits.max())
-    scores: NDArray[np.float64] = powers / powers.sum()
-    return scores
-
-
-def _spans(
-    start: NDArray[np.float64], end: NDArray[np.float64], num_wanted: int, max_len: int
-) -> Sequence[tuple[int, int, float]]:
-    """Return the likeliest spans of at most ``max_len`` tokens, best first (Chen et al., arXiv 1704.00051)."""
-    scores = np.tril(np.triu(np.outer(start, end)), max_len - 1)
-    flat = scores.ravel()
-    wanted = np.argpartition(-flat, num_wanted)[:num_wanted] if num_wanted < len(flat) else np.arange(len(flat))
-    order = wanted[np.argsort(-flat[wanted], kind="stable")]
-    return [(int(i // len(start)), int(i % len(start)), float(flat[i])) for i in order]

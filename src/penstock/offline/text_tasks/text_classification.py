@@ -4,46 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.pooling.files import network_score_function
 from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS
-from penstock.config import ConfigReader, check_choice, check_flag, check_integer
-from penstock.offline.text_tasks.text_task import Options, TextTask, entry, read_cut, texts_of
+from penstock.config import ConfigReader, check_flag
+from penstock.offline.text_tasks.text_task import TextTask, texts_of
+from penstock.text.tasks.classes import ClassificationOptions, classes_of
+from penstock.text.tasks.options import Options, read_cut
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["TextClassification", "ZeroShotClassification"]
-
-_FUNCTIONS: Final = {"sigmoid": "sigmoid", "softmax": "softmax", "none": "identity"}
-_UNSET: Final = "unset"
-_MAX: Final = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class ClassificationOptions(Options):
-    """``top_k``: the number of classes, None for all; ``function_to_apply``: what makes scores of logits.
-
-    ``truncation`` or ``max_length`` cuts a text to so many tokens, or to what the model reads.
-    """
-
-    top_k: int | str | None = _UNSET
-    function_to_apply: str | None = None
-    truncation: bool | str | None = None
-    max_length: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if self.top_k not in (None, _UNSET):
-            check_integer("top_k", self.top_k, 1, _MAX)
-        if self.function_to_apply is not None:
-            name = self.function_to_apply
-            check_choice("function_to_apply", name.lower() if isinstance(name, str) else name, _FUNCTIONS)
-        if self.max_length is not None:
-            check_integer("max_length", self.max_length, 1, _MAX)
-        read_cut(self.truncation, self.max_length)
 
 
 class TextClassification(TextTask[ClassificationOptions]):
@@ -82,16 +56,7 @@ class TextClassification(TextTask[ClassificationOptions]):
         cut = read_cut(options.truncation, options.max_length)
         limit = min(options.max_length or self.max_len, self.max_len) if cut else 0
         prompts = [self.text_ids(*_pair(item), limit, cut) for item in inputs]
-        return [self._classes(logits, options) for logits in self.rows(prompts)]
-
-    def _classes(self, logits: NDArray[np.float32], options: ClassificationOptions) -> Any:
-        own = options.function_to_apply
-        function = self.function if own is None else _FUNCTIONS[own.lower()]
-        scores, labels = SCORE_FUNCTIONS[function](logits.astype(np.float64)), self.head.labels
-        if options.top_k == _UNSET:
-            return entry(scores, labels, int(scores.argmax()))
-        order = np.argsort(-scores, kind="stable")[: options.top_k]
-        return [entry(scores, labels, int(index)) for index in order]
+        return [classes_of(logits, self.head.labels, self.function, options) for logits in self.rows(prompts)]
 
 
 def _pair(item: Any) -> tuple[str, str | None]:

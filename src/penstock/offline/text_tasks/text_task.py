@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,20 +30,13 @@ from penstock.offline.infer_config import FileConfig, InferConfig
 from penstock.offline.sources import check_pair, find_source
 from penstock.offline.text_tasks.natural import natural_task
 from penstock.offline.tokenizer import OtherTokenizer, open_tokenizer
+from penstock.text.tasks.options import CUTS, Options, changed_options
 from penstock.text.tokenizer import Tokenizer
-from penstock.validation import nearest, refusal, wrong_type
+from penstock.validation import refusal, wrong_type
 
-__all__ = ["Options", "TextTask", "entry", "read_cut", "texts_of"]
+__all__ = ["TextTask", "texts_of"]
 
 Rows = NDArray[np.float32]
-_CUTS: Final = ("longest_first", "only_first", "only_second")
-_NO_CUT: Final = "do_not_truncate"
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of a call; a task's own class has a field for each, checked when it is made."""
-
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 
@@ -129,13 +121,7 @@ class TextTask(ABC, Generic[OptionsT]):
         return self._options(self._defaults, options)
 
     def _options(self, base: OptionsT, given: Mapping[str, Any]) -> OptionsT:
-        names = [field.name for field in fields(base)]
-        for name in given:
-            if name not in names:
-                near = nearest(name, names)
-                hint = f"Did you mean {near}?" if near else f"It takes {', '.join(names)}."
-                raise InvalidArgumentError(f"{name}: not an option of the task {self.name}. {hint}", param=name)
-        return replace(base, **given)
+        return changed_options(base, given, self.name)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -168,7 +154,7 @@ class TextTask(ABC, Generic[OptionsT]):
         """Return the token ids of a text or a pair, cut to ``max_len`` tokens unless that is 0."""
         if not max_len and pair is None:
             return self.tokenizer.encode(text)
-        return self.windows(WindowRequest(text, pair, max_len, cut=cut or _CUTS[0]))[0].ids
+        return self.windows(WindowRequest(text, pair, max_len, cut=cut or CUTS[0]))[0].ids
 
     def rows(self, prompts: Iterable[Sequence[int]], pooling: str = "auto") -> list[Rows]:
         """Return the vectors, or the matrices of all rows, of prompts of token ids."""
@@ -211,22 +197,3 @@ def texts_of(inputs: Any, kind: type | tuple[type, ...] = str) -> tuple[list[Any
         if not isinstance(item, kind):
             raise wrong_type(f"inputs[{index}]", "a text", item)
     return several, False
-
-
-def read_cut(truncation: object, max_length: int | None = None) -> str:
-    """Return which text of an input is cut, or "" for none, of the options that tokenizers of transformers take.
-
-    With ``truncation`` None a ``max_length`` cuts the text.
-    """
-    if truncation is None:
-        truncation = max_length is not None
-    if isinstance(truncation, bool):
-        return _CUTS[0] if truncation else ""
-    if not isinstance(truncation, str) or truncation not in (*_CUTS, _NO_CUT):
-        raise refusal("truncation", f"True, False or one of {', '.join((*_CUTS, _NO_CUT))}", truncation)
-    return "" if truncation == _NO_CUT else truncation
-
-
-def entry(scores: NDArray[np.floating[Any]], labels: Sequence[str], index: int) -> dict[str, Any]:
-    """Return a class with its score."""
-    return {"label": labels[index], "score": float(scores[index])}

@@ -12,7 +12,8 @@ from penstock.llm.generate.callables import callables_of
 from penstock.llm.generate.hooked import check_hooked, run_hooked
 from penstock.llm.generate.options import OPTIONS, GenerateOptions, read_options
 from penstock.offline.infer_config import InferConfig
-from penstock.offline.text_tasks.text_task import Options, TextTask, read_cut, texts_of
+from penstock.offline.text_tasks.text_task import TextTask, texts_of
+from penstock.text.tasks.options import Options, read_cut
 from penstock.validation import refusal
 
 __all__ = ["TEXT_TO_TEXT", "TextToText", "is_translation"]

@@ -227,7 +227,9 @@ def _graphs_of_stages(metadata: Sequence[bytes], layout: RankLayout) -> list[Gra
         try:
             graph = graph_of_rank(data, rank, layout)
         except (ValueError, LookupError, struct.error) as error:
-            raise InvalidFileError(f"stage_server: rank {rank} sent no metadata of a bundle: {error}") from error
+            raise InvalidFileError(
+                f"stage_server: rank {rank} sent no metadata of a bundle: {error}", param="stage_server"
+            ) from error
         check_rank_bundle(Path(f"rank {rank}"), graph, rank, layout)
         graphs.append(graph)
     return graphs

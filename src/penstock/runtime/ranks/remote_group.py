@@ -275,7 +275,8 @@ class RemoteGroup:
             if not self._changed.wait_for(lambda: self._is_full, self._server.join_s):
                 raise UnavailableError(
                     f"stage_server: {len(self._members)} of {self.layout.pp} stages joined within "
-                    f"{self._server.join_s:g} s"
+                    f"{self._server.join_s:g} s",
+                    param="stage_server",
                 )
             free = set(range(self.layout.pp)) - set(map(self._joined_stage, self._members))
             stages = iter(sorted(free))
@@ -298,7 +299,9 @@ class RemoteGroup:
             )
             found = [member.metadata[rank] for rank, member in owners.items() if rank in member.metadata]
             if len(found) < len(owners):
-                raise UnavailableError("stage_server: a stage left, or did not send the metadata of its bundles")
+                raise UnavailableError(
+                    "stage_server: a stage left, or did not send the metadata of its bundles", param="stage_server"
+                )
             return found
 
     def connect(self, part_bytes: int) -> None:
@@ -308,7 +311,9 @@ class RemoteGroup:
         """
         with self._changed:
             if left := [member.address for member in self._awaited if member not in self._members]:
-                raise UnavailableError(f"stage_server: the stage at {', '.join(left)} left before the pipeline began")
+                raise UnavailableError(
+                    f"stage_server: the stage at {', '.join(left)} left before the pipeline began", param="stage_server"
+                )
             if self._server.shared:  # the next stages are for other groups
                 self._loop.call_soon_threadsafe(self._close_port)
             self._comm = LinkComm(0, self.layout.world, part_bytes, self._transmit, self._tell_end)

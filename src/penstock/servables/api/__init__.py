@@ -1,1 +1,1 @@
-"""The declarations of a servable.py, and the plan made from them.  Imports no other sub-package of ``servables``."""
+"""The declarations of a servable.py, and the manifest made from them.  Imports no other part of ``servables``."""

@@ -54,10 +54,12 @@ class Stage(TracedUnit):
 
     def __init__(self, function: Callable[..., Any], specs: _StageSpecs, rules: BatchRules | None) -> None:
         if not callable(function) or inspect.iscoroutinefunction(function):
-            raise InvalidArgumentError(f"stage: expected a plain function (not async), got {function!r:.100}")
+            raise InvalidArgumentError(
+                f"stage: expected a plain function (not async), got {function!r:.100}", param="stage"
+            )
         name = getattr(function, "__name__", "")
         if not _NAME.fullmatch(name):
-            raise InvalidArgumentError(f"stage: expected a function with a name, got {function!r:.100}")
+            raise InvalidArgumentError(f"stage: expected a function with a name, got {function!r:.100}", param="stage")
         self.function, self.rules = function, rules
         super().__init__("stage", name, _parameters(function, f"stage {name}"), specs.inputs, specs.outputs)
         _current_declarations().add_stage(self)
@@ -315,7 +317,9 @@ def method(
     def declare(function: _Function) -> _Function:
         name = getattr(function, "__name__", "")
         if not _NAME.fullmatch(name):
-            raise InvalidArgumentError(f"method: expected a function with a name, got {function!r:.100}")
+            raise InvalidArgumentError(
+                f"method: expected a function with a name, got {function!r:.100}", param="method"
+            )
         parameters = _parameters(function, f"method {name}")
         if set(parameters) != set(input_specs):
             raise InvalidArgumentError(
@@ -342,7 +346,9 @@ def settings(**named: Any) -> None:
         declared.settings = Settings(**named)
     except TypeError:
         names = ", ".join(Settings.__dataclass_fields__)
-        raise InvalidArgumentError(f"settings: expected only {names}, got {', '.join(named)}") from None
+        raise InvalidArgumentError(
+            f"settings: expected only {names}, got {', '.join(named)}", param="settings"
+        ) from None
 
 
 def folder() -> Path:
@@ -386,7 +392,8 @@ def _check_model_file(path: object) -> str:
     kind = "a language model" if Path(str(path)).suffix.lower() in (".gguf", "") else "not a supported format"
     raise InvalidArgumentError(
         f"servable.model: expected a file that ends in .psm or .onnx; {str(path)!r:.100} is {kind}. Declare language "
-        "models with servable.language_model."
+        "models with servable.language_model.",
+        param="servable.model",
     )
 
 

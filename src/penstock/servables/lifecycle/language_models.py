@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from penstock.llm.backend import Backend
-    from penstock.servables.api.plan import LanguagePlan
+    from penstock.servables.api.manifest import LanguageManifest
     from penstock.servables.lifecycle.open_version import VersionSource
     from penstock.servables.schedule.method_run import Job, StepQueue
 
@@ -32,7 +32,7 @@ __all__ = ["LanguageModels", "LanguageQueue"]
 class LanguageModels(Protocol):
     """The provider of language models for servables."""
 
-    async def open(self, plan: LanguagePlan, source: VersionSource) -> LanguageQueue:
+    async def open(self, manifest: LanguageManifest, source: VersionSource) -> LanguageQueue:
         """Open a model in a version's folder, or a model that the service serves.  Raises the error of the load."""
 
 
@@ -47,12 +47,12 @@ class LanguageQueue:
     """
 
     def __init__(
-        self, name: str, plan: LanguagePlan, find: Callable[[], Backend], end: Callable[[], Awaitable[None]]
+        self, name: str, manifest: LanguageManifest, find: Callable[[], Backend], end: Callable[[], Awaitable[None]]
     ) -> None:
         self._name, self._find, self._end = name, find, end
-        self._params = SamplingParams(**plan.sampling)
-        self._max_open, self.max_waiting = plan.max_open, plan.max_waiting
-        self._slots = asyncio.Semaphore(plan.max_open)
+        self._params = SamplingParams(**manifest.sampling)
+        self._max_open, self.max_waiting = manifest.max_open, manifest.max_waiting
+        self._slots = asyncio.Semaphore(manifest.max_open)
         self._waiting: dict[Job, int] = {}  # prompts that have no slot yet
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._is_closed = False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.llm.backend import WorkerState
-    from penstock.servables.api.plan import MethodPlan, ServablePlan
+    from penstock.servables.api.manifest import MethodManifest, ServableManifest
     from penstock.servables.lifecycle.language_models import LanguageModels, LanguageQueue
     from penstock.servables.lifecycle.open_version import OpenedVersion, VersionSource
     from penstock.tensors import Method
@@ -48,24 +48,28 @@ class LoadedMethod:
     A method found without a version follows the newest one: ``infer`` passes requests on once its version is stopped.
     """
 
-    def __init__(self, version: LoadedVersion, plan: MethodPlan, route: MethodGraph) -> None:
+    def __init__(self, version: LoadedVersion, manifest: MethodManifest, route: MethodGraph) -> None:
         self.statistics = route.statistics
-        self.inputs = [TensorSpec(name, spec.wire_datatype, (-1, *spec.shape)) for name, spec in plan.inputs.items()]
-        self.outputs = [TensorSpec(name, spec.wire_datatype, (-1, *spec.shape)) for name, spec in plan.outputs.items()]
-        self._version, self._plan, self._route = version, plan, route
-        self._output_specs = [*plan.outputs.items()]
+        self.inputs = [
+            TensorSpec(name, spec.wire_datatype, (-1, *spec.shape)) for name, spec in manifest.inputs.items()
+        ]
+        self.outputs = [
+            TensorSpec(name, spec.wire_datatype, (-1, *spec.shape)) for name, spec in manifest.outputs.items()
+        ]
+        self._version, self._manifest, self._route = version, manifest, route
+        self._output_specs = [*manifest.outputs.items()]
         self._find_newest: Callable[[], Method | None] | None = None
 
     def following_newest(self, find_newest: Callable[[], Method | None]) -> LoadedMethod:
         """Return a copy for requests without a version; ``find_newest`` is called once this version is stopped."""
-        method = LoadedMethod(self._version, self._plan, self._route)
+        method = LoadedMethod(self._version, self._manifest, self._route)
         method._find_newest = find_newest
         return method
 
     @property
     def name(self) -> str:
         """The name in the protocol: SERVABLE.METHOD."""
-        return f"{self._version.source.name}.{self._plan.name}"
+        return f"{self._version.source.name}.{self._manifest.name}"
 
     @property
     def version(self) -> str:
@@ -112,7 +116,7 @@ class LoadedMethod:
         requested = self._check_outputs(request.outputs)
         if request.deadline_s <= 0:
             raise DeadlineError("the deadline had passed when the request arrived")
-        route, limit = self._route, self._plan.max_open
+        route, limit = self._route, self._manifest.max_open
         if limit and route.num_open >= limit:
             statistics.num_rejected += 1
             raise QueueFullError(f"{self.name} has {route.num_open} open requests, its max_open")
@@ -195,12 +199,12 @@ class LoadedMethod:
 
     def _check_inputs(self, inputs: Mapping[str, Tensor]) -> tuple[list[NDArray[Any]], int]:
         """Return the inputs in the order of the method, and their number of instances.  Raises FieldError."""
-        plan, count = self._plan.inputs, 0
+        manifest, count = self._manifest.inputs, 0
         arrays: list[NDArray[Any]] = []
-        for name, spec in plan.items():
+        for name, spec in manifest.items():
             tensor = inputs.get(name)
             if tensor is None:
-                raise FieldError(name, f"{name}: input missing; {self.name} takes {', '.join(plan)}", "missing")
+                raise FieldError(name, f"{name}: input missing; {self.name} takes {', '.join(manifest)}", "missing")
             array = tensor.array
             shape = array.shape
             if tensor.datatype != spec.wire_datatype:
@@ -213,21 +217,21 @@ class LoadedMethod:
                 if not 1 <= count <= MAX_INSTANCES:
                     raise FieldError(name, f"{name}: expected 1 to {MAX_INSTANCES} instances, got {count}")
             elif shape[0] != count:
-                first = next(iter(plan))
+                first = next(iter(manifest))
                 raise FieldError(name, f"{name}: expected {count} instances as in {first}, got {shape[0]}")
             if spec.datatype == "TEXT":
                 _check_texts(name, array)
             arrays.append(np.ascontiguousarray(array))
-        if len(inputs) != len(plan):
-            unknown = next(name for name in inputs if name not in plan)
+        if len(inputs) != len(manifest):
+            unknown = next(name for name in inputs if name not in manifest)
             raise FieldError(
-                unknown[:128], f"unknown input {unknown[:128]!r}; {self.name} takes {', '.join(plan)}", "unknown"
+                unknown[:128], f"unknown input {unknown[:128]!r}; {self.name} takes {', '.join(manifest)}", "unknown"
             )
         return arrays, count
 
     def _check_outputs(self, names: Sequence[str]) -> list[tuple[int, str]]:
         """Return the requested outputs with their indexes.  Raises FieldError."""
-        own = [*self._plan.outputs]
+        own = [*self._manifest.outputs]
         if not names:
             return [*enumerate(own)]
         for name in names:
@@ -275,8 +279,8 @@ class LoadedVersion:
     ``policy`` returns the version policy in the form of Triton's model configuration.
     """
 
-    def __init__(self, source: VersionSource, plan: ServablePlan) -> None:
-        self.source, self.plan = source, plan
+    def __init__(self, source: VersionSource, manifest: ServableManifest) -> None:
+        self.source, self.manifest = source, manifest
         self.ready_versions: Callable[[], Sequence[str]] = lambda: [source.version]
         self.policy: Callable[[], Mapping[str, Any]] = lambda: {"latest": {"num_versions": 1}}
         self.methods: dict[str, LoadedMethod] = {}
@@ -289,7 +293,7 @@ class LoadedVersion:
     @staticmethod
     async def load(opened: OpenedVersion, languages: LanguageModels | None = None) -> LoadedVersion:
         """Start the other processes, open the models and warm them up.  If this raises, everything was stopped."""
-        version = LoadedVersion(opened.source, opened.plan)
+        version = LoadedVersion(opened.source, opened.manifest)
         try:
             await version._start(opened, languages)
         except BaseException:
@@ -300,21 +304,21 @@ class LoadedVersion:
         return version
 
     async def _start(self, opened: OpenedVersion, languages: LanguageModels | None) -> None:
-        source, settings, supervision = self.source, self.plan.settings, opened.supervision
-        for path in self.plan.models:
+        source, settings, supervision = self.source, self.manifest.settings, opened.supervision
+        for path in self.manifest.models:
             await asyncio.to_thread(source.check_file, path)
         title, limit = f"{source.name} {source.version}", settings.memory_limit_mib
         starting, pools = [], {}
-        if self.plan.has_python:
+        if self.manifest.has_python:
             pool = pools[""] = Pool(f"{title}: stages", source.start_message(), settings.workers, settings, supervision)
             starting.append(pool.start(opened.take_process()))
-        for path, model in self.plan.models.items():
+        for path, model in self.manifest.models.items():
             start = source.start_message(model, limit)
             pool = pools[path] = Pool(f"{title}: {path}", start, model.instances, settings, supervision, model.cores)
             starting.append(pool.start())
         self.pools = [*pools.values()]
         await asyncio.gather(*starting)
-        for language in self.plan.languages:
+        for language in self.manifest.languages:
             if languages is None:
                 raise UnsupportedError(f"{source.name}: this service does not run language models")
             self._languages.append(await languages.open(language, source))
@@ -323,16 +327,16 @@ class LoadedVersion:
     def _connect(self, pools: Mapping[str, Pool], title: str) -> None:
         """Make the queue of each unit, and the route of each method through them."""
         queues: list[StepQueue] = []
-        for index, unit in enumerate(self.plan.units):
+        for index, unit in enumerate(self.manifest.units):
             if unit.kind == "language_model":
                 queues.append(self._languages[int(unit.names[0])])
             else:
                 queues.append(UnitQueue(index, unit, pools["" if unit.kind == "stages" else unit.names[0]], title))
-        for plan in self.plan.methods:
-            kinds = [self.plan.units[step.unit].kind for step in plan.steps]
+        for manifest in self.manifest.methods:
+            kinds = [self.manifest.units[step.unit].kind for step in manifest.steps]
             counted = max((n for n, kind in enumerate(kinds) if kind != "stages"), default=len(kinds) - 1)
-            route = MethodGraph(plan, queues, MethodStatistics(), counted)
-            self.methods[plan.name] = LoadedMethod(self, plan, route)
+            route = MethodGraph(manifest, queues, MethodStatistics(), counted)
+            self.methods[manifest.name] = LoadedMethod(self, manifest, route)
 
     @property
     def is_ready(self) -> bool:

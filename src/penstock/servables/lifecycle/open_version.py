@@ -1,4 +1,4 @@
-"""The first step of loading a version: a stage process imports servable.py and returns the plan."""
+"""The first step of loading a version: a servable worker imports servable.py and returns the manifest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.checkpoint.gguf.file_name import split_names
 from penstock.checkpoint.side_files import model_folder
 from penstock.errors import InvalidFileError
 from penstock.file_kinds import is_bundle, is_gguf
-from penstock.servables.api.plan import ModelPlan, ServablePlan, model_to_json, plan_from_json
+from penstock.servables.api.manifest import ModelManifest, ServableManifest, manifest_from_json, model_to_json
 from penstock.servables.lifecycle.folder_scan import resolve_inside
-from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.stage_process import ServableWorker, start_stage_process
+from penstock.servables.process import worker_messages_pb2 as pb
+from penstock.servables.process.servable_worker import ServableWorker, start_servable_worker
 
 if TYPE_CHECKING:
     from penstock.processes.supervision import SupervisionPolicy
@@ -39,7 +39,7 @@ class VersionSource:
     folder: Path
     root: Path
 
-    def start_message(self, model: ModelPlan | None = None, memory_limit_mib: int | None = None) -> pb.Start:
+    def start_message(self, model: ModelManifest | None = None, memory_limit_mib: int | None = None) -> pb.Start:
         """Return the message that makes a process run the Python stages, or a model."""
         message = pb.Start(servable=self.name, version=self.version, folder=str(self.folder), file=str(self.file))
         if model is None:
@@ -100,23 +100,23 @@ def read_script(file: Path) -> bytes:
 
 
 class OpenedVersion:
-    """A process that has imported servable.py, and the plan that it returned.
+    """A process that has imported servable.py, and the manifest that it returned.
 
     The process becomes the first of the version's pool.
     """
 
     def __init__(
-        self, source: VersionSource, supervision: SupervisionPolicy, process: ServableWorker, plan: ServablePlan
+        self, source: VersionSource, supervision: SupervisionPolicy, process: ServableWorker, manifest: ServableManifest
     ) -> None:
-        self.source, self.supervision, self.plan = source, supervision, plan
+        self.source, self.supervision, self.manifest = source, supervision, manifest
         self._process: ServableWorker | None = process
 
     @staticmethod
     async def open(source: VersionSource, supervision: SupervisionPolicy) -> OpenedVersion:
         """Import servable.py in a new process.  If this raises, the process has been stopped."""
-        process = await start_stage_process(source.start_message(), supervision.load_s)
+        process = await start_servable_worker(source.start_message(), supervision.load_s)
         try:
-            return OpenedVersion(source, supervision, process, plan_from_json(process.plan))
+            return OpenedVersion(source, supervision, process, manifest_from_json(process.manifest))
         except BaseException:
             await process.stop()
             raise

@@ -24,7 +24,7 @@ from penstock.servables.lifecycle.loaded_version import LoadedMethod, LoadedVers
 from penstock.servables.lifecycle.open_version import read_script
 from penstock.servables.lifecycle.servable import Servable
 from penstock.servables.lifecycle.servable_load import ServableLoad
-from penstock.servables.lifecycle.version_plan import LoadPlan, check_versions_exist, plan_load
+from penstock.servables.lifecycle.version_changes import VersionChanges, check_versions_exist, version_changes_to
 from penstock.tensors import ModelState
 
 if TYPE_CHECKING:
@@ -210,19 +210,19 @@ class ServableRepository:
                 wanted = await load.wanted(requested)
                 if change:
                     check_versions_exist(wanted, folder)
-                plan = plan_load(wanted, folder, servable.fingerprints, servable.labels)
-                await load.load(plan, self._languages)
+                changes = version_changes_to(wanted, folder, servable.fingerprints, servable.labels)
+                await load.load(changes, self._languages)
                 self._check_open()
             except BaseException:
                 await wait_until_done(load.abort())
                 raise
             # From here on nothing awaits, so the switch cannot be cancelled halfway.
             servable.requested, servable.policy = requested, wanted.policy
-            self._switch(servable, plan, load)
+            self._switch(servable, changes, load)
 
-    def _switch(self, servable: Servable, plan: LoadPlan, load: ServableLoad) -> None:
+    def _switch(self, servable: Servable, changes: VersionChanges, load: ServableLoad) -> None:
         """Send requests to the new versions from now on, and drain those that are no longer wanted."""
-        switch = plan.switch()
+        switch = changes.switch()
         replaced = [servable.versions[number] for number in load.new if number in servable.versions]
         replaced += [servable.versions.pop(number) for number in switch.drain]
         for number, (version, fingerprint) in load.new.items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.api_errors import without_folders
 from penstock.errors import NotFoundError
 from penstock.servables.api.version_policy import VersionPolicy
-from penstock.servables.lifecycle.version_plan import resolve_version
+from penstock.servables.lifecycle.version_changes import resolve_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ class Servable:
         loaded = self.versions[resolve_version(self.name, version, self.versions, self.labels, self.states)]
         methods = loaded.methods
         name_or_default = (
-            name or loaded.plan.settings.default_method or (next(iter(methods)) if len(methods) == 1 else "")
+            name or loaded.manifest.settings.default_method or (next(iter(methods)) if len(methods) == 1 else "")
         )
         if name_or_default not in methods:
             names = ", ".join(f"{self.name}.{method}" for method in methods)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.servables.lifecycle.folder_scan import ServableFolder
     from penstock.servables.lifecycle.language_models import LanguageModels
     from penstock.servables.lifecycle.servable import Servable
-    from penstock.servables.lifecycle.version_plan import LoadPlan
+    from penstock.servables.lifecycle.version_changes import VersionChanges
 
 __all__ = ["ServableLoad"]
 
@@ -53,17 +53,17 @@ class ServableLoad:
         """Return the versions that servable.py asks for when this version imports it."""
         servable = self._servable
         if servable.fingerprints.get(number) == self._folder.versions[number]:
-            return servable.versions[number].plan.settings.wanted_versions()
+            return servable.versions[number].manifest.settings.wanted_versions()
         try:
             opened = self._opened[number] = await self._open(number)
         except PenstockError as error:
             self._note_failure(number, error)
             raise
-        return opened.plan.settings.wanted_versions()
+        return opened.manifest.settings.wanted_versions()
 
-    async def load(self, plan: LoadPlan, languages: LanguageModels | None) -> None:
-        """Load the versions of a plan, the newest first; raise the first error."""
-        for number in sorted(plan.load, reverse=True):
+    async def load(self, changes: VersionChanges, languages: LanguageModels | None) -> None:
+        """Load the versions of a changes, the newest first; raise the first error."""
+        for number in sorted(changes.load, reverse=True):
             try:
                 opened = self._opened.pop(number, None) or await self._open(number)
                 with _log_when_slow(self._servable.name, number, "starting processes and opening models"):

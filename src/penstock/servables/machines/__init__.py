@@ -1,1 +1,1 @@
-"""Stage processes on other machines that join a service.  May import ``api``, ``process``, ``lifecycle``."""
+"""Servable workers on other machines that join a service.  May import ``api``, ``process``, ``lifecycle``."""

@@ -1,4 +1,4 @@
-"""The machines that have joined a service to run stage processes, and what each of them runs."""
+"""The machines that have joined a service to run servable workers, and what each of them runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.logs import tell
 from penstock.processes.silence import SILENT_S
 from penstock.servables.api.settings import MAX_PROCESSES
 from penstock.servables.machines.digest import version_digest
-from penstock.servables.machines.stage_machine import ServableMachine
-from penstock.servables.process import stages_pb2 as pb
-from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
+from penstock.servables.machines.servable_machine import ServableMachine
+from penstock.servables.process import worker_messages_pb2 as pb
+from penstock.servables.process.worker_main import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from penstock.processes.frames import FrameStream
@@ -49,11 +49,13 @@ class JoinedMachines:
         name = "".join(char for char in offer.machine if char.isprintable())[:_MAX_NAME_CHARS] or address
         digests = {(one.servable, one.version): one.digest for one in offer.versions}
         if not 1 <= offer.num_processes <= MAX_PROCESSES:
-            raise InvalidArgumentError(f"processes: expected 1 to {MAX_PROCESSES}, got {offer.num_processes}")
+            raise InvalidArgumentError(
+                f"processes: expected 1 to {MAX_PROCESSES}, got {offer.num_processes}", param="processes"
+            )
         await self._check(digests)
         machine = ServableMachine(stream, name, offer.num_processes, digests)
         stream.send(pb.ToMachine(accepted=pb.Accepted()))
-        tell("machine_joined", f"Machine {name} joined to run stage processes.", machine=name, address=address)
+        tell("machine_joined", f"Machine {name} joined to run servable workers.", machine=name, address=address)
         self._machines.add(machine)
         for version in self._versions():
             self._start_to_join(version, machine)
@@ -61,9 +63,9 @@ class JoinedMachines:
             await machine.serve()
         finally:
             self._machines.discard(machine)
-            message = f"Machine {name} with stage processes has left."
+            message = f"Machine {name} with servable workers has left."
             if machine.is_silent:
-                message = f"Machine {name} with stage processes is lost: nothing has come from it for {SILENT_S:g} s."
+                message = f"Machine {name} with servable workers is lost: nothing has come from it for {SILENT_S:g} s."
             tell("machine_left", message, logging.WARNING, machine=name, address=address)
 
     async def _check(self, digests: dict[tuple[str, str], bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Rows of values as the bytes of a column, in both directions between the primary and a stage process."""
+"""Rows of values as the bytes of a column, in both directions between the primary and a servable worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.servables.api.specs import Spec
-    from penstock.servables.process import stages_pb2 as pb
+    from penstock.servables.process import worker_messages_pb2 as pb
 
 __all__ = ["encode_arrays", "encode_rows", "pad_rows", "read_column", "texts_of"]
 

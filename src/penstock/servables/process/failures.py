@@ -7,7 +7,7 @@ import traceback
 from typing import Final
 
 from penstock.servables.api.declare import InputError
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process import worker_messages_pb2 as pb
 
 __all__ = ["InvalidResultError", "failure_of", "format_trace", "to_unicode"]
 

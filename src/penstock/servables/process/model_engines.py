@@ -1,4 +1,4 @@
-"""The engines of model files in a stage process: the core for bundles and ONNX files, else ONNX Runtime."""
+"""The engines of model files in a servable worker: the core for bundles and ONNX files, else ONNX Runtime."""
 
 from __future__ import annotations
 

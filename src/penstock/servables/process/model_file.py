@@ -1,4 +1,4 @@
-"""A model file in a stage process: compared with its declaration, and run in batches."""
+"""A model file in a servable worker: compared with its declaration, and run in batches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import InvalidFileError
-from penstock.servables.api.plan import model_from_json
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.api.manifest import model_from_json
+from penstock.servables.process import worker_messages_pb2 as pb
 from penstock.servables.process.columns import encode_rows, pad_rows, read_column, texts_of
 from penstock.servables.process.failures import InvalidResultError, to_unicode
 from penstock.servables.process.model_engines import ModelPort, open_engine
-from penstock.servables.process.stage_program import to_spec_array
+from penstock.servables.process.unit_program import to_spec_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,19 +31,19 @@ class LoadedModel:
     """
 
     def __init__(self, start: pb.Start) -> None:
-        self._plan = model_from_json(start.model)
-        path = Path(start.folder) / self._plan.path
-        self._engine = open_engine(path, self._plan.threads)
+        self._manifest = model_from_json(start.model)
+        path = Path(start.folder) / self._manifest.path
+        self._engine = open_engine(path, self._manifest.threads)
         self._sizes: set[int] = set()
-        self._check(path, "input", self._engine.inputs, self._plan.inputs)
-        self._check(path, "output", self._engine.outputs, self._plan.outputs, may_omit=True)
-        rules = self._plan.rules
+        self._check(path, "input", self._engine.inputs, self._manifest.inputs)
+        self._check(path, "output", self._engine.outputs, self._manifest.outputs, may_omit=True)
+        rules = self._manifest.rules
         for size in self._sizes:
             if rules.padded_sizes != (size,):
                 raise InvalidFileError(
                     f"{path}: it accepts only batches of {size}; declare batch_size={size}, padded_sizes=({size},)"
                 )
-        self._names = [*self._plan.outputs]
+        self._names = [*self._manifest.outputs]
         self._warm_up(path)
 
     def _check(
@@ -69,13 +69,13 @@ class LoadedModel:
 
     def _warm_up(self, path: Path) -> None:
         """Run a batch of zeros of each padded size, or of sizes 1 and ``max_size``."""
-        rules = self._plan.rules
+        rules = self._manifest.rules
         for size in rules.padded_sizes or (1, rules.max_size):
             try:
-                shapes = self._engine.shapes(self._plan.inputs, size)
+                shapes = self._engine.shapes(self._manifest.inputs, size)
                 feeds = {
                     name: np.full(shapes[name], "" if spec.is_bytes else 0, spec.dtype)
-                    for name, spec in self._plan.inputs.items()
+                    for name, spec in self._manifest.inputs.items()
                 }
                 self._results(feeds, size)
             except Exception as error:
@@ -83,7 +83,7 @@ class LoadedModel:
 
     def _results(self, feeds: dict[str, NDArray[Any]], size: int) -> list[NDArray[Any]]:
         outputs = self._engine.run(feeds, self._names)
-        specs = self._plan.outputs.items()
+        specs = self._manifest.outputs.items()
         return [to_spec_array(array, spec, size, name) for array, (name, spec) in zip(outputs, specs, strict=True)]
 
     def run(self, batch: pb.Batch, note: Callable[[int, int], None]) -> pb.Result:
@@ -92,20 +92,22 @@ class LoadedModel:
         num_rows, size = sum(counts), batch.size
         note(0, -1)
         feeds = {}
-        for (name, spec), column in zip(self._plan.inputs.items(), batch.inputs, strict=True):
+        for (name, spec), column in zip(self._manifest.inputs.items(), batch.inputs, strict=True):
             whole = pad_rows(read_column(spec, column, counts), size - num_rows)
             feeds[name] = texts_of(whole) if spec.datatype == "TEXT" else whole
         try:
             outputs = self._results(feeds, size)
         except InvalidResultError as error:
             text = to_unicode(str(error), 500)
-            result.failures.add(part=-1, instance=-1, stage=self._plan.path, kind="result", text=text)
+            result.failures.add(part=-1, instance=-1, stage=self._manifest.path, kind="result", text=text)
             return result
         except Exception as error:
             text, trace = type(error).__name__, to_unicode(str(error), 4000)
-            result.failures.add(part=-1, instance=-1, stage=self._plan.path, kind="exception", text=text, trace=trace)
+            result.failures.add(
+                part=-1, instance=-1, stage=self._manifest.path, kind="exception", text=text, trace=trace
+            )
             return result
-        for array, spec in zip(outputs, self._plan.outputs.values(), strict=True):
+        for array, spec in zip(outputs, self._manifest.outputs.values(), strict=True):
             column = result.outputs.add(data=encode_rows([array[:num_rows]], spec))
             if not spec.is_fixed:
                 column.sizes.extend([*array.shape[1:]] * len(counts))

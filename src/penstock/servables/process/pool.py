@@ -19,11 +19,11 @@ from penstock.llm.backend import WorkerState
 from penstock.logs import tell
 from penstock.processes.supervision import LOOP_DEATHS, Death, SupervisionPolicy
 from penstock.servables.process.pool_worker import PoolWorker
-from penstock.servables.process.stage_process import ServableWorker, start_stage_process
+from penstock.servables.process.servable_worker import ServableWorker, start_servable_worker
 
 if TYPE_CHECKING:
     from penstock.servables.api.settings import Settings
-    from penstock.servables.process import stages_pb2 as pb
+    from penstock.servables.process import worker_messages_pb2 as pb
     from penstock.servables.process.pool_contract import PoolBatch, PoolMachine, PoolProcess, PoolQueue
     from penstock.servables.process.pool_worker import WorkerOwner
 
@@ -70,7 +70,7 @@ class Pool:
         self._joined: set[asyncio.Task[None]] = set()
         self._failing: set[int] = set()
         self._next_queue = 0
-        self._plan = ""
+        self._manifest = ""
         self._is_stopping = False
 
     @property
@@ -181,7 +181,7 @@ class Pool:
 
         If a process fails to start, all are stopped and its error is raised.
         """
-        self._plan = "" if first is None else first.plan
+        self._manifest = "" if first is None else first.manifest
         loop = asyncio.get_running_loop()
         started: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self.size)]
         for index, future in enumerate(started):
@@ -227,7 +227,7 @@ class Pool:
         ``_watch`` notices.
         """
         try:
-            process = await start_stage_process(self._start_of(index), self._supervision.load_s)
+            process = await start_servable_worker(self._start_of(index), self._supervision.load_s)
         except PenstockError as error:
             tell("stage_gone", f"{self.title}: no replacement started: {error}", logging.WARNING, stage=self.title)
             if worker.is_retired:  # it is far above its limit, or gone: handle this as a death
@@ -255,7 +255,7 @@ class Pool:
     async def _start_process(self, index: int, started: asyncio.Future[None]) -> ServableWorker | None:
         """Start a process.  Return None if the very first start fails; ``started`` has the error then."""
         try:
-            return await start_stage_process(self._start_of(index), self._supervision.load_s)
+            return await start_servable_worker(self._start_of(index), self._supervision.load_s)
         except Exception as error:
             if started.done():
                 raise
@@ -298,7 +298,7 @@ class Pool:
                     process = await _unless(leaving, starting, lambda process: process.stop())
                     if process is None:
                         return
-                    if process.plan != self._plan:
+                    if process.manifest != self._manifest:
                         await process.stop()
                         raise InvalidFileError(f"{self.title}: servable.py declares something else on {machine.name}")
                     worker = self._add_worker(_JOINED, process)

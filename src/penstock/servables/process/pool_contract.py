@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.processes.supervision import Death
-    from penstock.servables.process import stages_pb2 as pb
+    from penstock.servables.process import worker_messages_pb2 as pb
 
 __all__ = ["PoolBatch", "PoolMachine", "PoolProcess", "PoolQueue"]
 
@@ -74,13 +74,13 @@ class PoolProcess(Protocol):
     """A process of a pool, on this machine or another one.
 
     ``pid``: its id, 0 on another machine.  ``label`` names it in the log.  ``is_joined``: it runs on another machine.
-    ``plan``: the plan of the servable in JSON; empty for a process that runs a model.
+    ``manifest``: the manifest of the servable in JSON; empty for a process that runs a model.
     ``on_result`` is called with the result of each batch, ``on_end`` as soon as the process is known to have ended.
     """
 
     pid: int
     label: str
-    plan: str
+    manifest: str
     is_joined: bool
     is_hung: bool
     on_result: Callable[[pb.Result], None]

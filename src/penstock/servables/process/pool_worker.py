@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from penstock.processes.supervision import Death
-    from penstock.servables.process import stages_pb2 as pb
+    from penstock.servables.process import worker_messages_pb2 as pb
     from penstock.servables.process.pool_contract import PoolBatch, PoolProcess
 
 __all__ = ["PoolWorker", "WorkerOwner"]

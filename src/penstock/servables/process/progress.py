@@ -1,4 +1,4 @@
-"""The page of shared memory in which a stage process records its progress.
+"""The page of shared memory in which a servable worker records its progress.
 
 The primary reads it to learn which stage and instance a process was running when it died or hung.
 """
@@ -56,13 +56,13 @@ class ProcessProgress:
             self._memory.close()
 
     def begin(self) -> None:
-        """Stage process: note that reading of a batch has started."""
+        """Servable worker: note that reading of a batch has started."""
         _HAS_BEGUN.pack_into(self._memory, 0, 1)
 
     def note(self, stage: int, instance: int) -> None:
-        """Stage process: note the stage that runs now, and the instance; -1 stands for all instances."""
+        """Servable worker: note the stage that runs now, and the instance; -1 stands for all instances."""
         _POSITION.pack_into(self._memory, _HAS_BEGUN.size, stage, instance + 1)
 
     def detach(self) -> None:
-        """Forked child of a stage process: stop writing to the shared page."""
+        """Forked child of a servable worker: stop writing to the shared page."""
         self._memory = bytearray(PROGRESS_BYTES)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.servables.api.plan import MethodPlan
+    from penstock.servables.api.manifest import MethodManifest
     from penstock.tensors import MethodStatistics
 
 __all__ = ["Job", "MethodGraph", "MethodRun", "StepQueue"]
@@ -45,17 +45,17 @@ class MethodGraph:
     ``counted``: the step whose batches the method's statistics count: the last one with a model, or the last one.
     """
 
-    __slots__ = ("counted", "feeds", "num_open", "plan", "queues", "statistics", "waits")
+    __slots__ = ("counted", "feeds", "manifest", "num_open", "queues", "statistics", "waits")
 
     def __init__(
-        self, plan: MethodPlan, queues: Sequence[StepQueue], statistics: MethodStatistics, counted: int
+        self, manifest: MethodManifest, queues: Sequence[StepQueue], statistics: MethodStatistics, counted: int
     ) -> None:
-        self.plan, self.statistics, self.counted = plan, statistics, counted
+        self.manifest, self.statistics, self.counted = manifest, statistics, counted
         self.num_open = 0
-        self.queues = [queues[step.unit] for step in plan.steps]
-        self.waits = [len(set(step.inputs)) for step in plan.steps]
-        self.feeds: list[list[int]] = [[] for _ in range(plan.num_values)]
-        for index, step in enumerate(plan.steps):
+        self.queues = [queues[step.unit] for step in manifest.steps]
+        self.waits = [len(set(step.inputs)) for step in manifest.steps]
+        self.feeds: list[list[int]] = [[] for _ in range(manifest.num_values)]
+        for index, step in enumerate(manifest.steps):
             for value in set(step.inputs):
                 self.feeds[value].append(index)
 
@@ -89,7 +89,7 @@ class MethodRun:
         self.route, self.count, self.priority, self.request_id, self.first = route, count, priority, request_id, first
         self.outcome: asyncio.Future[list[NDArray[Any]]] = asyncio.get_running_loop().create_future()
         self.queue_s = self.compute_s = 0.0
-        self._values: list[NDArray[Any] | None] = [None] * route.plan.num_values
+        self._values: list[NDArray[Any] | None] = [None] * route.manifest.num_values
         self._waits = [*route.waits]
         self._num_left = len(route.waits)
         self._jobs: set[Job] = set()
@@ -115,7 +115,7 @@ class MethodRun:
         for step in ready:
             if self.outcome.done():
                 return
-            inputs = [values[value] for value in self.route.plan.steps[step].inputs]
+            inputs = [values[value] for value in self.route.manifest.steps[step].inputs]
             job = Job(self, step, inputs)  # type: ignore[arg-type]  # all of them are set
             self._jobs.add(job)
             try:
@@ -128,10 +128,10 @@ class MethodRun:
         self._jobs.discard(job)
         if self.outcome.done():
             return
-        self._set_values(self.route.plan.steps[job.step].outputs, arrays)
+        self._set_values(self.route.manifest.steps[job.step].outputs, arrays)
         self._num_left -= 1
         if not self._num_left and not self.outcome.done():
-            outputs = [self._values[value] for value in self.route.plan.output_values]
+            outputs = [self._values[value] for value in self.route.manifest.output_values]
             self.outcome.set_result(outputs)  # type: ignore[arg-type]  # all of them are set
 
     def fail(self, error: Exception) -> None:

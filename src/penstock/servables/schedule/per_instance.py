@@ -97,7 +97,7 @@ async def run_each_instance(
         await asyncio.gather(*tasks, return_exceptions=True)
     outputs = [
         _concatenate(spec, [None if row is None else row[n] for row in rows])
-        for n, spec in enumerate(route.plan.outputs.values())
+        for n, spec in enumerate(route.manifest.outputs.values())
     ]
     return MethodResult(outputs, times[0], times[1], errors)
 

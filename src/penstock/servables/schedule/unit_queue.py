@@ -12,12 +12,12 @@ from penstock.api_errors import RefusalError
 from penstock.errors import UnavailableError
 from penstock.logs import tell
 from penstock.servables.api.batch_rules import BatchRules
-from penstock.servables.process import stages_pb2 as pb
+from penstock.servables.process import worker_messages_pb2 as pb
 from penstock.servables.process.columns import encode_arrays, read_column
 from penstock.servables.schedule.batcher import Batcher
 
 if TYPE_CHECKING:
-    from penstock.servables.api.plan import Unit
+    from penstock.servables.api.manifest import Unit
     from penstock.servables.process.pool import Pool
     from penstock.servables.process.pool_contract import PoolBatch, PoolQueue
     from penstock.servables.schedule.method_run import Job, StepQueue

@@ -10,7 +10,7 @@ from penstock.errors import UnavailableError
 from penstock.serving.admission import deadline_s, within
 from penstock.serving.grpc.gateway import GoneError, GrpcCall, GrpcMethod, Outcome, trailers_of
 from penstock.serving.json_bounds import decode
-from penstock.serving.oip.dispatch import answer, found_method, language_model, run_method
+from penstock.serving.oip.dispatch import answer, language_model, single_response
 from penstock.serving.oip.messages import message_of, read_message, set_parameter
 from penstock.serving.oip.model_config import config
 from penstock.serving.oip.repository import load, unload
@@ -194,9 +194,10 @@ class _RpcStream:
     async def _respond(self, call: GrpcCall, message: pb.ModelInferRequest) -> None:
         request, request_call = await _read(message), call.request
         model, version = message.model_name, message.model_version
-        method = found_method(request_call, model, version)
-        if method is not None:
-            await self._write(await run_method(request_call, method, request), method.name, message.id, True)
+        single = await single_response(request_call, request, model, version)
+        if single is not None:
+            name, response = single
+            await self._write(response, name, message.id, True)
             return
         inference = await language_model(request_call, request, model, version)
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.serving.admission import Admission
 from penstock.serving.call import Call, Headers, Reply
 from penstock.serving.gateway import Gateway
-from penstock.serving.http import health, page_files, status
+from penstock.serving.http import health, status, web_files
 from penstock.serving.http.compression import accepted, deflated
 from penstock.serving.http.openapi import describe
 from penstock.serving.keys import ApiKeys
 from penstock.serving.oip.rest import oip_operations
-from penstock.serving.openai import bodies, embeddings, handlers, pooling, ranking, responses, tokenize
+from penstock.serving.openai import bodies, embeddings, handlers, pooling, predict, ranking, responses, tokenize
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.settings import GatewaySettings
 
@@ -75,13 +75,13 @@ def operations() -> list[Operation]:
             "GET", "/status/history", "history", "Token rates, queues and pages of each model since the start.",
             status.history, status.StatusHistory,
         ),
-        Operation("GET", "/", "page", "The web page.", page_files.page, ("text/html",), is_open=True),
+        Operation("GET", "/", "page", "The web page.", web_files.page, ("text/html",), is_open=True),
         Operation(
-            "GET", "/docs", "docs", "This description as a page to read and to try.", page_files.docs_page,
+            "GET", "/docs", "docs", "This description as a page to read and to try.", web_files.docs_page,
             ("text/html",), is_open=True,
         ),
         Operation(
-            "GET", "/page/{file}", "page_file", "A file of the web page.", page_files.page_file, page_files.PAGE_TYPES,
+            "GET", "/page/{file}", "page_file", "A file of the web page.", web_files.page_file, web_files.PAGE_TYPES,
             refusals=(404,), is_open=True,
         ),
         Operation("GET", "/metrics", "metrics", "Metrics in Prometheus' text format.", health.metrics, ("text/plain",)),
@@ -117,8 +117,9 @@ def ranking_operations() -> list[Operation]:
             responses.PoolingResponse, bodies.PoolingRequest, refusals=_WORK,
         ),
         Operation(
-            "POST", "/predict", "predict", "Classify texts and pairs of texts.", ranking.predict,
-            list[responses.ClassScore | list[responses.ClassScore]], bodies.PredictRequest, refusals=_WORK,
+            "POST", "/predict", "predict", "Classify texts, find entities, or answer questions about texts.",
+            predict.predict, list[responses.PredictResult | list[responses.PredictResult]] | responses.PredictResult,
+            bodies.PredictRequest, refusals=_WORK,
         ),
     ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from penstock.errors import NotFoundError
 from penstock.serving.admission import deadline_s, within
 from penstock.serving.generation import Generation, Take, TakeNow
 from penstock.serving.oip.bodies import Microseconds
+from penstock.serving.oip.classifiers import classifier_response, is_classifier
 from penstock.serving.oip.language import LanguageAnswer, LanguageRequest, read_language_request, response_of
 from penstock.serving.request_decoding import converted
 from penstock.serving.request_fields import MAX_NAME_CHARS
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.llm.backend import Answer, Backend, TokenDelta
     from penstock.serving.call import Call
 
-__all__ = ["Inference", "answer", "check_version", "found_method", "language_model", "model_called", "run_method"]
+__all__ = ["Inference", "answer", "check_version", "found_method", "language_model", "model_called", "single_response"]
 
 _LARGE: Final = 1 << 14
 _Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
@@ -77,15 +78,30 @@ def check_version(backend: Backend, version: str, version_number: int = 0) -> No
 
 async def answer(call: Call, request: InferRequest, model: str, version: str) -> tuple[str, InferResponse]:
     """Return the name of the model or method, and its whole response."""
-    method = found_method(call, model, version)
-    if method is not None:
-        return method.name, await run_method(call, method, request)
+    whole = await single_response(call, request, model, version)
+    if whole is not None:
+        return whole
     inference = await language_model(call, request, model, version)
     if call.body.stream:
         message = "stream must be false here. ModelStreamInfer and generate_stream support streaming."
         raise RefusalError(400, message, param="stream", code="invalid_value")
     response = await inference.whole()
     return inference.name, response
+
+
+async def single_response(
+    call: Call, request: InferRequest, model: str, version: str
+) -> tuple[str, InferResponse] | None:
+    """Return the name and the response of a servable's method or of a classifier; None for a language model."""
+    method = found_method(call, model, version)
+    if method is not None:
+        return method.name, await run_method(call, method, request)
+    backend = _find_model(call, model) if model else None
+    if backend is None or not is_classifier(backend):
+        return None
+    backend = call.model(model)
+    check_version(backend, version)
+    return backend.name, await classifier_response(call, backend, request)
 
 
 async def language_model(call: Call, request: InferRequest, model: str, version: str) -> Inference:

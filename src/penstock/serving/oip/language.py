@@ -22,7 +22,10 @@ from penstock.tensors.codec import bfloat16_to_float32
 if TYPE_CHECKING:
     from penstock.llm.backend import ModelCard
 
-__all__ = ["OUTPUTS", "LanguageAnswer", "LanguageRequest", "inputs_of", "read_language_request", "response_of"]
+__all__ = [
+    "OUTPUTS", "LanguageAnswer", "LanguageRequest", "ids_of", "inputs_of", "read_language_request", "response_of",
+    "texts_of",
+]  # fmt: skip
 
 _PROMPTS: Final = ("text_input", "input_ids")
 _LISTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind in ("strings", "token_ids", "choices"))
@@ -90,7 +93,7 @@ def read_language_request(request: InferRequest, model: str, version: str) -> La
         )
     body: InferParameters = converted(values, InferParameters)
     (tensor,) = prompts
-    prompt = _texts(tensor) if tensor.name == "text_input" else _ids(tensor)
+    prompt = _single(texts_of(tensor)) if tensor.name == "text_input" else ids_of(tensor)
     return LanguageRequest(
         id=request.request_id, model=model, version=version, prompt=prompt, prompt_name=tensor.name,
         rank=tensor.array.ndim, body=body, outputs=_outputs(request.outputs),
@@ -139,19 +142,26 @@ def _object(value: Any, name: str) -> Any:
         raise FieldError(name, str(error)) from None
 
 
-def _texts(tensor: Tensor) -> str | list[str]:
-    shape = tensor.array.shape
-    if tensor.datatype != "BYTES" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
-        raise FieldError(
-            tensor.name, f"text_input must be BYTES of shape [n] or [n, 1], not {tensor.datatype} of {show([*shape])}"
-        )
-    if not 1 <= shape[0] <= MAX_PROMPTS:
-        raise FieldError(tensor.name, f"text_input must have 1 to {MAX_PROMPTS} strings, not {shape[0]}")
-    texts: list[str] = _decoded(tensor)
+def _single(texts: list[str]) -> str | list[str]:
     return texts[0] if len(texts) == 1 else texts
 
 
-def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
+def texts_of(tensor: Tensor) -> list[str]:
+    """Return the strings of an input of shape [n] or [n, 1].  Raises FieldError."""
+    shape = tensor.array.shape
+    if tensor.datatype != "BYTES" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
+        raise FieldError(
+            tensor.name,
+            f"{tensor.name}: expected BYTES of shape [n] or [n, 1], got {tensor.datatype} of {show([*shape])}",
+        )
+    if not 1 <= shape[0] <= MAX_PROMPTS:
+        raise FieldError(tensor.name, f"{tensor.name}: expected 1 to {MAX_PROMPTS} strings, got {shape[0]}")
+    texts: list[str] = _decoded(tensor)
+    return texts
+
+
+def ids_of(tensor: Tensor) -> list[int] | list[list[int]]:
+    """Return the token ids of an input of shape [tokens] or [n, tokens].  Raises FieldError."""
     shape = tensor.array.shape
     if tensor.datatype not in ("INT32", "INT64") or len(shape) not in (1, 2) or 0 in shape:
         raise FieldError(

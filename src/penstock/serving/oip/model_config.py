@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.serving.oip.bodies import CONFIG_TYPES
+from penstock.serving.oip.classifiers import signature_of
 from penstock.serving.oip.dispatch import check_version, found_method, model_called
-from penstock.serving.oip.language import OUTPUTS, inputs_of
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
@@ -47,17 +47,18 @@ def _of_method(method: Method) -> dict[str, Any]:
 
 
 def _of_backend(backend: Backend) -> dict[str, Any]:
-    """Return the configuration of a language model; its shapes have no batch, because the engine makes batches."""
-    name, datatype = inputs_of(backend.card)
+    """Return the configuration of a language model or a classifier.
+
+    Its shapes have no batch, because the engine makes batches.
+    """
+    signature = signature_of(backend)
     return {
         "name": backend.name, "platform": "penstock", "backend": "penstock",
         "version_policy": {"latest": {"num_versions": 1}}, "max_batch_size": 0,
-        "input": [_tensor_entry(name, datatype, (-1,))],
-        "output": [
-            _tensor_entry(name, kind, (-1, -1) if name == "output_ids" else (-1,)) for name, kind in OUTPUTS.items()
-        ],
+        "input": [_tensor_entry(name, kind, (-1,)) for name, kind in signature.inputs],
+        "output": [_tensor_entry(*output) for output in signature.outputs],
         "instance_group": [{"name": backend.name, "kind": "KIND_CPU", "count": len(backend.workers())}],
-        "model_transaction_policy": {"decoupled": True},
+        "model_transaction_policy": {"decoupled": signature.is_stream},
     }  # fmt: skip
 
 

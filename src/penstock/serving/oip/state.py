@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import without_folders
 from penstock.llm.backend import known_card
+from penstock.serving.oip.classifiers import signature_of
 from penstock.serving.oip.dispatch import check_version, found_method, model_called
-from penstock.serving.oip.language import OUTPUTS, inputs_of
 from penstock.tensors import Method, MethodStatistics
 from penstock.version import __version__
 
@@ -47,12 +47,11 @@ def metadata(call: Call, name: str, version: str) -> dict[str, Any]:
         }  # fmt: skip
     backend = model_called(call, name)
     check_version(backend, version)
-    outputs = [
-        _spec(output, datatype, (-1, -1) if output == "output_ids" else (-1,)) for output, datatype in OUTPUTS.items()
-    ]  # fmt: skip
+    signature = signature_of(backend)
     return {
         "name": backend.name, "versions": [str(backend.card.version)], "platform": "penstock",
-        "inputs": [_spec(*inputs_of(backend.card), (-1,))], "outputs": outputs,
+        "inputs": [_spec(*row, (-1,)) for row in signature.inputs],
+        "outputs": [_spec(*row) for row in signature.outputs],
     }  # fmt: skip
 
 

@@ -27,8 +27,8 @@ from penstock.validation import MAX_TOKEN
 
 __all__ = [
     "ChatCompletionRequest", "ClassifyRequest", "CompletionRequest", "DetokenizeRequest", "DocumentText",
-    "EmbeddingRequest", "Message", "PoolingRequest", "PredictRequest", "RerankRequest", "ScoreRequest", "StreamOptions",
-    "TokenizeRequest",
+    "EmbeddingRequest", "Message", "PoolingRequest", "PredictInput", "PredictParameters",
+    "PredictRequest", "RerankRequest", "ScoreRequest", "StreamOptions", "TokenizeRequest",
 ]  # fmt: skip
 
 _Model = Annotated[
@@ -350,20 +350,71 @@ class PoolingRequest(_PoolingFields, kw_only=True):
         self.input = checked_prompts(self.input, "input", allows_empty=False)
 
 
-_Sequences = Annotated[
-    list[str | Annotated[list[str], Meta(min_length=1, max_length=2)]], Meta(min_length=1, max_length=MAX_PROMPTS)
+class PredictInput(Body, kw_only=True):
+    """An input with named texts: a question and its context, or a text and the second text of its pair."""
+
+    question: str | None = None
+    context: str | None = None
+    text: str | None = None
+    text_pair: str | None = None
+
+
+_Several = Annotated[
+    list[str | PredictInput | Annotated[list[str], Meta(min_length=1, max_length=2)]],
+    Meta(min_length=1, max_length=MAX_PROMPTS),
 ]
+_Tokens = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class PredictParameters(Body, kw_only=True):
+    """The options of a task, by the names of transformers' pipelines and of Hugging Face's inference service."""
+
+    top_k: Annotated[
+        Annotated[int, Meta(ge=1, le=1000)] | None,
+        Meta(description="The number of classes, or of answers. Default: all classes, one answer."),
+    ] = None
+    function_to_apply: Annotated[
+        Literal["softmax", "sigmoid", "none"] | None,
+        Meta(description="What makes scores of a text's logits. Default: as the model's files say."),
+    ] = None
+    aggregation_strategy: Annotated[
+        Literal["none", "simple", "first", "average", "max"] | None,
+        Meta(description="none: each token; simple: groups of equal classes; others: words have one class."),
+    ] = None
+    ignore_labels: Annotated[
+        Annotated[list[Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]], Meta(max_length=1024)] | None,
+        Meta(description='Classes of tokens that are left out. Default: ["O"].'),
+    ] = None
+    stride: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_TOKEN)] | None,
+        Meta(description="Entities: compute a long text in windows that share so many tokens. Default: cut its end."),
+    ] = None
+    doc_stride: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_TOKEN)] | None,
+        Meta(description="The tokens that the windows of a long context share. Default: 128."),
+    ] = None
+    max_seq_len: Annotated[
+        _Tokens | None, Meta(description="The tokens of a window, question included. Default: 384.")
+    ] = None
+    max_answer_len: Annotated[_Tokens | None, Meta(description="The most tokens of an answer. Default: 15.")] = None
+    handle_impossible_answer: Annotated[bool | None, Meta(description='"" may be the answer. Default: false.')] = None
+    align_to_words: Annotated[bool | None, Meta(description="Answers begin and end with a word. Default: true.")] = None
+    max_question_len: Annotated[_Count | None, WITHOUT_EFFECT] = None
 
 
 class PredictRequest(_PredictFields, kw_only=True):
-    """The body of ``POST /predict``, in the format of text-embeddings-inference."""
+    """The body of ``POST /predict``, in the formats of text-embeddings-inference and of Hugging Face's pipelines."""
 
     inputs: Annotated[
-        str | _Sequences,
-        Meta(description="A text, a list of one text or of a pair, or a list of such lists."),
+        str | PredictInput | _Several,
+        Meta(
+            description="A text, a list of one text or of a pair, or a list of such lists; for a model that answers "
+            "questions, a question with its context, or a list of them."
+        ),
     ]
     model: _Model = None
-    raw_scores: Annotated[bool | None, Meta(description="Return logits. Default: false.")] = None
+    parameters: PredictParameters | None = None
+    raw_scores: Annotated[bool | None, Meta(description="Return logits of classes. Default: false.")] = None
     truncate: Annotated[
         bool | None, Meta(description="Cut the end of a text, or of the second text, that is too long. Default: false.")
     ] = None
@@ -371,30 +422,8 @@ class PredictRequest(_PredictFields, kw_only=True):
     def __post_init__(self) -> None:
         """Check what the types cannot express."""
         super().__post_init__()
-        refuse_if(
-            not self.is_batch and len(self.inputs) > 2 and not isinstance(self.inputs, str),
-            f"inputs: expected a text, a pair of texts, or a list of lists of them, got a list of {len(self.inputs)} "
-            "texts; put each text in a list of its own",
-            "inputs",
-        )
         if self.truncate:
             self.truncate_prompt_tokens = -1
-
-    @property
-    def instruction(self) -> None:
-        """None: a pair is read as the model's files say."""
-
-    @property
-    def is_batch(self) -> bool:
-        """Return True if there are several inputs, so that the answer is a list for each."""
-        return isinstance(self.inputs, list) and any(isinstance(one, list) for one in self.inputs)
-
-    @property
-    def texts(self) -> list[tuple[str, str | None]]:
-        """Each text with the second text of its pair, if it has one."""
-        inputs: list[Any] = self.inputs if self.is_batch and isinstance(self.inputs, list) else [self.inputs]
-        lists: list[list[str]] = [[one] if isinstance(one, str) else one for one in inputs]
-        return [(one[0], one[1] if len(one) > 1 else None) for one in lists]
 
 
 _OF_MESSAGES: Final = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")

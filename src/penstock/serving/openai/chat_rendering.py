@@ -31,8 +31,8 @@ class ChatRendering(Rendering):
         self._texts: list[list[str]] = [[] for _ in range(self._num_each)]
         self._entries: list[list[Any]] = [[] for _ in range(self._num_each)]
         self._reasons = [""] * self._num_each
-        plan = request.plan
-        self._messages = None if plan is None else [MessageParts(plan) for _ in range(self._num_each)]
+        spec = request.spec
+        self._messages = None if spec is None else [MessageParts(spec) for _ in range(self._num_each)]
 
     def event(self, prompt: int, answer: Answer, delta: TokenDelta) -> bytes:
         """Return the events of a delta; empty for an incomplete character."""

@@ -9,7 +9,7 @@ from penstock.text.answer.parser import AnswerPart, MoreArguments, Piece
 
 if TYPE_CHECKING:
     from penstock.llm.backend import TokenDelta
-    from penstock.serving.openai.answer_plan import AnswerPlan
+    from penstock.serving.openai.answer_spec import AnswerSpec
 
 __all__ = ["MessageParts"]
 
@@ -17,10 +17,10 @@ __all__ = ["MessageParts"]
 class MessageParts:
     """The parts of one message as its text grows.  ``finish_reason`` is set at its end."""
 
-    def __init__(self, plan: AnswerPlan) -> None:
-        self._parser = plan.parser()
-        self._shows_thoughts = plan.shows_thoughts
-        self._id_len = 0 if plan.form.tools is None else plan.form.tools.id_len
+    def __init__(self, spec: AnswerSpec) -> None:
+        self._parser = spec.parser()
+        self._shows_thoughts = spec.shows_thoughts
+        self._id_len = 0 if spec.form.tools is None else spec.form.tools.id_len
         self._content: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []

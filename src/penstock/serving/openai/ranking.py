@@ -1,26 +1,21 @@
-"""``POST /rerank``, ``/score``, ``/classify`` and ``/predict``: scores of a classifier's classes.
-
-The formats are those of vLLM and Jina, and for ``/predict`` that of text-embeddings-inference.
-"""
+"""``POST /rerank``, ``/score`` and ``/classify``: scores of a classifier's classes, in the formats of vLLM and Jina."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.llm.backend import Backend
 from penstock.llm.classify import classification, classifier_head, order, ranking_head
 from penstock.llm.result import Embedding
 from penstock.serving.call import Call, Reply, json_reply
-from penstock.serving.openai.bodies import ClassifyRequest, PredictRequest, RerankRequest, ScoreRequest
+from penstock.serving.openai.bodies import ClassifyRequest, RerankRequest, ScoreRequest
 from penstock.serving.openai.embeddings import pooling_head_of
 from penstock.serving.request_fields import ServingFields
-from penstock.serving.translation import options_of, pair_ids, prompts_of, vector_ids
+from penstock.serving.translation import options_of, pair_ids, prompts_of
 
-__all__ = ["classify", "predict", "rerank", "score"]
+__all__ = ["classify", "rerank", "score"]
 
 
 async def rerank(call: Call) -> Reply:
@@ -65,29 +60,6 @@ async def classify(call: Call) -> Reply:
         probs = (classes.scores if body.is_activated else classes.logits).tolist()
         data.append({"index": index, "label": classes.label, "probs": probs, "num_classes": len(probs)})
     return _listed(call, backend, data, found)
-
-
-async def predict(call: Call) -> Reply:
-    """Classify texts and pairs of texts; the classes of each have the likeliest first."""
-    body: PredictRequest = call.body
-    backend = call.model(body.model)
-    head = classifier_head(pooling_head_of(backend))
-    prompts = []
-    for index, (text, pair) in enumerate(body.texts):
-        if pair is not None:
-            prompts.append(await pair_ids(backend, text, pair, body, f"inputs[{index}]"))
-        elif body.truncate:
-            prompts.append(await vector_ids(backend, text, PoolingHead(max_text_len=backend.card.max_len)))
-        else:
-            prompts += [ids for ids, _ in await prompts_of(backend, text, "inputs", body)]
-    found = await _logits(call, backend, prompts, body)
-    _usage(call, found)
-    results = []
-    for one in found:
-        scores = one.vector if body.raw_scores else head.scores(one.vector)
-        best_first = np.argsort(-scores, kind="stable")
-        results.append([{"score": float(scores[i]), "label": head.labels[int(i)]} for i in best_first])
-    return json_reply(results if body.is_batch else results[0])
 
 
 async def _logits(

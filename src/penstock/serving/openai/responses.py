@@ -10,9 +10,18 @@ from penstock.serving.openai.bodies import DocumentText
 from penstock.serving.request_fields import Body
 
 __all__ = [
-    "ChatCompletionEvent", "ChatCompletionResponse", "ClassScore", "ClassifyResponse", "CompletionEvent",
-    "CompletionResponse", "DetokenizeResponse", "EmbeddingResponse", "PoolingResponse", "RerankResponse",
-    "ScoreResponse", "TokenizeResponse",
+    "ChatCompletionEvent",
+    "ChatCompletionResponse",
+    "ClassifyResponse",
+    "CompletionEvent",
+    "CompletionResponse",
+    "DetokenizeResponse",
+    "EmbeddingResponse",
+    "PoolingResponse",
+    "PredictResult",
+    "RerankResponse",
+    "ScoreResponse",
+    "TokenizeResponse",
 ]  # fmt: skip
 
 Count = Annotated[int, Meta(ge=0)]
@@ -296,11 +305,18 @@ class PoolingResponse(Body):
     usage: EmbeddingUsage
 
 
-class ClassScore(Body):
-    """A class of a text and its score."""
+class PredictResult(Body, kw_only=True):
+    """A class of a text with its score; or an entity or an answer, with its score and its place in the text."""
 
     score: float
-    label: str
+    label: str | UnsetType = UNSET
+    entity: str | UnsetType = UNSET
+    entity_group: str | UnsetType = UNSET
+    index: Count | UnsetType = UNSET
+    word: str | UnsetType = UNSET
+    answer: str | UnsetType = UNSET
+    start: Count | UnsetType = UNSET
+    end: Count | UnsetType = UNSET
 
 
 class TokenizeResponse(Body):

@@ -25,7 +25,7 @@ GRPC_PROTOCOL: Final = 1
 ALPN: Final = "penstock-worker"
 """The name of the messages between machines in TLS."""
 STAGE_ALPN: Final = "penstock-stages"
-"""The name of the messages to machines that run stage processes."""
+"""The name of the messages to machines that run servable workers."""
 GRPC_ALPN: Final = "h2"
 PAGE_SECRET: Final = os.urandom(16)
 """The secret of page keys that this primary gives to its workers, so that their keys are equal to its own."""

@@ -28,7 +28,7 @@ from penstock.processes.supervision import SupervisionPolicy
 from penstock.runtime.machine import OomKills
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.stages.stage_port import refuse_machine
+from penstock.serving.servable_machines.machine_port import refuse_machine
 from penstock.serving.workers import handshake
 from penstock.serving.workers.machines.remote_worker_server import Expected, RemoteWorkerServer, RemoteWorkerSettings
 from penstock.serving.workers.memory_check import least_bytes, unwritten_bytes
@@ -40,7 +40,7 @@ from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.cluster.placement.placement import PlacedGroup, Placement
-    from penstock.serving.stages.stage_port import ServeMachine
+    from penstock.serving.servable_machines.machine_port import ServeMachine
     from penstock.serving.workers.worker_config import WorkerConfig
 
 __all__ = ["Primary"]
@@ -66,7 +66,9 @@ class Primary:
     ) -> None:
         self._placement = placement or LocalPlacement()
         if remote is None and not self._placement.is_local:
-            raise InvalidArgumentError("remote: a placement on other machines needs the port where workers join")
+            raise InvalidArgumentError(
+                "remote: a placement on other machines needs the port where workers join", param="remote"
+            )
         self.supervision = supervision or SupervisionPolicy()
         self.arrivals = Arrivals()
         self.address = ""
@@ -78,7 +80,7 @@ class Primary:
         self._listener: socket.socket | None = None
         self._settings = remote
         self.serve_machine: ServeMachine = refuse_machine
-        """Serves a machine that has joined to run stage processes until its connection ends."""
+        """Serves a machine that has joined to run servable workers until its connection ends."""
         self._remote = (
             None
             if remote is None

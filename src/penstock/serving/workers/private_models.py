@@ -13,7 +13,7 @@ from penstock.serving.workers.remote_model import RemoteBackend
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend, Models
-    from penstock.servables.api.plan import LanguagePlan
+    from penstock.servables.api.manifest import LanguageManifest
     from penstock.servables.lifecycle.language_models import LanguageModels
     from penstock.servables.lifecycle.open_version import VersionSource
 
@@ -35,7 +35,7 @@ class PrivateModels:
     def __init__(self, models: Models, make: Callable[[str, str | None], RemoteBackend]) -> None:
         self._models, self._make = models, make
 
-    async def open(self, plan: LanguagePlan, source: VersionSource) -> LanguageQueue:
+    async def open(self, plan: LanguageManifest, source: VersionSource) -> LanguageQueue:
         """See LanguageModels.  Raises the error of the load; InvalidFileError if the service serves no such model."""
         if plan.served:
             return self._open_served(plan.served, plan, source.name)
@@ -56,7 +56,7 @@ class PrivateModels:
 
         return LanguageQueue(plan.path.strip("./") or source.name, plan, find, backend.stop)
 
-    def _open_served(self, served: str, plan: LanguagePlan, servable: str) -> LanguageQueue:
+    def _open_served(self, served: str, plan: LanguageManifest, servable: str) -> LanguageQueue:
         """Open a model that the service serves.  Requests get UnavailableError while it is not served."""
 
         def find() -> Backend:

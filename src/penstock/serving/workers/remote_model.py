@@ -28,7 +28,7 @@ from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import CrashTracker
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.messages import sampling_to, stats_from, stats_to
-from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
+from penstock.serving.workers.worker_config import WorkerConfig, WorkerModelOptions
 from penstock.serving.workers.worker_group import Launcher, WorkerGroup
 from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles, of_role, role_for, takes_over, warn_of_roles
 from penstock.serving.workers.worker_routing import RoutedRequest, WorkerRouting
@@ -62,7 +62,7 @@ class RemoteBackend:
         self,
         name: str,
         launcher: Launcher,
-        options: ModelOptions,
+        options: WorkerModelOptions,
         num_workers: int = 1,
         route_policy: str = "prefix",
         scale: ScalePolicy | None = None,

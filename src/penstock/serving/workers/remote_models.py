@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.logs import tell
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.worker_config import ModelOptions
+from penstock.serving.workers.worker_config import WorkerModelOptions
 from penstock.serving.workers.worker_connection import WorkerConnection, reset_worker_numbers
 from penstock.serving.workers.worker_group import Launcher
 from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles
@@ -47,7 +47,7 @@ class RemoteModels:
     def __init__(
         self,
         launcher: Launcher,
-        options: ModelOptions | None = None,
+        options: WorkerModelOptions | None = None,
         num_workers: int = 1,
         networks: Mapping[str, str] | None = None,
         route_policy: str = "prefix",
@@ -59,7 +59,7 @@ class RemoteModels:
         self.taken_by: Callable[[str], str] = lambda name: ""
         """Returns the kind of another object that has a name, such as a servable; "" if the name is free."""
         self._launcher = launcher
-        self._options = options or ModelOptions()
+        self._options = options or WorkerModelOptions()
         self._num_workers = num_workers
         self._networks = networks or {}
         self._route_policy, self._scale = route_policy, scale

@@ -15,14 +15,14 @@ from penstock.runtime.program import WEIGHTS, ProgramLimits
 from penstock.runtime.ranks.stage_server import StageServer
 from penstock.runtime.verify import check_verify
 
-__all__ = ["ModelOptions", "WorkerConfig"]
+__all__ = ["WorkerConfig", "WorkerModelOptions"]
 
 MAX_WAITING: Final = 256
 """Default limit on the requests that wait in a worker beyond those that its step holds."""
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class WorkerModelOptions:
     """Options for opening and running a model; the fields are those of ``LLM``.
 
     ``engine.max_waiting`` limits its queue.  ``weights``: "mmap", "huge", or "auto".  "auto" copies weights into huge
@@ -70,7 +70,7 @@ class WorkerConfig:
     version: int = 1
     verify: str = "once"
     reserved_bytes: int = 0
-    options: ModelOptions = field(default_factory=ModelOptions)
+    options: WorkerModelOptions = field(default_factory=WorkerModelOptions)
     ca: str = ""
     says_notes: bool = True
     role: str = ""
@@ -96,7 +96,7 @@ class WorkerConfig:
             check_verify(options["verify"])
             if (server := options.pop("stage_server")) is not None:
                 server = StageServer(**server)
-            model_options = ModelOptions(**options, limits=limits, engine=engine, stage_server=server)
+            model_options = WorkerModelOptions(**options, limits=limits, engine=engine, stage_server=server)
             _ = model_options.layout  # refuses impossible numbers of ranks
             return WorkerConfig(**fields, options=model_options)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

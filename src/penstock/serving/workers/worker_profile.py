@@ -48,7 +48,7 @@ class WorkerProfile:
             raise UnavailableError("The worker is already being profiled. Retry later.", 5.0)
         program = self._thread.llm.engine.program
         if not isinstance(program, NativeProgram) or program.info.num_ranks > 1:
-            raise UnsupportedError("profile: expected a model in graph mode on one rank")
+            raise UnsupportedError("profile: expected a model in graph mode on one rank", param="profile")
         loop = asyncio.get_running_loop()
         self._wants_limits = message.limits and not self._limits
         self._number = message.number

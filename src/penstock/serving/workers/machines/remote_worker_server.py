@@ -20,7 +20,7 @@ from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.listen import open_port, peer_address
 from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.stages.stage_port import serve_stage_machine
+from penstock.serving.servable_machines.machine_port import serve_servable_machine
 from penstock.serving.workers import handshake
 from penstock.serving.workers.machines.grpc_refusal import refuse_grpc_call
 from penstock.serving.workers.worker_connection import WorkerConnection
@@ -29,8 +29,8 @@ from penstock.serving.workers.worker_roles import check_role
 if TYPE_CHECKING:
     import ssl
 
-    from penstock.servables.process import stages_pb2 as stages_pb
-    from penstock.serving.stages.stage_port import ServeMachine
+    from penstock.servables.process import worker_messages_pb2 as stages_pb
+    from penstock.serving.servable_machines.machine_port import ServeMachine
 
 __all__ = ["LOST_S", "MAX_CONNECTIONS", "Expected", "RemoteWorkerServer", "RemoteWorkerSettings"]
 
@@ -68,7 +68,7 @@ class RemoteWorkerServer:
 
     ``serve`` is called with each worker that has joined and with its stream; the connection lasts until it returns.
     ``find`` returns who waits for a worker that was placed with a token of its own, or None; its connection goes there.
-    ``serve_machine`` is called with the stream of a machine that has joined to run stage processes, and its address.
+    ``serve_machine`` is called with the stream of a machine that has joined to run servable workers, and its address.
     The kernel ends that connection ``LOST_S`` seconds after the worker's machine stops answering.
     """
 
@@ -149,7 +149,7 @@ class RemoteWorkerServer:
                     stream = FrameStream(connection, pb.FromWorker.FromString, FIRST_BYTES, tls)
                     request = await handshake.receive_join(stream)
             if stream is None:
-                await serve_stage_machine(connection, tls, self._settings.token, address, self._serve_known)
+                await serve_servable_machine(connection, tls, self._settings.token, address, self._serve_known)
                 return
             expected = self._find(request.token)
             if expected is None and not hmac.compare_digest(_digest(self._settings.token), _digest(request.token)):

@@ -1,0 +1,196 @@
+"""``POST /predict``: classes of texts, entities, and answers to questions.
+
+The formats are those of text-embeddings-inference and of transformers' pipelines, which Hugging Face's clients know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.api_errors import FieldError, refuse_if
+from penstock.checkpoint.pooling.head import ANSWER_TASK, PoolingHead
+from penstock.errors import InvalidArgumentError
+from penstock.llm.backend import Backend, tokenizer_of
+from penstock.llm.classify import classifier_head
+from penstock.serving.call import Call, Reply, json_reply
+from penstock.serving.openai.bodies import PredictInput, PredictParameters, PredictRequest
+from penstock.serving.openai.embeddings import pooling_head_of
+from penstock.serving.request_fields import ServingFields
+from penstock.serving.translation import options_of, pair_ids, prompts_of, vector_ids
+from penstock.text.tasks.answers import AnswerOptions, answer_prompts
+from penstock.text.tasks.classes import ClassificationOptions, classes_of
+from penstock.text.tasks.entities import TokenOptions, entity_prompts
+from penstock.text.tasks.options import Options, TaskPrompts, changed_options
+from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer_threads import call_tokenizer
+from penstock.validation import MAX_TOKEN
+
+__all__ = ["Parameters", "answers_to", "entities_of", "logits_of", "predict"]
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+_MAX_TOKENS: Final = 1 << 17
+"""The most tokens of the windows of a request, unless one context is longer."""
+
+
+class Parameters:
+    """The options that a request names; ``prefix`` is put before their names in errors."""
+
+    def __init__(self, given: PredictParameters | None, prefix: str) -> None:
+        values = {} if given is None else msgspec.structs.asdict(given)
+        self._values: Mapping[str, Any] = {
+            name: value for name, value in values.items() if value is not None and name != "max_question_len"
+        }
+        self._prefix = prefix
+
+    def options(self, own: OptionsT, task: str) -> OptionsT:
+        """Return the options of a task; FieldError for a parameter of another one."""
+        with self.named():
+            return changed_options(own, self._values, task)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name an option at fault as the request does."""
+        try:
+            yield
+        except InvalidArgumentError as error:
+            if error.param not in PredictParameters.__struct_fields__:
+                raise
+            path = self._prefix + error.param
+            raise FieldError(path, error.naming(path)) from None
+
+
+async def predict(call: Call) -> Reply:
+    """Return what the model is for: classes of texts, entities of texts, or answers to questions."""
+    body: PredictRequest = call.body
+    backend = call.model(body.model)
+    head, parameters = pooling_head_of(backend), Parameters(body.parameters, "parameters.")
+    inputs: list[Any] = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    if head.task:
+        refuse_if(bool(body.raw_scores), "raw_scores: expected false with this model; use /pooling", "raw_scores")
+        if head.task == ANSWER_TASK:
+            results = await answers_to(call, backend, [_question(*one) for one in enumerate(inputs)], body, parameters)
+        else:
+            results = await entities_of(call, backend, [_text(*one) for one in enumerate(inputs)], body, parameters)
+        return json_reply(results if isinstance(body.inputs, list) else results[0])
+    classifier_head(head)
+    options = parameters.options(ClassificationOptions(top_k=None), "text_classification")
+    refuse_if(
+        bool(body.raw_scores) and options.function_to_apply is not None,
+        "raw_scores: expected false with function_to_apply, got true; omit one", "raw_scores",
+    )  # fmt: skip
+    is_batch = any(not isinstance(one, str) for one in inputs) and isinstance(body.inputs, list)
+    refuse_if(
+        not is_batch and len(inputs) > 2,
+        f"inputs: expected a text, a pair of texts, or a list of lists of them, got a list of {len(inputs)} "
+        "texts; put each text in a list of its own",
+        "inputs",
+    )
+    pairs = [_pair(*one) for one in enumerate(inputs)] if is_batch else [_pair(0, body.inputs)]
+    prompts = [ids for i, pair in enumerate(pairs) for ids in await _prompt(backend, pair, body, f"inputs[{i}]")]
+    function = "identity" if body.raw_scores else head.score_function
+    logits = await logits_of(call, backend, prompts, body)
+    results = [classes_of(each, head.labels, function, options) for each in logits]
+    return json_reply(results if is_batch else results[0])
+
+
+async def _prompt(backend: Backend, texts: tuple[str, str | None], body: PredictRequest, field: str) -> list[list[int]]:
+    """Return the prompt of a text or of a pair, in a list."""
+    text, pair = texts
+    if pair is not None:
+        return [await pair_ids(backend, text, pair, body, field)]
+    if body.truncate:
+        return [await vector_ids(backend, text, PoolingHead(max_text_len=backend.card.max_len))]
+    return [ids for ids, _ in await prompts_of(backend, text, "inputs", body)]
+
+
+async def logits_of(
+    call: Call, backend: Backend, prompts: Sequence[Sequence[int]], body: ServingFields
+) -> list[NDArray[np.float32]]:
+    """Return the logits of the classes of each prompt."""
+    found = await backend.embed(prompts, "auto", False, options_of(call, body), request_id=call.request_id)
+    call.facts["prompt_tokens"] = sum(len(one.token_ids) for one in found)
+    return [one.vector for one in found]
+
+
+async def entities_of(
+    call: Call, backend: Backend, texts: Sequence[str], body: ServingFields, parameters: Parameters
+) -> list[Any]:
+    """Return the entities of each text, as the pipeline token_classification does."""
+    head, (max_len, max_tokens) = pooling_head_of(backend), _limits(backend, body)
+    options = parameters.options(TokenOptions(), head.task)
+    make = partial(
+        entity_prompts, labels=head.labels, inputs=texts, options=options, max_len=max_len, max_tokens=max_tokens
+    )
+    return await _results(call, backend, body, parameters, make)
+
+
+async def answers_to(
+    call: Call, backend: Backend, pairs: Sequence[tuple[str, str]], body: ServingFields, parameters: Parameters
+) -> list[Any]:
+    """Return the answer to each question with its context, as the pipeline question_answering does."""
+    options = parameters.options(AnswerOptions(), ANSWER_TASK)
+    max_len, max_tokens = _limits(backend, body)
+    make = partial(answer_prompts, inputs=pairs, options=options, max_len=max_len, max_tokens=max_tokens)
+    return await _results(call, backend, body, parameters, make)
+
+
+def _limits(backend: Backend, body: ServingFields) -> tuple[int, int]:
+    """Return the most tokens of a prompt, which ``truncate_prompt_tokens`` may lower, and those of all prompts."""
+    context_len = backend.card.max_len
+    max_len = min(tokenizer_of(backend).max_len or context_len, context_len)
+    if body.truncate_prompt_tokens not in (None, -1):
+        max_len = min(max_len, body.truncate_prompt_tokens or max_len)
+    return max_len, max(_MAX_TOKENS, context_len)
+
+
+async def _results(
+    call: Call,
+    backend: Backend,
+    body: ServingFields,
+    parameters: Parameters,
+    make: Callable[[Tokenizer], TaskPrompts],
+) -> list[Any]:
+    tokenizer = tokenizer_of(backend)
+    with parameters.named():
+        asked: TaskPrompts = await call_tokenizer(tokenizer, MAX_TOKEN, make, tokenizer)
+    found = await backend.embed(asked.prompts, "auto", False, options_of(call, body), request_id=call.request_id)
+    call.facts["prompt_tokens"] = sum(len(one.token_ids) for one in found)
+    results: list[Any] = await call_tokenizer(tokenizer, MAX_TOKEN, asked.results, [one.vector for one in found])
+    return results
+
+
+def _text(index: int, value: Any) -> str:
+    """Return an input of a classifier of tokens."""
+    (value,) = value if isinstance(value, list) and len(value) == 1 else (value,)
+    if isinstance(value, PredictInput) and value.text is not None and value.text_pair is None:
+        value = value.text
+    if not isinstance(value, str):
+        raise FieldError(f"inputs[{index}]", f"inputs[{index}]: expected a text, because this model classifies tokens")
+    return value
+
+
+def _question(index: int, value: Any) -> tuple[str, str]:
+    """Return a question and its context."""
+    for name in ("question", "context"):
+        if not isinstance(value, PredictInput) or not getattr(value, name):
+            path = f"inputs[{index}].{name}"
+            raise FieldError(path, f"{path}: expected a text that is not empty: the model reads question and context")
+    return value.question, value.context
+
+
+def _pair(index: int, value: Any) -> tuple[str, str | None]:
+    """Return a text, and the second text of its pair, if it has one."""
+    if isinstance(value, PredictInput):
+        if value.text is None:
+            path = f"inputs[{index}].text"
+            raise FieldError(path, f"{path}: expected a text, because this model classifies texts")
+        return value.text, value.text_pair
+    texts = [value] if isinstance(value, str) else value
+    return texts[0], texts[1] if len(texts) > 1 else None

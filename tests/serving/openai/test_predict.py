@@ -1,0 +1,134 @@
+"""The route /predict of models with heads of tokens and of answers: what the offline pipelines return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from penstock import LLM, pipeline
+from penstock.serving.openai import predict
+from tests.support.encoders import LIMITS
+from tests.support.http_service import Service
+from tests.support.text_tasks import assert_close, write_folder
+
+TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tokens": ("ForTokenClassification", {"num_labels": 5, "id2label": TAGS}),
+    "answers": ("ForQuestionAnswering", {"max_len": 90}),
+}
+TEXTS = ["The cats zzz Microsoft sat in new york.", "a cat"]
+LONG = "The cats microsoft zzz sat in new york. " * 6
+QUESTION, CONTEXT = "who sat?", "The cats sat on the mat in new york. " * 12
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LLM]:
+    made = {}
+    for name, (kind, changes) in KINDS.items():
+        folder: Path = tmp_path_factory.mktemp(name)
+        write_folder(folder, kind, **changes)
+        made[name] = LLM(folder, mode="eager", limits=LIMITS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def offline(models: dict[str, LLM]) -> dict[str, Any]:
+    tokens = pipeline("ner", models["tokens"])
+    answers = pipeline("question-answering", models["answers"])
+    return {
+        "entities": {
+            strategy: tokens(TEXTS, aggregation_strategy=strategy) for strategy in ("none", "simple", "average")
+        },
+        "long": tokens(LONG, aggregation_strategy="simple", stride=4, ignore_labels=[]),
+        "cut": tokens(LONG),
+        "answer": answers(question=QUESTION, context=CONTEXT),
+        "best": answers(question=QUESTION, context=CONTEXT, top_k=3, doc_stride=20, max_answer_len=4),
+        "none": answers(question="a?", context="cats", handle_impossible_answer=True, align_to_words=False),
+    }
+
+
+@pytest.fixture(scope="module")
+def services(models: dict[str, LLM], offline: dict[str, Any]) -> Iterator[dict[str, Service]]:
+    """A service for each model, which it closes."""
+    made = {name: Service({name: llm}) for name, llm in models.items()}
+    yield made
+    for service in made.values():
+        service.close()
+
+
+def test_entities_are_those_of_the_pipeline(services: dict[str, Service], offline: dict[str, Any]) -> None:
+    def ask(inputs: Any, **parameters: Any) -> Any:
+        return services["tokens"].post("/predict", inputs=inputs, parameters=parameters)
+
+    for strategy, expected in offline["entities"].items():
+        assert_close(ask(TEXTS, aggregation_strategy=strategy), expected)
+        assert_close(ask([[TEXTS[0]], {"text": TEXTS[1]}], aggregation_strategy=strategy), expected)
+    assert_close(ask(TEXTS[0]), offline["entities"]["none"][0])
+    assert_close(ask(LONG), offline["cut"])
+    assert_close(ask(LONG, aggregation_strategy="simple", stride=4, ignore_labels=[]), offline["long"])
+
+
+def test_answers_are_those_of_the_pipeline(services: dict[str, Service], offline: dict[str, Any]) -> None:
+    def ask(inputs: Any, **parameters: Any) -> Any:
+        return services["answers"].post("/predict", inputs=inputs, parameters=parameters)
+
+    asked = {"question": QUESTION, "context": CONTEXT}
+    assert_close(ask(asked), offline["answer"])
+    assert_close(ask([asked]), [offline["answer"]])
+    assert_close(ask(asked, top_k=3, doc_stride=20, max_answer_len=4, max_question_len=9), offline["best"])
+    other = {"question": "a?", "context": "cats"}
+    assert_close(ask(other, handle_impossible_answer=True, align_to_words=False), offline["none"])
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param"),
+    [
+        ("tokens", {"inputs": [["a", "b"]]}, "inputs[0]"),
+        ("tokens", {"inputs": {"question": "a", "context": "b"}}, "inputs[0]"),
+        ("tokens", {"inputs": "a", "raw_scores": True}, "raw_scores"),
+        ("tokens", {"inputs": "a", "parameters": {"stride": 4}}, "parameters.stride"),
+        ("tokens", {"inputs": "a", "parameters": {"top_k": 4}}, "parameters.top_k"),
+        (
+            "tokens",
+            {"inputs": LONG, "parameters": {"stride": 22, "aggregation_strategy": "max"}},
+            "parameters.stride",
+        ),
+        ("answers", {"inputs": "a"}, "inputs[0].question"),
+        ("answers", {"inputs": [{"question": "a", "context": ""}]}, "inputs[0].context"),
+        ("answers", {"inputs": {"question": "a", "context": "b", "answer": "c"}}, "inputs.answer"),
+        (
+            "answers",
+            {"inputs": {"question": "a", "context": "b"}, "parameters": {"doc_stride": 91}},
+            "parameters.doc_stride",
+        ),
+    ],
+)
+def test_wrong_fields_are_named(model: str, fields: dict[str, Any], param: str, services: dict[str, Service]) -> None:
+    status, error = services[model].refused("/predict", **fields)
+    assert (status, error["param"]) == (400, param)
+
+
+def test_many_windows_are_refused_first(services: dict[str, Service], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stride that is almost a window makes as many windows of a text as it has tokens."""
+    monkeypatch.setattr(predict, "_MAX_TOKENS", 400)
+    asked = {"question": QUESTION, "context": CONTEXT}
+    body, service = {"inputs": asked}, services["answers"]
+    assert service.refused("/predict", **body, parameters={"doc_stride": 80})[1]["param"] == "inputs"
+    assert service.post("/predict", **body)["answer"]
+
+
+def test_the_client_of_hugging_face_reads_results(services: dict[str, Service], offline: dict[str, Any]) -> None:
+    clients = {
+        name: huggingface_hub.InferenceClient(model=f"{service.url}/predict", token="none")  # noqa: S106
+        for name, service in services.items()
+    }
+    found = clients["tokens"].token_classification(TEXTS[0], aggregation_strategy="simple")
+    expected = offline["entities"]["simple"][0]
+    for one, entity in zip(found, expected, strict=True):
+        assert_close({name: getattr(one, name) for name in entity}, entity)
+    answer: Any = clients["answers"].question_answering(question=QUESTION, context=CONTEXT)
+    assert_close({name: getattr(answer, name) for name in offline["answer"]}, offline["answer"])
