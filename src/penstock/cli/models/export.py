@@ -56,6 +56,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="of an ONNX file: fix a size that it leaves open, or limit it; NAME is the file's, or INPUT/AXIS; repeat "
         "for more (default: from 1)",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="of an ONNX file: run the file and the bundle on the same random inputs first, and write nothing if they "
+        "differ; names the first node that does (default: off)",
+    )
     add_options(parser, "--yes", "--ops")
     for name, text in (("--tp", "ranks"), ("--pp", "stages"), ("--cp", "parts of a context")):
         parser.add_argument(
@@ -83,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.model is not None and args.model.lower().endswith(".onnx"):
         return _export_onnx(args)
-    if args.size:
-        raise InvalidArgumentError("--size: expected an ONNX file as MODEL", param="size")
+    for name in ("size", "check"):
+        if getattr(args, name):
+            raise InvalidArgumentError(f"--{name}: expected an ONNX file as MODEL", param=name)
     if args.scheme is not None:
         find_scheme(args.scheme)
     if args.tail is not None:
@@ -138,6 +145,9 @@ def _export_onnx(args: argparse.Namespace) -> int:
         sizes[name] = size
     start = time.monotonic()
     network = read_network(args.model, sizes=sizes)
+    checked = network.check() if args.check else None
+    if checked is not None:
+        checked.expect_passed()
     saved = network.save(args.out)
     nodes = f"{saved.num_nodes} node{'s' if saved.num_nodes != 1 else ''}"
     print(
@@ -146,6 +156,8 @@ def _export_onnx(args: argparse.Namespace) -> int:
     for kind, tensors in (("input", network.inputs), ("output", network.outputs)):
         for tensor in tensors:
             print(f"{kind} {tensor.name}: {tensor.dtype} [{', '.join(tensor.sizes)}]")
+    if checked is not None:
+        print(checked.text())
     return 0
 
 

@@ -20,6 +20,7 @@ from penstock.errors import InternalError, UnsupportedError
 from penstock.graph.general.folding import fold
 from penstock.graph.general.shape_rules import infer
 from penstock.graph.general.sizes import SizeLike, SizeSymbol, as_text, symbols_of
+from penstock.graph.general.source import Origin, Source
 from penstock.graph.ir import DType
 
 __all__ = ["NUMPY_TYPES", "Attr", "Draft", "DraftCall", "Shape", "Tensor", "dtype_of"]
@@ -93,14 +94,31 @@ class DraftCall:
 
 @dataclass
 class Draft:
-    """A general network.  ``inputs`` and ``outputs`` keep the names that users know."""
+    """A general network.  ``inputs`` and ``outputs`` keep the names that users know.
+
+    ``source`` is what it was made from, and ``origins`` are the values of the source that are tensors here.
+    """
 
     name: str
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     output_names: list[str] = field(default_factory=list)
     calls: list[DraftCall] = field(default_factory=list)
+    source: Source | None = None
+    origins: list[Origin] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
+
+    def copy(self) -> Draft:
+        """Return a draft that passes may rewrite, with the same tensors."""
+        calls = [DraftCall(c.op, c.name, list(c.inputs), list(c.outputs), dict(c.attrs)) for c in self.calls]
+        return Draft(
+            self.name, list(self.inputs), list(self.outputs), list(self.output_names), calls, _names=set(self._names)
+        )
+
+    def origin(self, key: str, place: str, value: Any) -> None:
+        """Remember that a tensor is a value of the source; a constant has nothing to compare."""
+        if isinstance(value, Tensor) and value.value is None:
+            self.origins.append(Origin(key, place, value))
 
     def input(self, name: str, dtype: DType, shape: Iterable[SizeLike]) -> Tensor:
         """Add an input."""
