@@ -43,6 +43,9 @@ _HINTS: Final = {
     "aten.rms_norm.default": "penstock.nn.RMSNorm",
     "aten.silu.default": "penstock.nn.silu_mul",
     "aten.gelu.default": "penstock.nn.gelu",
+    "aten.relu.default": "penstock.nn.relu",
+    "aten.sigmoid.default": "penstock.nn.sigmoid_mul or sigmoid_gate",
+    "aten.mul.Scalar": "penstock.nn.scale",
     "aten.index.Tensor": "penstock.nn.gather_rows",
     "aten.index_select.default": "penstock.nn.gather_rows",
 }
@@ -182,7 +185,7 @@ class _Builder(GraphBuilder):
         operands = [self._operand(node, which, arg) for which, arg in zip("ab", node.args, strict=True)]
         shapes = {str(list(node.args[i].meta["val"].shape)) for i in (0, 1)}  # type: ignore[union-attr]
         if any(operand.kind != "value" for operand in operands) or len(shapes) != 1:
-            raise self._refusal(node, "two activations of the same shape, without broadcasting")
+            raise self._refusal(node, "two activations of the same shape, without broadcasting, or penstock.nn.scale")
         self._emit(node, name, operands, {})
 
     def _emit(self, node: fx.Node, op: str, inputs: list[Operand], attrs: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.general.draft import Draft, Tensor
@@ -19,6 +19,8 @@ from penstock.networks.predictor import Predictor, open_predictor
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from penstock.graph.general.torch.source import TorchSource
 
 __all__ = ["CapturedNetwork", "CompiledModule", "NetworkTensor", "SavedNetwork", "capture", "compile", "read_network"]
 
@@ -144,24 +146,28 @@ def read_network(
 class CompiledModule:
     """A module that was captured and runs in the native core: it takes and returns PyTorch's tensors."""
 
-    def __init__(self, predictor: Predictor, signature: inspect.Signature) -> None:
-        self._predictor, self._signature = predictor, signature
+    def __init__(self, predictor: Predictor, signature: inspect.Signature, types: Sequence[Any]) -> None:
+        self._predictor, self._signature, self._types = predictor, signature, types
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network with the arguments of the module's forward.  Returns a tensor, or a tuple of several."""
         import torch
+
+        from penstock.graph.general.torch.source import array_of
 
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidArgumentError(f"arguments: {error}", param="arguments") from error
         values = [*bound.args, *bound.kwargs.values()]  # in the order of the module's forward
-        arrays = [value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value for value in values]
-        outputs = tuple(torch.from_numpy(array) for array in self._predictor.run(arrays))
+        arrays = [array_of(value) if isinstance(value, torch.Tensor) else value for value in values]
+        results = zip(self._predictor.run(arrays), self._types, strict=True)
+        outputs = tuple(torch.from_numpy(array).to(dtype) for array, dtype in results)
         return outputs[0] if len(outputs) == 1 else outputs
 
 
 def compile(module: nn.Module, example: Any, *, threads: int = 0, **options: Any) -> CompiledModule:
     """Return ``module`` as a function of tensors that the core computes; ``options`` are those of ``capture``."""
-    predictor = capture(module, example, **options).compile(threads=threads)
-    return CompiledModule(predictor, inspect.signature(module.forward))
+    network = capture(module, example, **options)
+    types = cast("TorchSource", network._draft.source).output_types
+    return CompiledModule(network.compile(threads=threads), inspect.signature(module.forward), types)

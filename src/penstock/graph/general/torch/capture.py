@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.graph.general.draft import Draft, Shape, Tensor
-from penstock.graph.general.sizes import SizeExpression, SizeLike, largest, smallest, symbol
-from penstock.graph.general.torch import elementwise, layers, shapes
+from penstock.graph.general.sizes import SizeExpression, SizeLike, as_text, is_equal, largest, smallest, symbol
+from penstock.graph.general.torch import cells, elementwise, layers, shapes
 from penstock.graph.general.torch.declared import add_declared_op, advice, overloads
 from penstock.graph.general.torch.recurrent import whole_recurrent_layers
 from penstock.graph.general.torch.source import TorchSource, array_of
@@ -33,13 +33,15 @@ from penstock.graph.ir import DType
 
 __all__ = ["capture_module"]
 
-_READERS: Final = (elementwise, layers, shapes)  # importing them declares the readers
+_READERS: Final = (cells, elementwise, layers, shapes)  # importing them declares the readers
 _MAX_SIZE: Final = 1 << 20
 _MAX_NARROWED: Final = 4
 _CHECKS: Final = (
     *("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"),
     *("aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"),
 )
+_CONVERTED: Final = {(DType.I64, DType.I32), (DType.BOOL, DType.U8), (DType.I64, DType.U8), (DType.I64, DType.I8)}
+"""The types of results that PyTorch gives in a smaller one: the elements are the same, or wrap."""
 
 Sizes = Mapping[str, "int | tuple[int, ...]"]
 
@@ -386,7 +388,7 @@ class _Capture:
         self.writer.name = place
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
         try:
-            self.values[node] = read(self.writer, *args, **kwargs)
+            self.values[node] = self._typed(read(self.writer, *args, **kwargs), value)
         except PenstockError:
             raise
         except (ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -402,6 +404,19 @@ class _Capture:
         if isinstance(value, (tuple, list)):
             return [self._stand_in(item) for item in value]
         return None
+
+    def _typed(self, result: Any, value: Any) -> Any:
+        """Return what a reader made in the type that PyTorch gives it.  Refuses another kind of type or shape."""
+        if not isinstance(result, Tensor) or not isinstance(value, torch.Tensor):
+            return result
+        dtype, shape = dtype_named(value.dtype), tuple(self._size(size) for size in value.shape)
+        is_same = len(shape) == result.rank and all(
+            is_equal(a, b) is not False for a, b in zip(shape, result.shape, strict=True)
+        )
+        if not is_same or (result.dtype != dtype and (result.dtype, dtype) not in _CONVERTED):
+            sizes = ", ".join(as_text(size) for size in shape)
+            raise ValueError(f"expected {dtype.name.lower()} [{sizes}], got {result}")
+        return self.writer.cast(result, dtype)
 
     def _types(self, value: Any) -> list[tuple[DType, Shape]]:
         """Return the types of the result of a node."""

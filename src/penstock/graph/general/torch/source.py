@@ -36,6 +36,14 @@ class TorchSource:
         tensors = [*(self._leaves[at] for at in self._at), *module.parameters(), *module.buffers()]
         self.tolerance = max([1e-4, *(_TOLERANCES.get(tensor.dtype, 0.0) for tensor in tensors)])
 
+    @property
+    def output_types(self) -> list[torch.dtype]:
+        """The types of the tensors that the module returns."""
+        node = next(node for node in reversed(self._exported.graph.nodes) if node.op == "output")
+        names = set(self._exported.graph_signature.user_outputs)
+        kept = [item for item in pytree.tree_leaves(node.args) if getattr(item, "name", "") in names]
+        return [item.meta["val"].dtype for item in kept]
+
     def run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the tensors that the module returns."""
         args, kwargs = pytree.tree_unflatten(self._filled(arrays), self._spec)
