@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -106,6 +107,13 @@ class Cells(nn.Module):
         state = self.gru(h)
         state = self.gru(c, state)
         return c, state, self.rnn(state), self.lstm(x[0])[0]
+
+
+@pytest.fixture(autouse=True)
+def quiet_torch() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def flat(result: Any) -> Iterator[Tensor]:

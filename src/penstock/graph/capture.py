@@ -181,11 +181,11 @@ class _Builder(GraphBuilder):
 
     def _add_arithmetic(self, node: fx.Node, name: str) -> None:
         if node.kwargs.get("alpha", 1) != 1 or not all(isinstance(arg, fx.Node) for arg in node.args):
-            raise self._refusal(node, f"two tensors of the same shape, not a number (scale a weight), {_CUSTOM_OP}")
+            raise self._refusal(node, f"two tensors of the same shape, penstock.nn.scale for a number, {_CUSTOM_OP}")
         operands = [self._operand(node, which, arg) for which, arg in zip("ab", node.args, strict=True)]
         shapes = {str(list(node.args[i].meta["val"].shape)) for i in (0, 1)}  # type: ignore[union-attr]
         if any(operand.kind != "value" for operand in operands) or len(shapes) != 1:
-            raise self._refusal(node, "two activations of the same shape, without broadcasting, or penstock.nn.scale")
+            raise self._refusal(node, "two activations of the same shape, without broadcasting")
         self._emit(node, name, operands, {})
 
     def _emit(self, node: fx.Node, op: str, inputs: list[Operand], attrs: dict[str, Any]) -> None:
