@@ -119,7 +119,7 @@ def test_a_file_is_compared_before_it_is_written(
     is_installed: bool, onnx_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not is_installed:
-        monkeypatch.setattr("penstock.graph.onnx.source.OnnxSource._in_onnx_runtime", lambda *_: None)
+        monkeypatch.setattr("penstock.graph.onnx.load.OnnxSource._in_onnx_runtime", lambda *_: None)
     bundle = onnx_file.with_suffix(".psm")
     command = ["export", str(onnx_file), str(bundle), "--check", "--size", "scale=2"]
     assert main(command) == 0

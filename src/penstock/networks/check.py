@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.graph.general.draft import Draft, Tensor
+from penstock.graph.general.draft import Draft, Origin, Tensor
 from penstock.graph.general.examples import example_sizes
 from penstock.graph.general.lower import write_network
 from penstock.graph.general.passes import optimise
 from penstock.graph.general.sizes import as_text, evaluate, symbols_of
-from penstock.graph.general.source import Origin, Source
+from penstock.graph.general.source import Source
 from penstock.graph.ir import DType
 from penstock.networks.predictor import open_predictor
 

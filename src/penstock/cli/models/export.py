@@ -48,20 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="end the graph in the likeliest token id, or the K likeliest, which allows greedy answers only (default: "
         "logits)",
     )
-    parser.add_argument(
-        "--size",
-        action="append",
-        default=[],
-        metavar="NAME=N|MIN:MAX[:MULTIPLE]",
-        help="of an ONNX file: fix a size that it leaves open, or limit it; NAME is the file's, or INPUT/AXIS; repeat "
-        "for more (default: from 1)",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="of an ONNX file: run the file and the bundle on the same random inputs first, and write nothing if they "
-        "differ; names the first node that does (default: off)",
-    )
+    _add_onnx_options(parser)
     add_options(parser, "--yes", "--ops")
     for name, text in (("--tp", "ranks"), ("--pp", "stages"), ("--cp", "parts of a context")):
         parser.add_argument(
@@ -78,6 +65,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "them to, which takes fewer bytes and one more small exchange; for links between hosts (default: as float32)",
     )
     parser.set_defaults(run=run)
+
+
+def _add_onnx_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=N|MIN:MAX[:MULTIPLE]",
+        help="of an ONNX file: fix a size that it leaves open, or limit it; NAME is the file's, or INPUT/AXIS; repeat "
+        "for more (default: from 1)",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="of an ONNX file: run the file and the bundle on the same random inputs first, and write nothing if they "
+        "differ; names the first node that does (default: off)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

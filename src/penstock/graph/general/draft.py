@@ -20,10 +20,10 @@ from penstock.errors import InternalError, UnsupportedError
 from penstock.graph.general.folding import fold
 from penstock.graph.general.shape_rules import infer
 from penstock.graph.general.sizes import SizeLike, SizeSymbol, as_text, symbols_of
-from penstock.graph.general.source import Origin, Source
+from penstock.graph.general.source import Source
 from penstock.graph.ir import DType
 
-__all__ = ["NUMPY_TYPES", "Attr", "Draft", "DraftCall", "Shape", "Tensor", "dtype_of"]
+__all__ = ["NUMPY_TYPES", "Attr", "Draft", "DraftCall", "Origin", "Shape", "Tensor", "dtype_of"]
 
 Shape: TypeAlias = tuple[SizeLike, ...]
 Attr: TypeAlias = Any  # int, float, str, bool, or a tuple of sizes
@@ -63,6 +63,15 @@ class Tensor:
     def __repr__(self) -> str:
         sizes = ", ".join(as_text(size) for size in self.shape)
         return f"{self.name}: {self.dtype.name.lower()} [{sizes}]" + (" constant" if self.value is not None else "")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A value of the source and the tensor that is it: its key in the source, and the place that a message names."""
+
+    key: str
+    place: str
+    tensor: Tensor
 
 
 @dataclass(eq=False)

