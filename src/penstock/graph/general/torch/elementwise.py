@@ -123,7 +123,7 @@ def _clamp(w: Writer, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     low, high = None if min == -math.inf else min, None if max == math.inf else max
     numbers = [value for value in (low, high) if isinstance(value, (int, float)) and math.isfinite(value)]
     if len(numbers) == 2 and x.dtype == DType.F32:
-        return w.unary("clip", x, low, high)
+        return w.unary("clip", x, *numbers)
     x = x if low is None else w.binary("max", x, low)
     return x if high is None else w.binary("min", x, high)
 

@@ -32,7 +32,7 @@ class TorchSource:
         self._module, self._exported = module, exported
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
         self._at = [at for at, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
-        self.examples: list[NDArray[Any]] = [array_of(self._leaves[at]) for at in self._at]
+        self.examples: Sequence[NDArray[Any]] | None = [array_of(self._leaves[at]) for at in self._at]
         tensors = [*(self._leaves[at] for at in self._at), *module.parameters(), *module.buffers()]
         self.tolerance = max([1e-4, *(_TOLERANCES.get(tensor.dtype, 0.0) for tensor in tensors)])
 
@@ -84,7 +84,7 @@ class _Recorder(fx.Interpreter):
     """Keeps the results of some nodes."""
 
     def __init__(self, module: fx.GraphModule, keys: Collection[str], found: dict[str, NDArray[Any]]) -> None:
-        super().__init__(module)  # type: ignore[no-untyped-call]
+        super().__init__(module)
         self._keys, self._found = keys, found
 
     def run_node(self, node: fx.Node) -> Any:
