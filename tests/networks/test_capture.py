@@ -239,6 +239,13 @@ def test_compiled_modules_take_tensors() -> None:
     torch.testing.assert_close(compiled(x), module(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_compiled_modules_keep_types(dtype: torch.dtype) -> None:
+    compiled = penstock.compile(nn.ReLU().to(dtype), torch.randn(2, 3).to(dtype))
+    x = torch.randn(2, 3).to(dtype)
+    torch.testing.assert_close(compiled(x), x.relu(), rtol=1e-6, atol=1e-7)
+
+
 def test_captures_describe_themselves(tmp_path: Path) -> None:
     network = penstock.capture(nn.Conv2d(3, 8, 3), torch.randn(1, 3, 8, 8), shapes={"input": ("B", 3, "H", 8)})
     assert [(value.name, value.sizes) for value in network.inputs] == [("input", ("B", "3", "H", "8"))]

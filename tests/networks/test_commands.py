@@ -46,6 +46,8 @@ def test_an_onnx_file_becomes_a_bundle_that_runs(
 def test_wrong_sizes_and_files_are_named(onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = str(onnx_file.with_suffix(".psm"))
     assert main(["export", str(onnx_file), bundle, "--size", "batch"]) in (1, 2)
+    assert main(["export", str(onnx_file), bundle, "--size", "batch=0"]) == 2
+    assert "batch" in capsys.readouterr().err
     assert main(["export", str(onnx_file), bundle, "--scheme", "w8a8"]) in (1, 2)
     assert "--scheme" in capsys.readouterr().err
     assert main(["export", str(onnx_file), bundle]) == 0

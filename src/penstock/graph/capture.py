@@ -43,6 +43,9 @@ _HINTS: Final = {
     "aten.rms_norm.default": "penstock.nn.RMSNorm",
     "aten.silu.default": "penstock.nn.silu_mul",
     "aten.gelu.default": "penstock.nn.gelu",
+    "aten.relu.default": "penstock.nn.relu",
+    "aten.sigmoid.default": "penstock.nn.sigmoid_mul or sigmoid_gate",
+    "aten.mul.Scalar": "penstock.nn.scale",
     "aten.index.Tensor": "penstock.nn.gather_rows",
     "aten.index_select.default": "penstock.nn.gather_rows",
 }
@@ -178,7 +181,7 @@ class _Builder(GraphBuilder):
 
     def _add_arithmetic(self, node: fx.Node, name: str) -> None:
         if node.kwargs.get("alpha", 1) != 1 or not all(isinstance(arg, fx.Node) for arg in node.args):
-            raise self._refusal(node, f"two tensors of the same shape, not a number (scale a weight), {_CUSTOM_OP}")
+            raise self._refusal(node, f"two tensors of the same shape, penstock.nn.scale for a number, {_CUSTOM_OP}")
         operands = [self._operand(node, which, arg) for which, arg in zip("ab", node.args, strict=True)]
         shapes = {str(list(node.args[i].meta["val"].shape)) for i in (0, 1)}  # type: ignore[union-attr]
         if any(operand.kind != "value" for operand in operands) or len(shapes) != 1:

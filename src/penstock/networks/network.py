@@ -5,19 +5,22 @@ from __future__ import annotations
 import inspect
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.general.draft import Draft, Tensor
 from penstock.graph.general.lower import write_network
 from penstock.graph.general.sizes import as_text
+from penstock.networks.check import Inputs, NetworkCheck, check_network
 from penstock.networks.predictor import Predictor, open_predictor
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from penstock.graph.general.torch.source import TorchSource
 
 __all__ = ["CapturedNetwork", "CompiledModule", "NetworkTensor", "SavedNetwork", "capture", "compile", "read_network"]
 
@@ -71,7 +74,7 @@ class CapturedNetwork:
         target = Path(path)
         if target.suffix != ".psm":
             raise InvalidArgumentError(f"path: expected a name that ends in .psm, got {target.name}", param="path")
-        graph = write_network(self._draft, target, properties=properties)
+        graph = write_network(self._draft.copy(), target, properties=properties)
         return SavedNetwork(target, len(graph.nodes), len(graph.weights), target.stat().st_size)
 
     def compile(self, *, threads: int = 0) -> Predictor:
@@ -80,6 +83,18 @@ class CapturedNetwork:
             saved = self.save(Path(folder) / "network.psm")
             return open_predictor(saved.path, threads=threads)
 
+    def check(self, inputs: Inputs | None = None, *, tolerance: float | None = None, seed: int = 0) -> NetworkCheck:
+        """Run the source and the network on the same inputs, and compare their outputs.
+
+        The source is the module in PyTorch's eager mode, or the ONNX file in ONNX Runtime, or in onnx's reference
+        evaluator where that is missing.  Without ``inputs``, in order or by name, it runs twice on numbers made from
+        ``seed``: at the example's sizes and, where the source takes them, at others.  ``tolerance`` is a part of the
+        largest number of a tensor: 1e-4, and more for a source that computes in f16 or bf16.
+
+        If an output differs by more, the result names the first node that does, with its place in the source.
+        """
+        return check_network(self._draft, inputs, tolerance, seed)
+
 
 def _info(tensor: Tensor, name: str) -> NetworkTensor:
     return NetworkTensor(name, tensor.dtype.name.lower(), tuple(as_text(size) for size in tensor.shape))
@@ -87,13 +102,19 @@ def _info(tensor: Tensor, name: str) -> NetworkTensor:
 
 def capture(
     module: nn.Module, example: Any, *, shapes: Mapping[str, Sequence[Any]] | None = None,
-    sizes: Mapping[str, int | tuple[int, ...]] | None = None, name: str = "",
+    sizes: Mapping[str, int | tuple[int, ...]] | None = None, name: str = "", check: bool = False,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> CapturedNetwork:  # fmt: skip
     """Capture any ``torch.nn.Module``, in eval mode, with its weights.
 
     ``example`` is a tensor, a tuple of arguments, or a dict of keyword arguments.  Sizes are the example's unless
     ``shapes`` names them, by argument: ``{"x": ("B", 3, "H", "W")}``.  ``sizes`` gives a named size a range, (least,
-    most) or (least, most, multiple).  Floating-point numbers are float32.
+    most) or (least, most, multiple).  Floating-point numbers are float32.  ``check`` compares the network with the
+    module, as ``CapturedNetwork.check`` does, and raises UnsupportedError (code "network_differs") where it computes
+    something else.
+
+    An op of ``torch.library`` becomes a custom op if ``penstock.custom_op`` declares one of its name.
+    ``decompositions`` gives others functions of PyTorch's own ops: ``{"owner::name": function}``.
 
     Raises UnsupportedError with every operation that has no op, for a module that branches on values, and for one that
     needs a size that was declared free.
@@ -102,37 +123,51 @@ def capture(
         from penstock.graph.general.torch.capture import capture_module
     except ModuleNotFoundError as error:
         raise UnsupportedError("capture requires PyTorch: pip install 'penstock[torch]'") from error
-    return CapturedNetwork(capture_module(module, example, shapes=shapes, sizes=sizes, name=name))
+    options: dict[str, Any] = {"shapes": shapes, "sizes": sizes, "name": name, "decompositions": decompositions}
+    network = CapturedNetwork(capture_module(module, example, **options))
+    if check:
+        network.check().expect_passed()
+    return network
 
 
-def read_network(path: str | os.PathLike[str], *, sizes: Mapping[str, Any] | None = None) -> CapturedNetwork:
-    """Read an ONNX file; ``sizes`` as in ``penstock.graph.onnx.read_onnx``: {"batch": 1, "H": (32, 1024, 32)}."""
+def read_network(
+    path: str | os.PathLike[str], *, sizes: Mapping[str, Any] | None = None, custom_ops: Mapping[str, str] | None = None
+) -> CapturedNetwork:
+    """Read an ONNX file; ``sizes`` as in ``penstock.graph.onnx.read_onnx``: {"batch": 1, "H": (32, 1024, 32)}.
+
+    ``custom_ops`` names the op of ``penstock.custom_op`` for an operator of another domain: ``{"com.acme::SquaredRelu":
+    "acme::squared_relu"}``.  An op that is called as the operator is, in small letters, is found without it.
+    """
     from penstock.graph.onnx.reader import read_onnx
 
-    return CapturedNetwork(read_onnx(path, sizes))
+    return CapturedNetwork(read_onnx(path, sizes, custom_ops))
 
 
 class CompiledModule:
     """A module that was captured and runs in the native core: it takes and returns PyTorch's tensors."""
 
-    def __init__(self, predictor: Predictor, signature: inspect.Signature) -> None:
-        self._predictor, self._signature = predictor, signature
+    def __init__(self, predictor: Predictor, signature: inspect.Signature, types: Sequence[Any]) -> None:
+        self._predictor, self._signature, self._types = predictor, signature, types
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network with the arguments of the module's forward.  Returns a tensor, or a tuple of several."""
         import torch
+
+        from penstock.graph.general.torch.source import array_of
 
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidArgumentError(f"arguments: {error}", param="arguments") from error
         values = [*bound.args, *bound.kwargs.values()]  # in the order of the module's forward
-        arrays = [value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value for value in values]
-        outputs = tuple(torch.from_numpy(array) for array in self._predictor.run(arrays))
+        arrays = [array_of(value) if isinstance(value, torch.Tensor) else value for value in values]
+        results = zip(self._predictor.run(arrays), self._types, strict=True)
+        outputs = tuple(torch.from_numpy(array).to(dtype) for array, dtype in results)
         return outputs[0] if len(outputs) == 1 else outputs
 
 
 def compile(module: nn.Module, example: Any, *, threads: int = 0, **options: Any) -> CompiledModule:
     """Return ``module`` as a function of tensors that the core computes; ``options`` are those of ``capture``."""
-    predictor = capture(module, example, **options).compile(threads=threads)
-    return CompiledModule(predictor, inspect.signature(module.forward))
+    network = capture(module, example, **options)
+    types = cast("TorchSource", network._draft.source).output_types
+    return CompiledModule(network.compile(threads=threads), inspect.signature(module.forward), types)

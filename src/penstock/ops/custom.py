@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.ops.eager import EagerOp, torch_schema
 from penstock.ops.table import Op, add_custom_op, loaded_version
 
-__all__ = ["custom_op"]
+__all__ = ["custom_op", "custom_op_arrays", "custom_op_types"]
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*::[a-z_][a-z0-9_]*")
 _ARGUMENT: Final = r"(?:Tensor|Weight)\?? [a-z_][a-z0-9_]*"
@@ -75,6 +75,27 @@ class _CustomOp(EagerOp):
         return super().run(*tensors, **attrs)
 
 
+def custom_op_types(
+    name: str, inputs: Sequence[tuple[tuple[int, ...], str] | None], attrs: Mapping[str, Any]
+) -> list[tuple[tuple[int, ...], str]] | None:
+    """Return the shape and the type, "float32", of each output of a declared op for inputs of these; None if it is not
+    declared in this process."""
+    op = _ops.get(name)
+    if op is None:
+        return None
+    metas = tuple(None if spec is None else (spec[0], getattr(torch, spec[1])) for spec in inputs)
+    types = op._types(metas, tuple(attrs.items()))
+    return [(tuple(int(size) for size in shape), str(dtype).removeprefix("torch.")) for shape, dtype in types]
+
+
+def custom_op_arrays(name: str, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what the PyTorch function of a declared op gives for numpy arrays, of which some may be None."""
+    tensors = [None if array is None else torch.from_numpy(array.copy()) for array in arrays]
+    tensors += [None] * (len(_ops[name].tensors) - len(tensors))
+    result = _ops[name].reference(*tensors, **attrs)
+    return tuple(tensor.numpy() for tensor in (result if isinstance(result, tuple) else (result,)))
+
+
 def custom_op(
     name: str, *, version: int, schema: str, reference: Callable[..., Any], tolerance: float = 0.0
 ) -> Callable[..., Any]:
@@ -84,7 +105,8 @@ def custom_op(
     ``reference`` is the op in plain PyTorch, which defines what it computes and the shapes of its outputs.  All outputs
     are new, contiguous float32 or int32 tensors with the same number of rows.  ``tolerance`` bounds the relative error
     of the kernel against the reference; 0 promises the same bits.  Declaring the same op again, as a script does that
-    is imported twice, replaces its ``reference``.
+    is imported twice, replaces its ``reference``.  An op that ``torch.library.custom_op`` made before keeps PyTorch's
+    function, whose parameters have the names of the schema.
 
     Raises InvalidArgumentError for a malformed name, version, schema or tolerance, and for an op that is already
     declared with another version or schema.
@@ -128,9 +150,12 @@ def custom_op(
 def _register(op: Op, reference: Callable[..., Any]) -> _CustomOp:
     """Register the op with PyTorch, so that capture sees it as one node."""
     owner, short = op.name.split("::")
+    custom = _CustomOp(op, reference)
+    if hasattr(getattr(torch.ops, owner), short):
+        return custom  # of torch.library.custom_op: PyTorch has its function already
     if owner not in _libraries:
         _libraries[owner] = torch.library.Library(owner, "FRAGMENT")  # type: ignore[no-untyped-call]
-    library, custom = _libraries[owner], _CustomOp(op, reference)
+    library = _libraries[owner]
     library.define(short + torch_schema(op.schema), tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     library.impl(short, custom.run, "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(op.name, custom.fake, lib=library)

@@ -48,14 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="end the graph in the likeliest token id, or the K likeliest, which allows greedy answers only (default: "
         "logits)",
     )
-    parser.add_argument(
-        "--size",
-        action="append",
-        default=[],
-        metavar="NAME=N|MIN:MAX[:MULTIPLE]",
-        help="of an ONNX file: fix a size that it leaves open, or limit it; NAME is the file's, or INPUT/AXIS; repeat "
-        "for more (default: from 1)",
-    )
+    _add_onnx_options(parser)
     add_options(parser, "--yes", "--ops")
     for name, text in (("--tp", "ranks"), ("--pp", "stages"), ("--cp", "parts of a context")):
         parser.add_argument(
@@ -74,6 +67,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
+def _add_onnx_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=N|MIN:MAX[:MULTIPLE]",
+        help="of an ONNX file: fix a size that it leaves open, or limit it; NAME is the file's, or INPUT/AXIS; repeat "
+        "for more (default: from 1)",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="of an ONNX file: run the file and the bundle on the same random inputs first, and write nothing if they "
+        "differ; names the first node that does (default: off)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Export; show progress on standard error and print one line of figures."""
     from penstock.graph.passes.append_tail import check_tail
@@ -83,8 +93,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.model is not None and args.model.lower().endswith(".onnx"):
         return _export_onnx(args)
-    if args.size:
-        raise InvalidArgumentError("--size: expected an ONNX file as MODEL", param="size")
+    for name in ("size", "check"):
+        if getattr(args, name):
+            raise InvalidArgumentError(f"--{name}: expected an ONNX file as MODEL", param=name)
     if args.scheme is not None:
         find_scheme(args.scheme)
     if args.tail is not None:
@@ -138,6 +149,9 @@ def _export_onnx(args: argparse.Namespace) -> int:
         sizes[name] = size
     start = time.monotonic()
     network = read_network(args.model, sizes=sizes)
+    checked = network.check() if args.check else None
+    if checked is not None:
+        checked.expect_passed()
     saved = network.save(args.out)
     nodes = f"{saved.num_nodes} node{'s' if saved.num_nodes != 1 else ''}"
     print(
@@ -146,6 +160,8 @@ def _export_onnx(args: argparse.Namespace) -> int:
     for kind, tensors in (("input", network.inputs), ("output", network.outputs)):
         for tensor in tensors:
             print(f"{kind} {tensor.name}: {tensor.dtype} [{', '.join(tensor.sizes)}]")
+    if checked is not None:
+        print(checked.text())
     return 0
 
 

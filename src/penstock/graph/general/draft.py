@@ -20,9 +20,10 @@ from penstock.errors import InternalError, UnsupportedError
 from penstock.graph.general.folding import fold
 from penstock.graph.general.shape_rules import infer
 from penstock.graph.general.sizes import SizeLike, SizeSymbol, as_text, symbols_of
+from penstock.graph.general.source import Source
 from penstock.graph.ir import DType
 
-__all__ = ["NUMPY_TYPES", "Attr", "Draft", "DraftCall", "Shape", "Tensor", "dtype_of"]
+__all__ = ["NUMPY_TYPES", "Attr", "Draft", "DraftCall", "Origin", "Shape", "Tensor", "dtype_of"]
 
 Shape: TypeAlias = tuple[SizeLike, ...]
 Attr: TypeAlias = Any  # int, float, str, bool, or a tuple of sizes
@@ -64,6 +65,15 @@ class Tensor:
         return f"{self.name}: {self.dtype.name.lower()} [{sizes}]" + (" constant" if self.value is not None else "")
 
 
+@dataclass(frozen=True)
+class Origin:
+    """A value of the source and the tensor that is it: its key in the source, and the place that a message names."""
+
+    key: str
+    place: str
+    tensor: Tensor
+
+
 @dataclass(eq=False)
 class DraftCall:
     """A call of an op: its arguments in the order of its schema, None for an absent one, and all its attributes.
@@ -95,7 +105,8 @@ class DraftCall:
 class Draft:
     """A general network.  ``inputs`` and ``outputs`` keep the names that users know.
 
-    ``properties`` are texts for programs that read the bundle.
+    ``properties`` are texts for programs that read the bundle.  ``source`` is what it was made from,
+    and ``origins`` are the values of the source that are tensors here.
     """
 
     name: str
@@ -103,8 +114,22 @@ class Draft:
     outputs: list[Tensor] = field(default_factory=list)
     output_names: list[str] = field(default_factory=list)
     calls: list[DraftCall] = field(default_factory=list)
+    source: Source | None = None
+    origins: list[Origin] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
     properties: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> Draft:
+        """Return a draft that passes may rewrite, with the same tensors."""
+        calls = [DraftCall(c.op, c.name, list(c.inputs), list(c.outputs), dict(c.attrs)) for c in self.calls]
+        return Draft(
+            self.name, list(self.inputs), list(self.outputs), list(self.output_names), calls, _names=set(self._names)
+        )
+
+    def origin(self, key: str, place: str, value: Any) -> None:
+        """Remember that a tensor is a value of the source; a constant has nothing to compare."""
+        if isinstance(value, Tensor) and value.value is None:
+            self.origins.append(Origin(key, place, value))
 
     def input(self, name: str, dtype: DType, shape: Iterable[SizeLike]) -> Tensor:
         """Add an input."""

@@ -198,6 +198,8 @@ def _laid_out(call: DraftCall, use: str, array: NDArray[np.float32]) -> tuple[La
         return _conv_rows(call, array)
     if call.op in ("lstm", "gru"):
         return _gate_rows(call, use, array)
+    if "::" in call.op:
+        return Layout.ROWS_F32, np.atleast_2d(array)
     return Layout.ROWS_F32, array.reshape(1, -1)
 
 

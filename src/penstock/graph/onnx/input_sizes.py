@@ -75,9 +75,10 @@ class InputSizes:
                 )
             return dim
         if isinstance(choice, int) and not isinstance(choice, bool):
-            if not 0 <= choice < MAX_SIZE:
+            if not 1 <= choice < MAX_SIZE:
+                least = "; (0, most) is a size that may be 0" if choice == 0 else ""
                 raise InvalidArgumentError(
-                    f"sizes[{original!r}]: expected 0 to {MAX_SIZE - 1}, got {choice}", param="sizes"
+                    f"sizes[{original!r}]: expected 1 to {MAX_SIZE - 1}, got {choice}{least}", param="sizes"
                 )
             return choice
         return self._free(original, choice)

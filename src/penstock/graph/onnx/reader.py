@@ -20,9 +20,9 @@ from penstock.graph.general.draft import NUMPY_TYPES, Draft, Tensor
 from penstock.graph.ir import DType
 from penstock.graph.onnx.context import ELEMENT_TYPES, FLOATS_AS_F32, MAX_RANK, Site, Value, as_constant, dtype_name
 from penstock.graph.onnx.families import reader_of
-from penstock.graph.onnx.functions import EXPANDED, standard_body
+from penstock.graph.onnx.functions import EXPANDED, add_custom_node, custom_op_of, standard_body
 from penstock.graph.onnx.input_sizes import InputSizes
-from penstock.graph.onnx.load import element_name, load
+from penstock.graph.onnx.load import OnnxSource, element_name, load
 from penstock.graph.onnx.model import (
     MAX_DEPTH,
     MAX_NODES,
@@ -41,18 +41,25 @@ MAX_OPSET: Final = 28
 _SHOWN: Final = 50
 
 
-def read_onnx(source: str | os.PathLike[str] | bytes, sizes: Mapping[str, Any] | None = None) -> Draft:
+def read_onnx(
+    source: str | os.PathLike[str] | bytes, sizes: Mapping[str, Any] | None = None,
+    custom_ops: Mapping[str, str] | None = None,
+) -> Draft:  # fmt: skip
     """Return the network of an ONNX file.
 
     ``sizes`` fixes sizes of inputs that the file leaves open, or gives them ranges: ``{"batch": 1, "H": (32, 1024,
     32)}`` is a number, and a range of multiples of 32.  A size without a name in the file is "INPUT/AXIS"; ``{"x": (1,
     3, 224, 224)}`` fixes all sizes of an input.  The number of an input of rank 0 is its value, which is constant then.
+    ``custom_ops`` gives operators of other domains, "domain::Name", names of custom ops.
 
     Raises UnsupportedError with every node that is not supported (code "unsupported_nodes"), and InvalidFileError
     for a file that is damaged.
     """
     name = "model" if isinstance(source, bytes) else Path(source).stem
-    return _Walk(name, load(source), InputSizes(sizes)).draft()
+    walk = _Walk(name, load(source), InputSizes(sizes), custom_ops or {})
+    draft = walk.draft()
+    draft.source = OnnxSource(source, draft, sizes or {}, walk.custom)
+    return draft
 
 
 @dataclass(frozen=True)
@@ -83,9 +90,10 @@ class _Scope:
 
 
 class _Walk:
-    def __init__(self, name: str, model: OnnxNetwork, sizes: InputSizes) -> None:
-        self._model, self._sizes = model, sizes
+    def __init__(self, name: str, model: OnnxNetwork, sizes: InputSizes, custom_ops: Mapping[str, str]) -> None:
+        self._model, self._sizes, self._custom_ops = model, sizes, custom_ops
         self._draft = Draft(name, properties=model.properties)
+        self.custom: dict[tuple[str, str], str] = {}  # the custom ops of operators
         self._refusals: list[_Refusal] = []
         self._count = self._folded = 0
 
@@ -193,6 +201,8 @@ class _Walk:
             for name, result in zip(node.outputs, results, strict=False):
                 if name:
                     scope.values[name] = result
+                    if scope.depth == 0:
+                        self._draft.origin(name, f"node {node.name} ({node.op})", result)
 
     def _node(self, node: OnnxNode, scope: _Scope) -> Sequence[Value | None]:
         missing: list[Value | None] = [None] * len(node.outputs)
@@ -203,9 +213,10 @@ class _Walk:
         if function is not None:
             return missing if is_missing else self._call(node, function, values, scope)
         if node.domain:
-            raise UnsupportedError(
-                "this domain is not ONNX's, and no loaded library of custom ops has an op of the name"
-            )
+            op = custom_op_of(node, self._custom_ops)
+            self.custom[node.domain, node.op] = op.name
+            tensors = [None if value is None else self._tensor("constant", value) for value in values]
+            return missing if is_missing else add_custom_node(self._draft, node, op, tensors)
         version = scope.opsets.get("", MAX_OPSET)
         if reader is None:
             if is_missing and node.op in EXPANDED:

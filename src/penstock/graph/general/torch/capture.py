@@ -12,7 +12,7 @@ import logging
 import operator
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from typing import Any, Final
 
@@ -22,35 +22,41 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
-from penstock.graph.general.draft import Draft, Tensor
-from penstock.graph.general.sizes import SizeExpression, SizeLike, largest, smallest, symbol
-from penstock.graph.general.torch import elementwise, layers, shapes, volumes
+from penstock.graph.general.draft import Draft, Shape, Tensor
+from penstock.graph.general.sizes import SizeExpression, SizeLike, as_text, is_equal, largest, smallest, symbol
+from penstock.graph.general.torch import cells, elementwise, layers, shapes, volumes
+from penstock.graph.general.torch.declared import add_declared_op, advice, overloads
 from penstock.graph.general.torch.decompose import decomposed
 from penstock.graph.general.torch.numbers import FreeNumber, number_of, rounded_size
 from penstock.graph.general.torch.recurrent import whole_recurrent_layers
+from penstock.graph.general.torch.source import TorchSource, array_of
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named
+from penstock.graph.ir import DType
 
 __all__ = ["capture_module"]
 
-_READERS: Final = (elementwise, layers, shapes, volumes)  # importing them declares the readers
+_READERS: Final = (cells, elementwise, layers, shapes, volumes)  # importing them declares the readers
 _MAX_SIZE: Final = 1 << 20
 _MAX_NARROWED: Final = 4
 _CHECKS: Final = (
     *("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"),
     *("aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"),
 )
+_CONVERTED: Final = {(DType.I64, DType.I32), (DType.BOOL, DType.U8), (DType.I64, DType.U8), (DType.I64, DType.I8)}
+"""The types of results that PyTorch gives in a smaller one: the elements are the same, or wrap."""
 
 Sizes = Mapping[str, "int | tuple[int, ...]"]
 
 
 def capture_module(
     module: nn.Module, example: Any, *, shapes: Mapping[str, Sequence[Any]] | None = None, sizes: Sizes | None = None,
-    name: str = "",
+    name: str = "", decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Draft:  # fmt: skip
     """Capture ``module``, in eval mode, with the arguments of ``example``: a tensor, a tuple, or keyword arguments.
 
     ``shapes`` gives free sizes names, by argument: ``{"image": ("B", 3, "H", "W")}``; a number or None keeps the
-    example's.  ``sizes`` limits them: (least, most), or (least, most, multiple).  Raises UnsupportedError for an
+    example's.  ``sizes`` limits them: (least, most), or (least, most, multiple).  ``decompositions`` gives ops of
+    ``torch.library``, by name, functions in whose calls they are captured.  Raises UnsupportedError for an
     operation without a reader, with the module that calls it, and for a module that fixes a size or branches on values.
     """
     args, kwargs, names = _bound_arguments(module, *_arguments(example))
@@ -63,13 +69,16 @@ def capture_module(
     free.check()
     args, kwargs = free.widened(args, kwargs)
     modes = [(part, part.training) for part in module.modules()]
+    table = overloads(decompositions or {})
     module.eval()
     try:
-        exported = _export(module, args, kwargs, free, names)
+        exported = _export(module, args, kwargs, free, names, table)
     finally:
         for part, training in modes:
             part.training = training
-    return _Capture(exported, free, name or type(module).__name__).run()
+    draft = _Capture(exported, free, name or type(module).__name__).run()
+    draft.source = TorchSource(module, exported, args, kwargs)
+    return draft
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -217,11 +226,13 @@ def _checked_range(name: str, value: Any) -> Any:
     return numbers[0] if numbers[0] == numbers[1] else numbers
 
 
-def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: _FreeSizes, names: Any) -> Any:
+def _export(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: _FreeSizes, names: Any, table: Any
+) -> Any:
     """Export the module; a range of a free size that PyTorch finds too wide is narrowed to what it finds."""
     for _ in range(_MAX_NARROWED):
         try:
-            return _export_once(module, args, kwargs, free.dynamic(names))
+            return _export_once(module, args, kwargs, free.dynamic(names), table)
         except PenstockError:
             raise
         except Exception as error:  # torch.export raises many kinds
@@ -230,7 +241,9 @@ def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fr
     raise UnsupportedError("capture: the ranges of the free sizes do not settle; give them in sizes", param="sizes")
 
 
-def _export_once(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[str, Any]) -> Any:
+def _export_once(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[str, Any], table: Any
+) -> Any:
     loggers = [logging.getLogger("torch"), logging.getLogger("torch.__trace")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -242,7 +255,7 @@ def _export_once(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
                 module, args, kwargs, dynamic_shapes=dynamic, strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )  # fmt: skip
-            return decomposed(exported, {*OPS, *_CHECKS})
+            return decomposed(exported, {*OPS, *_CHECKS}, table)
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -285,6 +298,7 @@ class _Capture:
         for node in self.exported.graph.nodes:
             if node.op == "call_function":
                 self._add_call(node)
+                self.draft.origin(node.name, f"{_place(node)} ({node.target})", self.values.get(node))
             elif node.op == "output":
                 self._refuse_missing()
                 self._add_outputs(node)
@@ -295,7 +309,7 @@ class _Capture:
             target = constants[node.name]
             tensor = self.exported.state_dict.get(target)
             tensor = self.exported.constants[target] if tensor is None else tensor
-            self.values[node] = self.draft.constant(_array(tensor), target)
+            self.values[node] = self.draft.constant(array_of(tensor), target)
             return
         value = node.meta.get("val")
         axes = self.free.axes[self.num_inputs] if self.num_inputs < len(self.free.axes) else {}
@@ -375,6 +389,8 @@ class _Capture:
             return
         read = OPS.get(str(target))
         place = _place(node)
+        if read is None and add_declared_op(self.draft, node, place, self._argument, self._types, self.values):
+            return
         if read is None:
             self.missing.setdefault(str(target), place)
             self.values[node] = self._stand_in(value)
@@ -382,7 +398,7 @@ class _Capture:
         self.writer.name = place
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
         try:
-            self.values[node] = read(self.writer, *args, **kwargs)
+            self.values[node] = self._typed(read(self.writer, *args, **kwargs), value)
         except PenstockError:
             raise
         except (ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -398,6 +414,24 @@ class _Capture:
         if isinstance(value, (tuple, list)):
             return [self._stand_in(item) for item in value]
         return None
+
+    def _typed(self, result: Any, value: Any) -> Any:
+        """Return what a reader made in the type that PyTorch gives it.  Refuses another kind of type or shape."""
+        if not isinstance(result, Tensor) or not isinstance(value, torch.Tensor):
+            return result
+        dtype, shape = dtype_named(value.dtype), tuple(self._size(size) for size in value.shape)
+        is_same = len(shape) == result.rank and all(
+            is_equal(a, b) is not False for a, b in zip(shape, result.shape, strict=True)
+        )
+        if not is_same or (result.dtype != dtype and (result.dtype, dtype) not in _CONVERTED):
+            sizes = ", ".join(as_text(size) for size in shape)
+            raise ValueError(f"expected {dtype.name.lower()} [{sizes}], got {result}")
+        return self.writer.cast(result, dtype)
+
+    def _types(self, value: Any) -> list[tuple[DType, Shape]]:
+        """Return the types of the result of a node."""
+        tensors = [value] if isinstance(value, torch.Tensor) else list(value)
+        return [(dtype_named(t.dtype), tuple(self._size(size) for size in t.shape)) for t in tensors]
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -416,7 +450,7 @@ class _Capture:
     def _refuse_missing(self) -> None:
         if self.missing:
             items = "; ".join(f"{name} in {place}" for name, place in self.missing.items())
-            raise UnsupportedError(f"capture: there is no op for {items}")
+            raise UnsupportedError(f"capture: there is no op for {items}{advice(self.missing)}")
 
     def _add_outputs(self, node: fx.Node) -> None:
         outputs = []
@@ -438,11 +472,6 @@ class _Capture:
             outputs.append(item)
         for index, tensor in enumerate(outputs):
             self.draft.output("output" if len(outputs) == 1 else f"output_{index}", tensor)
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.is_floating_point() else tensor).contiguous().numpy()
 
 
 def _place(node: fx.Node) -> str:

@@ -5,7 +5,7 @@ Ops with a reader stay whole: PyTorch's table would break attention, norms and a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import torch
@@ -16,9 +16,12 @@ __all__ = ["decomposed"]
 _MAX_ROUNDS: Final = 5  # a decomposition may contain ops that have no reader either
 
 
-def decomposed(exported: Any, known: Collection[str]) -> Any:
-    """Return an exported program in which ops are functional, and those that are not ``known`` split where possible."""
-    exported = exported.run_decompositions({})
+def decomposed(exported: Any, known: Collection[str], own: Mapping[Any, Any]) -> Any:
+    """Return an exported program in which ops are functional, and those that are not ``known`` split where possible.
+
+    ``own`` are decompositions by op, which come first.
+    """
+    exported = exported.run_decompositions(dict(own))
     for _ in range(_MAX_ROUNDS):
         table = _table(exported, known)
         if not table:

@@ -6,6 +6,7 @@ import math
 from typing import Any, Final
 
 from penstock.graph.general.draft import Tensor
+from penstock.graph.general.shape_rules import normalise_axis
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named, reader
 from penstock.graph.ir import DType
 
@@ -113,12 +114,17 @@ def _gelu(w: Writer, x: Tensor, approximate: str = "none") -> Tensor:
     return w.unary("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
-@reader("clamp.default", "hardtanh.default", "clamp.Tensor")
-def _clamp(w: Writer, x: Tensor, min: Any = None, max: Any = None, **bounds: Any) -> Tensor:
-    low, high = bounds.get("min_val", min), bounds.get("max_val", max)
-    low, high = (None if isinstance(v, float) and math.isinf(v) else v for v in (low, high))
-    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and x.dtype == DType.F32:
-        return w.unary("clip", x, low, high)
+@reader("hardtanh.default")
+def _hardtanh(w: Writer, x: Tensor, min_val: Any = -1.0, max_val: Any = 1.0) -> Tensor:
+    return _clamp(w, x, min_val, max_val)
+
+
+@reader("clamp.default", "clamp.Tensor")
+def _clamp(w: Writer, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    low, high = None if min == -math.inf else min, None if max == math.inf else max
+    numbers = [value for value in (low, high) if isinstance(value, (int, float)) and math.isfinite(value)]
+    if len(numbers) == 2 and x.dtype == DType.F32:
+        return w.unary("clip", x, *numbers)
     x = x if low is None else w.binary("max", x, low)
     return x if high is None else w.binary("min", x, high)
 
@@ -168,6 +174,13 @@ def _prelu(w: Writer, x: Tensor, weight: Tensor) -> Tensor:
     if weight.rank == 1 and x.rank > 1:
         weight = w.reshape(weight, (weight.shape[0], *[1] * (x.rank - 2)))
     return w.binary("prelu", x, weight)
+
+
+@reader("glu.default")
+def _glu(w: Writer, x: Tensor, axis: int = -1) -> Tensor:
+    size = x.shape[normalise_axis(axis, x.rank)]
+    value, gate = w.sliced(x, axis, 0, size // 2), w.sliced(x, axis, size // 2, None)
+    return w.binary("mul", value, w.unary("sigmoid", gate))
 
 
 @reader("hardsigmoid.default")

@@ -12,7 +12,7 @@ from penstock.graph.general.draft import Tensor
 from penstock.graph.general.einsum import einsum
 from penstock.graph.general.images import image_op, same_pads, weight_channels_last
 from penstock.graph.general.shape_rules import normalise_axis
-from penstock.graph.general.sizes import SizeExpression, SizeLike, product
+from penstock.graph.general.sizes import SizeExpression, SizeLike, largest, product
 from penstock.graph.general.torch.numbers import scaled_size
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named, reader
 from penstock.graph.ir import DType
@@ -247,8 +247,13 @@ def _var(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, keepdim
     every = _axes(x, axes)
     centred = w.binary("sub", x, _reduced(w, "mean", x, every, True))
     total = _reduced(w, "sum_square", centred, every, keepdim)
-    count = product(x.shape[axis] for axis in every) - (1 if correction is None else int(correction))
-    return w.binary("div", total, w.cast(w.constant(count), DType.F32))
+    number = product(x.shape[axis] for axis in every)
+    less = 1 if correction is None else correction
+    if less == int(less):
+        count = w.cast(w.constant(largest(number - int(less), 0)), DType.F32)
+    else:
+        count = w.binary("max", w.binary("sub", w.cast(w.constant(number), DType.F32), float(less)), 0.0)
+    return w.binary("div", total, count)
 
 
 @reader("std.correction")
@@ -264,6 +269,8 @@ def _var_mean(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, ke
 @reader("linalg_vector_norm.default", "norm.ScalarOpt_dim")
 def _norm(w: Writer, x: Tensor, order: Any = 2, axes: Any = None, keep: bool = False, *, dtype: Any = None) -> Tensor:
     kinds = {1: "l1", 2: "l2", None: "l2"}
+    if x.rank == 0:
+        return w.unary("abs", x)
     if order == float("inf"):
         return _reduced(w, "max", w.unary("abs", x), axes, keep)
     if order not in kinds:
@@ -272,8 +279,9 @@ def _norm(w: Writer, x: Tensor, order: Any = 2, axes: Any = None, keep: bool = F
 
 
 def _arg(w: Writer, kind: str, x: Tensor, axis: Any, keep: bool) -> Tensor:
-    if axis is None:
-        x, axis = w.reshape(x, (-1,)), 0
+    if axis is None or x.rank == 0:
+        place = w.add("arg_reduce", w.reshape(x, (-1,)), kind=kind, axis=0, keep=False)
+        return w.reshape(place, (1,) * x.rank if keep else ())
     return w.add("arg_reduce", x, kind=kind, axis=axis, keep=keep)
 
 
@@ -504,6 +512,31 @@ def _upsample_bicubic(w: Writer, x: Tensor, sizes: Any, align_corners: bool, *sc
     return _resized(w, x, sizes, _scales(scales), mode="cubic", coordinates=rule)
 
 
+@reader("upsample_nearest1d.vec", "upsample_nearest1d.default")
+def _upsample_rows_nearest(w: Writer, x: Tensor, sizes: Any, *scales: Any) -> Tensor:
+    return _rows_resized(w, x, sizes, scales, mode="nearest", coordinates="asymmetric", rounding="floor")
+
+
+@reader("_upsample_nearest_exact1d.vec", "_upsample_nearest_exact1d.default")
+def _upsample_rows_nearest_exact(w: Writer, x: Tensor, sizes: Any, *scales: Any) -> Tensor:
+    return _rows_resized(w, x, sizes, scales, mode="nearest", coordinates="half_pixel", rounding="round_prefer_ceil")
+
+
+@reader("upsample_linear1d.vec", "upsample_linear1d.default")
+def _upsample_rows(w: Writer, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
+    rule = "align_corners" if align_corners else "half_pixel"
+    return _rows_resized(w, x, sizes, scales, mode="linear", coordinates=rule)
+
+
+def _rows_resized(w: Writer, x: Tensor, sizes: Any, scales: Sequence[Any], **attrs: Any) -> Tensor:
+    """Resize rows as images of height 1."""
+    given = next((s for s in scales if s is not None), None)
+    scale = given[0] if isinstance(given, (list, tuple)) else given
+    both = None if scale is None else [1.0, float(scale)]
+    out = _resized(w, w.unsqueeze(x, 2), None if sizes is None else (1, *sizes), both, **attrs)
+    return w.reshape(out, (*out.shape[:2], out.shape[3]))
+
+
 def _scales(scales: Sequence[Any]) -> list[float] | None:
     """Return the factors of both axes, from one list or from two numbers; None if the sizes give them."""
     flat = [s for item in scales if item is not None for s in (item if isinstance(item, (list, tuple)) else [item])]
@@ -518,71 +551,3 @@ def _resized(w: Writer, x: Tensor, sizes: Any, scales: list[float] | None, **att
     if scales is not None and attrs.get("coordinates") != "align_corners":
         attrs |= {"scale_h": scales[0], "scale_w": scales[1]}
     return image_op(w.draft, "resize", x, name=w.name, sizes=tuple(sizes), **attrs)
-
-
-# ---- recurrent layers
-
-
-@reader("lstm.input", "penstock_network.lstm.default")
-def _lstm(
-    w: Writer, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Write a call for each layer; PyTorch's gates i, f, g, o become i, o, f, g."""
-    h0, c0 = states
-    out, (h, c) = _layers(w, "lstm", x, [h0, c0], params, has_biases, num_layers, bidirectional, batch_first)
-    return out, h, c
-
-
-@reader("penstock_network.gru.default")
-def _gru(
-    w: Writer, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Write a call for each layer; PyTorch's gates r, z, n become z, r, n."""
-    out, (h,) = _layers(w, "gru", x, list(states), params, has_biases, num_layers, bidirectional, batch_first)
-    return out, h
-
-
-_GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
-
-
-def _layers(
-    w: Writer, op: str, x: Tensor, states: list[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
-    bidirectional: bool, batch_first: bool,
-) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    directions = 2 if bidirectional else 1
-    per_cell = len(params) // (num_layers * directions)
-    if per_cell != (4 if has_biases else 2):
-        raise UnsupportedError(f"{op}: expected no projections (proj_size)")
-    x = w.permute(x, (1, 0, 2)) if batch_first else x
-    last: list[list[Tensor]] = [[] for _ in states]
-    for layer in range(num_layers):
-        cells = [params[(layer * directions + d) * per_cell :][:per_cell] for d in range(directions)]
-        own = [w.sliced(s, 0, layer * directions, (layer + 1) * directions) for s in states]
-        outputs = _layer(w, op, x, own, cells)
-        x = w.reshape(w.permute(outputs[0], (0, 2, 1, 3)), (*x.shape[:2], -1))
-        for kept, state in zip(last, outputs[1:], strict=True):
-            kept.append(state)
-    x = w.permute(x, (1, 0, 2)) if batch_first else x
-    return x, [w.concat(kept, 0) for kept in last]
-
-
-def _layer(w: Writer, op: str, x: Tensor, states: list[Tensor], cells: list[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-    order = _GATES[op]
-    hidden = int(cells[0][1].shape[1])  # type: ignore[arg-type]
-
-    def gates(tensor: Tensor) -> Any:
-        if tensor.value is None:
-            raise UnsupportedError(f"{op}: expected constant weights, got computed ones")
-        array = np.asarray(tensor.value, np.float32)
-        return np.concatenate([array[g * hidden : (g + 1) * hidden] for g in order])
-
-    weights = [w.constant(np.stack([gates(cell[i]) for cell in cells])) for i in (0, 1)]
-    bias = None
-    if len(cells[0]) == 4:
-        bias = w.constant(np.stack([np.concatenate([gates(cell[2]), gates(cell[3])]) for cell in cells]))
-    attrs: dict[str, Any] = {"hidden": hidden, "direction": "bidirectional" if len(cells) == 2 else "forward"}
-    if op == "gru":
-        return w.add_many("gru", x, *weights, bias, *states, None, linear_before_reset=True, **attrs)
-    return w.add_many("lstm", x, *weights, bias, *states, None, **attrs)

@@ -11,8 +11,8 @@ import numpy as np
 from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
 from penstock.graph.general.shape_rules import broadcast, normalise_axis
-from penstock.graph.general.sizes import SizeLike, largest, product
-from penstock.graph.general.torch.writer import Writer, dtype_named, reader
+from penstock.graph.general.sizes import SizeLike, is_equal, largest, product
+from penstock.graph.general.torch.writer import Writer, common_type, dtype_named, reader
 from penstock.graph.ir import DType
 
 
@@ -147,7 +147,7 @@ def _unbind(w: Writer, x: Tensor, axis: int = 0) -> list[Tensor]:
 @reader("cat.default", "concatenate.default")
 def _cat(w: Writer, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     kept = [t for t in tensors if t.rank != 1 or t.shape[0] != 0] or list(tensors[:1])
-    dtype = max((t.dtype for t in kept), key=lambda dtype: (dtype == DType.F32, int(dtype)))
+    dtype = common_type(t.dtype for t in tensors)
     return w.concat([w.cast(t, dtype) for t in kept], axis)
 
 
@@ -209,19 +209,33 @@ def _embedding(w: Writer, weight: Tensor, ids: Tensor, *options: Any) -> Tensor:
 
 @reader("gather.default")
 def _gather(w: Writer, x: Tensor, axis: int, indices: Tensor, sparse_grad: bool = False) -> Tensor:
-    return w.add("gather_elements", x, indices, axis=axis)
+    if x.rank == 0 or indices.rank == 0:
+        raise UnsupportedError("gather: expected a dimension or more, got a number")
+    return w.add("gather_elements", _cropped(w, x, indices.shape, but=normalise_axis(axis, x.rank)), indices, axis=axis)
+
+
+def _cropped(w: Writer, x: Tensor, shape: Sequence[SizeLike], but: int | None = None) -> Tensor:
+    """Return the begin of x on all axes: PyTorch's indices may have fewer rows than what they are of."""
+    for axis, size in enumerate(shape):
+        if axis != but and is_equal(x.shape[axis], size) is not True:
+            x = w.sliced(x, axis, 0, size)
+    return x
 
 
 @reader("scatter.src", "scatter.value")
 def _scatter(w: Writer, x: Tensor, axis: int, indices: Tensor, source: Any) -> Tensor:
+    if x.rank == 0 or indices.rank == 0:
+        raise UnsupportedError("scatter: expected a dimension or more, got a number")
     if not isinstance(source, Tensor):
         source = w.add("expand", w.constant(source, x.dtype), sizes=indices.shape)
-    return w.add("scatter_elements", x, indices, source, axis=axis)
+    return w.add("scatter_elements", x, indices, _cropped(w, source, indices.shape), axis=axis)
 
 
 @reader("scatter_add.default")
 def _scatter_add(w: Writer, x: Tensor, axis: int, indices: Tensor, source: Tensor) -> Tensor:
-    return w.add("scatter_elements", x, indices, source, axis=axis, reduction="add")
+    if x.rank == 0 or indices.rank == 0:
+        raise UnsupportedError("scatter_add: expected a dimension or more, got a number")
+    return w.add("scatter_elements", x, indices, _cropped(w, source, indices.shape), axis=axis, reduction="add")
 
 
 @reader("index.Tensor", "_unsafe_index.Tensor")

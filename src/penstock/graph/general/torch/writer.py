@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from penstock.graph.general.shape_rules import normalise_axis
 from penstock.graph.general.sizes import SizeExpression, SizeLike, product, smallest
 from penstock.graph.ir import DType
 
-__all__ = ["OPS", "Reader", "Writer", "dtype_named", "reader"]
+__all__ = ["OPS", "Reader", "Writer", "common_type", "dtype_named", "reader"]
 
 _DTYPES: Final = {
     "torch.float32": DType.F32, "torch.float64": DType.F32, "torch.float16": DType.F32, "torch.bfloat16": DType.F32,
@@ -23,6 +23,12 @@ _DTYPES: Final = {
 }  # fmt: skip
 """Floating-point types are computed in float32."""
 _RANKS: Final = {DType.BOOL: 0, DType.U8: 1, DType.I8: 1, DType.I32: 2, DType.I64: 3, DType.F32: 4}
+_MAX_WHOLE: Final = 1 << 53
+
+
+def common_type(dtypes: Iterable[DType]) -> DType:
+    """Return the type that PyTorch gives tensors of these together."""
+    return max(dtypes, key=_RANKS.__getitem__)
 
 
 def dtype_named(dtype: Any) -> DType:
@@ -152,6 +158,8 @@ class Writer:
         if b.value is not None and b.rank == 2 and b.dtype == DType.F32:
             transposed = self.draft.constant(np.ascontiguousarray(b.value.T), b.name)
             return self.squeezed_rows(a, lambda rows: self.linear(rows, transposed, None))
+        if a.rank == b.rank == 1:
+            return self.reshape(self.add("matmul", self.unsqueeze(a, 0), self.unsqueeze(b, 1)), ())
         if a.rank == 1:
             out = self.matmul(self.unsqueeze(a, 0), b)
             return self.reshape(out, (*out.shape[:-2], out.shape[-1]))
@@ -169,8 +177,8 @@ class Writer:
 
     def filled(self, sizes: Sequence[SizeLike], value: float, dtype: DType) -> Tensor:
         """Return a tensor of one number."""
-        if not math.isfinite(value):  # no attribute of a file is infinite
-            number = self.constant(np.array(value, np.float32), dtype)
+        if not math.isfinite(value) or abs(value) > _MAX_WHOLE:  # attributes are finite, and whole up to 2^53
+            number = self.constant(int(value) if dtype == DType.I64 else np.array(value, np.float32), dtype)
             return self.add("expand", number, sizes=tuple(sizes)) if sizes else number
         return self.add("fill", sizes=tuple(sizes), dtype=dtype.name.lower(), value=float(value))
 

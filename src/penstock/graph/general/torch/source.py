@@ -1,0 +1,109 @@
+"""A captured module as a source: PyTorch's eager mode, and the values inside the exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from numpy.typing import NDArray
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+__all__ = ["TorchSource", "array_of"]
+
+_TOLERANCES: Final = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_WHOLE: Final = {"penstock_network.lstm.default": "lstm", "penstock_network.gru.default": "gru"}
+
+
+def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return the elements of a tensor, floating-point numbers as float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).contiguous().numpy()
+
+
+class TorchSource:
+    """Runs a module, in eval mode, with arrays instead of the tensors of its example."""
+
+    name = "PyTorch's eager mode"
+
+    def __init__(self, module: nn.Module, exported: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._module, self._exported = module, exported
+        self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._at = [at for at, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
+        self.examples: Sequence[NDArray[Any]] | None = [array_of(self._leaves[at]) for at in self._at]
+        tensors = [*(self._leaves[at] for at in self._at), *module.parameters(), *module.buffers()]
+        self.tolerance = max([1e-4, *(_TOLERANCES.get(tensor.dtype, 0.0) for tensor in tensors)])
+
+    @property
+    def output_types(self) -> list[torch.dtype]:
+        """The types of the tensors that the module returns."""
+        node = next(node for node in reversed(self._exported.graph.nodes) if node.op == "output")
+        names = set(self._exported.graph_signature.user_outputs)
+        kept = [item for item in pytree.tree_leaves(node.args) if getattr(item, "name", "") in names]
+        return [item.meta["val"].dtype for item in kept]
+
+    def run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the tensors that the module returns."""
+        args, kwargs = pytree.tree_unflatten(self._filled(arrays), self._spec)
+        with _eval_mode(self._module), torch.no_grad():
+            result = self._module(*args, **kwargs)
+        return [array_of(item) for item in pytree.tree_leaves(result) if isinstance(item, torch.Tensor)]
+
+    def values(self, arrays: Sequence[NDArray[Any]], keys: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Return the results of nodes of the exported program."""
+        found: dict[str, NDArray[Any]] = {}
+        signature = self._exported.graph_signature
+        constants = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
+        leaves = iter(self._filled(arrays))
+        values = []
+        for node in self._exported.graph.nodes:
+            if node.op == "placeholder":
+                target = constants.get(node.name)
+                stored = None if target is None else self._exported.state_dict.get(target)
+                values.append(
+                    next(leaves) if target is None else self._exported.constants[target] if stored is None else stored
+                )
+        with torch.no_grad():
+            _Recorder(self._exported.graph_module, keys, found).run(*values)
+        return found
+
+    def _filled(self, arrays: Sequence[NDArray[Any]]) -> list[Any]:
+        leaves = list(self._leaves)
+        for at, array in zip(self._at, arrays, strict=True):
+            leaves[at] = torch.from_numpy(array.copy()).to(leaves[at].device, leaves[at].dtype)
+        return leaves
+
+
+class _Recorder(fx.Interpreter):
+    """Keeps the results of some nodes."""
+
+    def __init__(self, module: fx.GraphModule, keys: Collection[str], found: dict[str, NDArray[Any]]) -> None:
+        super().__init__(module)
+        self._keys, self._found = keys, found
+
+    def run_node(self, node: fx.Node) -> Any:
+        result = super().run_node(node)
+        if node.name in self._keys:
+            self._found[node.name] = array_of(result)
+        return result
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        name = _WHOLE.get(str(target))
+        return super().call_function(target if name is None else getattr(torch, name), args, kwargs)
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
