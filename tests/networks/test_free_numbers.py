@@ -18,6 +18,7 @@ from penstock.errors import UnsupportedError
 from penstock.graph.general.lower import write_network
 from penstock.graph.general.torch.capture import capture_module
 from penstock.networks.predictor import open_predictor
+from tests.support.errors import raises
 
 
 @pytest.fixture(autouse=True)
@@ -120,5 +121,5 @@ def test_convolutions_over_volumes(tmp_path: Path) -> None:
 
 def test_factors_that_are_not_exact_are_refused_at_free_sizes() -> None:
     module = Function(lambda x: [F.interpolate(x, scale_factor=0.7)])
-    with pytest.raises(UnsupportedError, match=r"0\.7"):
+    with raises(UnsupportedError, match=r"0\.7"):
         capture_module(module, torch.ones(1, 1, 10, 10), shapes={"x": (1, 1, "H", "W")})
