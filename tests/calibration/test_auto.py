@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.calibration.auto import methods_for, quantize_auto
-from penstock.calibration.divergence import Divergence
+from penstock.calibration.divergence import MeanDivergence
 from penstock.calibration.judge import Judge, split_data
 from penstock.calibration.quantize import DataOptions
 from penstock.calibration.texts import CalibrationData
@@ -30,7 +30,7 @@ def test_auto_keeps_the_method_with_the_least_divergence(tmp_path: Path, monkeyp
     monkeypatch.setattr("penstock.calibration.auto.methods_for", lambda scheme: ("rtn", "gptq"))
     measure = Judge.divergence
 
-    def counted(judge: Judge, folder: Path) -> Divergence:
+    def counted(judge: Judge, folder: Path) -> MeanDivergence:
         judged.append(folder.name)
         return measure(judge, folder)
 

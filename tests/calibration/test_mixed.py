@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock.calibration.budget import Budget, choose_schemes, parse_size_budget, parse_speed
-from penstock.calibration.divergence import Divergence
+from penstock.calibration.divergence import MeanDivergence
 from penstock.calibration.judge import Judge, Workspace
 from penstock.calibration.mixed import MixedOptions, MixedReport, SpeedProbe, quantize_mixed
-from penstock.calibration.units import Unit
+from penstock.calibration.units import WeightUnit
 from penstock.checkpoint.folder import Checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph
@@ -36,7 +36,7 @@ class Mixed:
         self.source, self.out, self.count = write_tiny_llama(folder / "model", tied=True), folder / "out", 0
         measure = Judge.divergence
 
-        def counted(judge: Judge, checkpoint: Checkpoint) -> Divergence:
+        def counted(judge: Judge, checkpoint: Checkpoint) -> MeanDivergence:
             self.count += 1
             if self.count == 6:
                 raise StopError
@@ -189,8 +189,8 @@ def test_a_budget_is_one_positive_limit() -> None:
 
 
 def test_a_large_unit_gets_its_room_before_small_ones() -> None:
-    def unit(name: str, extra: int) -> Unit:
-        return Unit("0", name, (f"{name}.weight",), {"w4a8": 100, "w8a8": 100 + extra})
+    def unit(name: str, extra: int) -> WeightUnit:
+        return WeightUnit("0", name, (f"{name}.weight",), {"w4a8": 100, "w8a8": 100 + extra})
 
     units = [unit("small", 10), unit("large", 95), unit("other", 40)]
     costs = {

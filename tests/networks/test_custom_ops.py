@@ -14,6 +14,7 @@ from torch import Tensor
 
 import penstock
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from tests.support.errors import raises
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +42,7 @@ def decomposition(x: Tensor, factor: float = 2.0) -> Tensor:
 
 def test_ops_of_torch_library_are_refused_or_decomposed() -> None:
     x = torch.randn(2, 3)
-    with pytest.raises(UnsupportedError, match="network_tests::squared"):
+    with raises(UnsupportedError, match="network_tests::squared"):
         penstock.capture(Squares(), x)
     for key in ("network_tests::squared", squared, torch.ops.network_tests.squared.default):
         network = penstock.capture(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.calibration.divergence import Divergence
+from penstock.calibration.divergence import MeanDivergence
 from penstock.calibration.judge import Judge, Workspace, file_stamp
 from penstock.calibration.quantize import METHODS, DataOptions, quantize_with_data
 from penstock.checkpoint.folder import Checkpoint
@@ -33,7 +33,7 @@ class Candidate:
     """A method and the divergence of its result; None and the reason if it could not be tried."""
 
     method: str
-    divergence: Divergence | None
+    divergence: MeanDivergence | None
     reason: str = ""
 
 
@@ -102,12 +102,12 @@ def quantize_auto(
 
 def _candidate(values: Mapping[str, Any]) -> Candidate:
     divergence = values["divergence"]
-    return Candidate(values["method"], None if divergence is None else Divergence(**divergence), values["reason"])
+    return Candidate(values["method"], None if divergence is None else MeanDivergence(**divergence), values["reason"])
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """What a method is tried with."""
+    """The model, data and options that a method is tried with."""
 
     source: Path
     checkpoint: Checkpoint

@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.calibration.units import Unit
+from penstock.calibration.units import WeightUnit
 from penstock.validation import refusal
 
 __all__ = [
     "Budget",
+    "BudgetStep",
     "Costs",
-    "Step",
     "apply_steps",
     "choose_schemes",
     "greedy_steps",
@@ -34,7 +34,7 @@ _NUMBER: Final = r"(\d+(?:\.\d+)?|\.\d+)"
 
 @dataclass(frozen=True)
 class Budget:
-    """What a mix must keep; one of the four is set.
+    """A limit that a mix must keep; one of the four is set.
 
     ``bits``: bits per weight of the whole model, as ``penstock eval`` counts them.  ``num_bytes``: of all weights.
     ``max_kl``: the divergence in nats per token.  ``min_speed``: tokens per second of decoding at batch 1.
@@ -85,28 +85,31 @@ Costs = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class Step:
+class BudgetStep:
     """A unit gets a higher scheme: the divergence that this takes away, and the bytes that it adds."""
 
-    unit: Unit
+    unit: WeightUnit
     scheme: str
     gain: float
     num_bytes: int
 
 
 def greedy_steps(
-    units: Sequence[Unit], schemes: Callable[[Unit], Sequence[str]], costs: Costs, max_bytes: float = math.inf
-) -> list[Step]:
+    units: Sequence[WeightUnit],
+    schemes: Callable[[WeightUnit], Sequence[str]],
+    costs: Costs,
+    max_bytes: float = math.inf,
+) -> list[BudgetStep]:
     """Return the steps from the lowest scheme of each unit, the most divergence per byte first.
 
     ``schemes``: those of a unit, the lowest first.  ``max_bytes``: the bytes that all steps may add; a step that does
     not fit is left out, and cheaper ones follow.  Only steps that take divergence away are made.
     """
     current = {unit.name: 0 for unit in units}
-    steps: list[Step] = []
+    steps: list[BudgetStep] = []
     left = max_bytes
     while True:
-        best: tuple[float, Step, int] | None = None
+        best: tuple[float, BudgetStep, int] | None = None
         for unit in units:
             row, own = schemes(unit), current[unit.name]
             for place in range(own + 1, len(row)):
@@ -116,7 +119,7 @@ def greedy_steps(
                     continue
                 rate = gain / max(extra, 1)
                 if best is None or rate > best[0]:
-                    best = rate, Step(unit, row[place], gain, extra), place
+                    best = rate, BudgetStep(unit, row[place], gain, extra), place
         if best is None:
             return steps
         _, step, place = best
@@ -126,14 +129,14 @@ def greedy_steps(
 
 
 def apply_steps(
-    units: Sequence[Unit], schemes: Callable[[Unit], Sequence[str]], steps: Sequence[Step]
+    units: Sequence[WeightUnit], schemes: Callable[[WeightUnit], Sequence[str]], steps: Sequence[BudgetStep]
 ) -> dict[str, str]:
     """Return the scheme of each unit, by name, after steps from the lowest."""
     return {unit.name: schemes(unit)[0] for unit in units} | {step.unit.name: step.scheme for step in steps}
 
 
 def choose_schemes(
-    units: Sequence[Unit], schemes: Callable[[Unit], Sequence[str]], costs: Costs, max_bytes: float
+    units: Sequence[WeightUnit], schemes: Callable[[WeightUnit], Sequence[str]], costs: Costs, max_bytes: float
 ) -> dict[str, str]:
     """Return the scheme of each unit, by name, that adds at most ``max_bytes`` to the lowest schemes.
 
@@ -146,7 +149,7 @@ def choose_schemes(
 
 
 def _knapsack(
-    units: Sequence[Unit], schemes: Callable[[Unit], Sequence[str]], costs: Costs, max_bytes: float
+    units: Sequence[WeightUnit], schemes: Callable[[WeightUnit], Sequence[str]], costs: Costs, max_bytes: float
 ) -> dict[str, str]:
     """Return the schemes with the least sum of costs, by dynamic programming; sizes are rounded up to parts."""
     part = max(max_bytes, 1) / _PARTS

@@ -16,7 +16,7 @@ from penstock.core.native import Context, CoreProgram, Model, ProgramOptions, St
 from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
 from penstock.runtime.program import kv_layout_of, pages_for
 
-__all__ = ["Divergence", "LogitsProgram", "compare_rows", "measure_divergence", "score_rows", "write_reference"]
+__all__ = ["LogitsProgram", "MeanDivergence", "compare_rows", "measure_divergence", "score_rows", "write_reference"]
 
 _ROWS_PER_STEP: Final = 128
 """Rows of logits of a step, as many as a processor computes at full speed."""
@@ -65,7 +65,7 @@ def _log_softmax(rows: Rows) -> Floats:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class MeanDivergence:
     """The mean of KL(original || model) per token, in nats, and its standard error over sequences.
 
     ``same_top``: the share of tokens after which both have the same likeliest token.
@@ -162,7 +162,7 @@ def write_reference(program: LogitsProgram, sequences: Sequence[Sequence[int]], 
 
 def measure_divergence(
     program: LogitsProgram, sequences: Sequence[Sequence[int]], reference: Path, on_sequence: Any = None
-) -> Divergence:
+) -> MeanDivergence:
     """Return the divergence from logits that ``write_reference`` wrote for the same sequences."""
     lengths = [len(ids) for ids in sequences]
     known = np.memmap(reference, np.float32, "r", shape=(sum(lengths), program.vocab_size))
@@ -178,4 +178,4 @@ def measure_divergence(
     count = sum(lengths)
     mean = math.fsum(sums) / count
     residuals = (total - mean * length for total, length in zip(sums, lengths, strict=True))
-    return Divergence(mean, math.sqrt(math.fsum(value * value for value in residuals)) / count, num_same / count)
+    return MeanDivergence(mean, math.sqrt(math.fsum(value * value for value in residuals)) / count, num_same / count)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from penstock.calibration.divergence import Divergence, LogitsProgram, measure_divergence, write_reference
+from penstock.calibration.divergence import LogitsProgram, MeanDivergence, measure_divergence, write_reference
 from penstock.calibration.texts import CalibrationData, calibration_data, read_texts
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.imatrix import is_imatrix
@@ -141,10 +141,10 @@ class Judge:
     def _max_len(self) -> int:
         return max(map(len, self.held.sequences))
 
-    def divergence(self, checkpoint: Checkpoint | Path) -> Divergence:
+    def divergence(self, checkpoint: Checkpoint | Path) -> MeanDivergence:
         """Return the divergence of a checkpoint."""
 
-        def measure(bundle: Path) -> Divergence:
+        def measure(bundle: Path) -> MeanDivergence:
             with LogitsProgram(bundle, self._max_len, self._threads) as program:
                 return measure_divergence(program, self.held.sequences, self._reference)
 

@@ -45,7 +45,7 @@ def default_levels(scheme: str, dtype: str) -> tuple[str, ...]:
     return tuple(dtype if name == "bf16" else name for name in _LADDERS[quantizing_scheme(scheme).name])
 
 
-class _Part:
+class _LevelPart:
     """Some tensors of an open file or checkpoint, as a file of weights."""
 
     def __init__(self, home: WeightFile | Checkpoint, names: Collection[str]) -> None:
@@ -95,10 +95,10 @@ class Levels:
             ]
             for home, names in ((self.folders[scheme], set(own) - set(in_head)), (self._head_file, set(in_head))):
                 if home is not None and names:
-                    homes.append(_Part(home, _with_companions(home, names)))
+                    homes.append(_LevelPart(home, _with_companions(home, names)))
             for name in own:
                 taken |= {name} | self.base.companions(name)
-        homes.append(_Part(self.base, [name for name in self.base.tensors if name not in taken]))
+        homes.append(_LevelPart(self.base, [name for name in self.base.tensors if name not in taken]))
         config = self.base.stored_config
         higher = {name: scheme for name, scheme in schemes.items() if scheme != self.schemes[0]}
         values = mixed_config(config.values, self.schemes[0], higher)

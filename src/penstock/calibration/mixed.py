@@ -22,11 +22,11 @@ from penstock.calibration.budget import (
     greedy_steps,
     smallest_prefix,
 )
-from penstock.calibration.divergence import Divergence
+from penstock.calibration.divergence import MeanDivergence
 from penstock.calibration.judge import Judge, Workspace, file_stamp
 from penstock.calibration.levels import METHODS, Levels, default_levels, make_levels, write_checkpoint
 from penstock.calibration.texts import DEFAULT_TOKENS, check_max_tokens
-from penstock.calibration.units import Unit, find_units, has_experts
+from penstock.calibration.units import WeightUnit, find_units, has_experts
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import check_float_weights
 from penstock.config import check_choice
@@ -92,10 +92,10 @@ class MixedReport:
     units: tuple[UnitResult, ...]
     num_bytes: int
     bits: float
-    divergence: Divergence
+    divergence: MeanDivergence
     predicted: float
-    lowest: tuple[float, Divergence]
-    highest: tuple[float, Divergence]
+    lowest: tuple[float, MeanDivergence]
+    highest: tuple[float, MeanDivergence]
     judged_tokens: int
     speed: float | None
     recipe: Mapping[str, Any]
@@ -173,10 +173,10 @@ class _Mix:
         self._levels, self._judge, self._work, self._options, self._tell = levels, judge, work, options, progress
         self._known: dict[str, list[float]] = work.read("divergences.json") or {}
         self._graph: Graph | None = None
-        self.units: list[Unit] = []
+        self.units: list[WeightUnit] = []
         self.costs: Costs = {}
 
-    def _rows(self, unit: Unit) -> tuple[str, ...]:
+    def _rows(self, unit: WeightUnit) -> tuple[str, ...]:
         """Return the schemes that a unit may have: the head has 4 bits only if they were made for it."""
         lowest = self._levels.schemes[0]
         is_head = any(self._levels.base.tensors[name].dtype == "i8" for name in unit.tensors)
@@ -187,13 +187,13 @@ class _Mix:
         """Return the lowest (0) or the highest (-1) scheme of each unit, by its name."""
         return {unit.name: self._rows(unit)[place] for unit in self.units}
 
-    def _divergence(self, key: str, schemes: Mapping[str, str]) -> Divergence:
+    def _divergence(self, key: str, schemes: Mapping[str, str]) -> MeanDivergence:
         """Return the divergence with a scheme for each unit, measured once."""
         if key not in self._known:
             value = self._judge.divergence(self._compose(schemes))
             self._known[key] = [value.mean, value.error, value.same_top]
             self._work.write("divergences.json", self._known)
-        return Divergence(*self._known[key])
+        return MeanDivergence(*self._known[key])
 
     def _compose(self, schemes: Mapping[str, str], recipe: Mapping[str, Any] | None = None) -> Checkpoint:
         named = {name: schemes[unit.name] for unit in self.units for name in unit.tensors}
@@ -240,7 +240,7 @@ class _Mix:
             unit.num_bytes[schemes[unit.name]] - unit.num_bytes[stored[unit.name]] for unit in self.units
         )
 
-    def _stored_scheme(self, unit: Unit) -> str:
+    def _stored_scheme(self, unit: WeightUnit) -> str:
         """Return the scheme of a unit in the folder of the lowest scheme, whose head has 8 bits."""
         lowest = find_scheme(self._levels.schemes[0])
         is_head = self._levels.base.tensors[unit.tensors[0]].dtype == "i8" and lowest.weight_bits == 4

@@ -11,14 +11,14 @@ from penstock.core.native import layout_bytes
 from penstock.graph.ir import Graph, Node, Part, Weight
 from penstock.quant.scheme import find_scheme
 
-__all__ = ["HEAD", "Unit", "find_units", "has_experts"]
+__all__ = ["HEAD", "WeightUnit", "find_units", "has_experts"]
 
 HEAD: Final = "head"
 _LINEARS: Final = ("linear", "expert_linear", "head_linear")
 
 
 @dataclass(frozen=True)
-class Unit:
+class WeightUnit:
     """Weights that have one scheme together.
 
     ``layer``: the number of the layer as text, or "head" for weights outside of layers.  ``kind``: the names of the
@@ -37,13 +37,15 @@ class Unit:
         return self.kind if self.layer == HEAD else f"{self.layer} {self.kind}"
 
 
-def find_units(graph: Graph, schemes: Sequence[str], quantized: Collection[str], split: bool = False) -> list[Unit]:
+def find_units(
+    graph: Graph, schemes: Sequence[str], quantized: Collection[str], split: bool = False
+) -> list[WeightUnit]:
     """Return the units of a graph in the order of its nodes.
 
     ``quantized``: the tensors that are stored as integers; weights with others, such as routers, belong to no unit.
     ``split``: tensors that are fused, such as q, k and v, are units of their own; the experts of a layer are not.
     """
-    units: dict[str, Unit] = {}
+    units: dict[str, WeightUnit] = {}
     for node in graph.nodes:
         if node.op not in _LINEARS:
             continue
@@ -53,7 +55,7 @@ def find_units(graph: Graph, schemes: Sequence[str], quantized: Collection[str],
             if all(tensor in quantized for tensor in tensors):
                 rows = sum(part.num_rows for part in parts)
                 sizes = {scheme: layout_bytes(find_scheme(scheme).layout, rows, weight.cols) for scheme in schemes}
-                units.setdefault(name, Unit(*_place(tensors), tensors, sizes))
+                units.setdefault(name, WeightUnit(*_place(tensors), tensors, sizes))
     return list(units.values())
 
 

@@ -17,7 +17,7 @@ from penstock.graph.general.examples import example_sizes
 from penstock.graph.general.lower import write_network
 from penstock.graph.general.passes import optimise
 from penstock.graph.general.sizes import as_text, evaluate, symbols_of
-from penstock.graph.general.source import Source
+from penstock.graph.general.source import DraftSource
 from penstock.graph.ir import DType
 from penstock.networks.predictor import open_predictor
 
@@ -128,7 +128,7 @@ def check_network(draft: Draft, inputs: Inputs | None, tolerance: float | None, 
     return NetworkCheck(source.name, limit, list(worst.values()))
 
 
-def _first(draft: Draft, source: Source, arrays: _Arrays, limit: float) -> tuple[Difference | None, bool]:
+def _first(draft: Draft, source: DraftSource, arrays: _Arrays, limit: float) -> tuple[Difference | None, bool]:
     """Return the first node that differs: in the network as it was read, or else as it is written."""
     plain = draft.copy()
     plain.prune()
@@ -140,7 +140,7 @@ def _first(draft: Draft, source: Source, arrays: _Arrays, limit: float) -> tuple
 
 
 def _first_in(
-    draft: Draft, origins: Sequence[Origin], source: Source, arrays: _Arrays, limit: float
+    draft: Draft, origins: Sequence[Origin], source: DraftSource, arrays: _Arrays, limit: float
 ) -> Difference | None:
     computed = {id(tensor) for call in draft.calls for tensor in call.outputs}
     seen: dict[int, Origin] = {}
@@ -217,7 +217,7 @@ def _in_order(draft: Draft, inputs: Inputs) -> _Arrays:
     return [np.asarray(given[name]) for name in names]
 
 
-def _seeded(draft: Draft, source: Source, seed: int) -> Iterator[_Arrays]:
+def _seeded(draft: Draft, source: DraftSource, seed: int) -> Iterator[_Arrays]:
     """Yield inputs at the sizes of the example, and at others: those elements of an example, in another order."""
     random = np.random.default_rng(seed)
     examples = source.examples

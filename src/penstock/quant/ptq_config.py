@@ -63,7 +63,7 @@ _FIXED: Final = {"desc_act": False, "static_groups": False}
 
 @dataclass(frozen=True)
 class PTQConfig:
-    """What to quantize, and how.
+    """The weights, activations and cache to quantize, and the method.
 
     ``mode``: PTQMode.QUANTIZE or DEPLOY.  ``backend``: BackendTarget.CPU.
     ``weight_dtype``: "int8" or "int4" ("qint4x2"); ``act_dtype``: "int8", or None for 16-bit integers;

@@ -20,7 +20,7 @@ from penstock.errors import InternalError, UnsupportedError
 from penstock.graph.general.folding import fold
 from penstock.graph.general.shape_rules import infer
 from penstock.graph.general.sizes import SizeLike, SizeSymbol, as_text, symbols_of
-from penstock.graph.general.source import Source
+from penstock.graph.general.source import DraftSource
 from penstock.graph.ir import DType
 
 __all__ = ["NUMPY_TYPES", "Attr", "Draft", "DraftCall", "Origin", "Shape", "Tensor", "dtype_of"]
@@ -114,7 +114,7 @@ class Draft:
     outputs: list[Tensor] = field(default_factory=list)
     output_names: list[str] = field(default_factory=list)
     calls: list[DraftCall] = field(default_factory=list)
-    source: Source | None = None
+    source: DraftSource | None = None
     origins: list[Origin] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
     properties: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a draft was made from, which can be run beside it."""
+"""The module or file that a draft was made from, which can be run beside it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-__all__ = ["Source"]
+__all__ = ["DraftSource"]
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """A module or a file that computes what the draft computes.
 
     ``examples``: the inputs that it was captured with, if there are any.  ``tolerance``: how far two correct results
