@@ -122,9 +122,9 @@ class Draft:
     def copy(self) -> Draft:
         """Return a draft that passes may rewrite, with the same tensors."""
         calls = [DraftCall(c.op, c.name, list(c.inputs), list(c.outputs), dict(c.attrs)) for c in self.calls]
-        return Draft(
-            self.name, list(self.inputs), list(self.outputs), list(self.output_names), calls, _names=set(self._names)
-        )
+        copy = Draft(self.name, list(self.inputs), list(self.outputs), list(self.output_names), calls)
+        copy._names, copy.properties = set(self._names), dict(self.properties)
+        return copy
 
     def origin(self, key: str, place: str, value: Any) -> None:
         """Remember that a tensor is a value of the source; a constant has nothing to compare."""

@@ -419,7 +419,11 @@ class _Capture:
         """Return what a reader made in the type that PyTorch gives it.  Refuses another kind of type or shape."""
         if not isinstance(result, Tensor) or not isinstance(value, torch.Tensor):
             return result
-        dtype, shape = dtype_named(value.dtype), tuple(self._size(size) for size in value.shape)
+        dtype = dtype_named(value.dtype)
+        try:
+            shape = tuple(self._size(size) for size in value.shape)
+        except UnsupportedError:  # a size by PyTorch's own formula for it: the reader has another
+            shape = result.shape
         is_same = len(shape) == result.rank and all(
             is_equal(a, b) is not False for a, b in zip(shape, result.shape, strict=True)
         )
