@@ -52,23 +52,21 @@ __attribute__((noinline)) void store_pixels(const ConvArgs& a, const TapBlock& b
 // The same for a block in registers, for a quick activation and whole tiles.  `kHalf`: eight lanes of a tile.
 template <int M, int N, bool kHalf>
 PS_INLINE void store_quick(const ConvArgs& a, const TapBlock& b, int64_t column, F16 (&v)[M][N]) {
-  if (a.bias)
-    PS_UNROLL for (int t = 0; t < N; ++t) {
+  if (a.bias) PS_UNROLL for (int t = 0; t < N; ++t) {
       const F16 bias = load_lanes<kHalf>(a.bias + column + t * 16);
       PS_UNROLL for (int i = 0; i < M; ++i) v[i][t] = v[i][t] + bias;
     }
-  if (a.residual)
-    PS_UNROLL for (int i = 0; i < M; ++i) {
+  if (a.residual) PS_UNROLL for (int i = 0; i < M; ++i) {
       const float* const from = a.residual + b.pixels[i] * a.out_channels + column;
       PS_UNROLL for (int t = 0; t < N; ++t) v[i][t] = v[i][t] + load_lanes<kHalf>(from + t * 16);
     }
   if (a.act.kind == UNARY_RELU)
-    PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t)
-        v[i][t] = unary_value(UNARY_RELU, v[i][t], v[i][t], v[i][t]);
+    PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) v[i][t] =
+        unary_value(UNARY_RELU, v[i][t], v[i][t], v[i][t]);
   if (a.act.kind == UNARY_CLIP) {
     const F16 low = f_set(a.act.alpha), high = f_set(a.act.beta);
-    PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t)
-        v[i][t] = unary_value(UNARY_CLIP, v[i][t], low, high);
+    PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) v[i][t] =
+        unary_value(UNARY_CLIP, v[i][t], low, high);
   }
   PS_UNROLL for (int i = 0; i < M; ++i) {
     float* const to = a.y + b.pixels[i] * a.out_channels + column;
@@ -77,7 +75,10 @@ PS_INLINE void store_quick(const ConvArgs& a, const TapBlock& b, int64_t column,
 }
 
 // Where a block of tiles lies.  `width`: of the last tile.
-struct TileBlock { int64_t tile, offset, column; int width; };
+struct TileBlock {
+  int64_t tile, offset, column;
+  int width;
+};
 
 // M pixels by N tiles: the chain of each output goes over taps and their channels, as that of a linear over columns.
 // The lanes that a half tile does not store are not computed either: the compiler leaves them out.
