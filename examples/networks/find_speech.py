@@ -33,6 +33,8 @@ def read_wave(path: Path | str) -> Floats:
             raise SystemExit(f"{path}: expected samples of 16 bits, got {8 * opened.getsampwidth()}")
         rate, channels = opened.getframerate(), opened.getnchannels()
         data = np.frombuffer(opened.readframes(opened.getnframes()), "<i2")
+    if not len(data):
+        raise SystemExit(f"{path}: expected samples, got none")
     samples = data.reshape(-1, channels).mean(1) / 32768
     if rate > RATE:  # average what lies between two of the new samples
         width = rate // RATE

@@ -50,6 +50,9 @@ def main() -> None:
     args = parser.parse_args()
     network = open_network(args.network or package_file("magika", f"{FOLDER}/model.onnx"))
     config = json.loads(Path(args.config or package_file("magika", f"{FOLDER}/config.min.json")).read_text())
+    args.files = [file for file in args.files if Path(file).is_file()]
+    if not args.files:
+        raise SystemExit("expected files, got none")
     found = name(network, config, [Path(file).read_bytes() for file in args.files])
     for file, (kind, probability) in zip(args.files, found, strict=True):
         print(f"{probability:.2f} {kind:12} {file}")

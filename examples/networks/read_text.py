@@ -125,6 +125,8 @@ def decode(scores: Floats, characters: list[str]) -> tuple[str, float]:
 
 def characters_of(recognizer: penstock.Predictor) -> list[str]:
     """Return the character of each score, from the properties of the network."""
+    if "character" not in recognizer.properties:
+        raise SystemExit("--recognizer: expected a network with its characters in the property character")
     return ["", *recognizer.properties["character"].split("\n"), " "]
 
 

@@ -53,7 +53,7 @@ def arrays_of(predictor: Predictor, sizes: dict[str, int]) -> list[npt.NDArray[A
 def answers_of(path: Path, cpu_level: str | None = None) -> list[list[NetworkAnswer]]:
     """Return the outputs for each set of sizes."""
     with native.Model.open(path, verify=True) as model, native.Context(2, cpu_level) as context:
-        predictor = Predictor(model, context)
+        predictor = Predictor(model, context, {})
         runs = [predictor.run(arrays_of(predictor, sizes)) for sizes in SIZES[path.stem]]
         predictor.close()
     return [

@@ -105,7 +105,7 @@ REFUSED = {
         "penstock.nn.Linear|weights",
     ),
     "silu": (lambda self, x, batch: torch.nn.functional.silu(x), r"aten\.silu.*penstock\.nn\.silu_mul"),
-    "scalar": (lambda self, x, batch: x * 2.0, r"aten\.mul.*not a number"),
+    "scalar": (lambda self, x, batch: x * 2.0, r"aten\.mul.*penstock\.nn\.scale"),
     "broadcast": (lambda self, x, batch: x + x[:, :1], r"aten\.add.*broadcast"),
     "transpose": (lambda self, x, batch: x.view(-1, 2, 8).transpose(1, 2).reshape(-1, 16), r"aten\.transpose"),
     "columns": (lambda self, x, batch: self.up(x).view(-1, 16, 2)[:, :, 0], r"aten\.select.*rows whole"),

@@ -63,7 +63,7 @@ def test_every_value_of_the_format() -> None:
 def test_the_scale_that_is_no_number_is_refused() -> None:
     blocks, scales = random_blocks(2, 1)
     scales[1] = 255
-    with raises(InvalidFileError, param=None, match="got 255"):
+    with raises(InvalidFileError, param="scales", match="got 255"):
         mxfp4_to_bf16(blocks.numpy(), scales.numpy())
 
 

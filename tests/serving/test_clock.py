@@ -26,6 +26,7 @@ SHOWN = {
     "logs.py",
     "quant/folder.py",
     "runtime/cache.py",
+    "runtime/temporary_folder.py",
     "runtime/verify.py",
     "servables/lifecycle/loaded_version.py",
     "serving/metrics.py",

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.calibration.divergence import MeanDivergence
-from penstock.calibration.judge import Judge, Workspace, file_stamp
+from penstock.calibration.judge import Judge, Workspace, check_texts, file_stamp
+from penstock.calibration.outputs import check_outputs
 from penstock.calibration.quantize import METHODS, DataOptions, quantize_with_data
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import check_float_weights, quantize_checkpoint
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.models.mapped import open_mapped
 from penstock.quant.folder import check_new_folder
 from penstock.quant.scheme import Scheme, quantizing_scheme
@@ -80,6 +81,9 @@ def quantize_auto(
     check_float_weights(checkpoint)
     inputs = {**asdict(options), "scheme": scheme, "calibration": file_stamp(options.calibration), "threads": None}
     inputs |= {"imatrix_out": None}
+    if options.calibration is not None:
+        check_texts(options.calibration)  # before the measurements for another file are removed
+    check_outputs(final, None)
     work = Workspace(final, inputs | {"method": "auto"}, checkpoint)
     judge = Judge(source, work, options.threads, progress)
     judge.prepare(options.calibration, options.num_tokens)
@@ -130,7 +134,12 @@ class _Trial:
             if error.code != "too_few_tokens":
                 raise
             return Candidate(method, None, str(error))
-        return Candidate(method, judge.divergence(out))
+        try:
+            return Candidate(method, judge.divergence(out))
+        except InvalidFileError as error:
+            if error.code != "non_finite_logits" or method == _NEAREST:
+                raise
+            return Candidate(method, None, str(error))
 
 
 def _finish(

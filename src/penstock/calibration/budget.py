@@ -69,13 +69,15 @@ def parse_size_budget(text: str) -> Budget:
     if match is None:
         raise refusal("budget", "bits per weight or a size, such as 4.8bits, 600MB or 1.5GiB", text)
     value, unit = float(match[1]), match[2]
+    if not math.isfinite(value * _SIZES.get(unit, 1)):
+        raise refusal("budget", "a smaller number", text)
     return Budget(bits=value) if unit.startswith("bit") else Budget(num_bytes=int(value * _SIZES[unit]))
 
 
 def parse_speed(text: str) -> Budget:
     """Return the budget of "50tok/s" or "50"; InvalidArgumentError names ``min_speed``."""
     match = re.fullmatch(_NUMBER + r" ?(?:tok(?:en)?s?/s)?", text.strip().lower())
-    if match is None or float(match[1]) <= 0:
+    if match is None or not 0 < float(match[1]) < math.inf:
         raise refusal("min_speed", "tokens per second, such as 50tok/s", text)
     return Budget(min_speed=float(match[1]))
 

@@ -24,7 +24,7 @@ from penstock.runtime.build import Progress, ProgressCallback
 from penstock.runtime.open import open_program
 from penstock.runtime.program import ProgramLimits
 
-__all__ = ["MAX_JUDGED_TOKENS", "Judge", "Workspace", "file_stamp", "split_data"]
+__all__ = ["MAX_JUDGED_TOKENS", "Judge", "Workspace", "check_texts", "file_stamp", "split_data"]
 
 MAX_JUDGED_TOKENS: Final = 8192
 """The tokens that a divergence is measured on, at most; the study of docs/guides/quantization.md needs 8,000."""
@@ -115,7 +115,7 @@ class Judge:
     def prepare(self, calibration: Path | None, num_tokens: int) -> None:
         """Read or sample the texts, and compute the original's logits, unless an earlier run did."""
         if calibration is not None:
-            _check_texts(calibration)
+            check_texts(calibration)
         kept = self._work.read("texts.json")
         if kept is not None and self._reference.is_file():
             self.seen, self.held = (CalibrationData(kept[part], kept["source"]) for part in ("seen", "held"))
@@ -160,7 +160,7 @@ class Judge:
             self._bundle.unlink(missing_ok=True)
 
 
-def _check_texts(calibration: Path) -> None:
+def check_texts(calibration: Path) -> None:
     """Refuse a file without texts before the work begins."""
     if is_imatrix(calibration):
         raise InvalidArgumentError(

@@ -165,7 +165,8 @@ def _check_others(base: Checkpoint, folders: Mapping[str, Checkpoint]) -> None:
 def _low_head(checkpoint: Checkpoint, work: Path, scheme: str) -> tuple[str, TensorFile] | None:
     """Round the head to 4 bits, which a folder of 4 bits does not, and return its name and file; None for 8 bits."""
     row = find_scheme(scheme)
-    names = [name for name, own in plan_weights(checkpoint, row).items() if own.name != row.name]
+    unread = checkpoint.redundant_names()
+    names = [name for name, own in plan_weights(checkpoint, row).items() if own.name != row.name and name not in unread]
     if row.weight_bits != 4 or not names:
         return None
     name, path = names[0], work / f"head-{scheme}.safetensors"

@@ -23,8 +23,9 @@ from penstock.calibration.budget import (
     smallest_prefix,
 )
 from penstock.calibration.divergence import MeanDivergence
-from penstock.calibration.judge import Judge, Workspace, file_stamp
+from penstock.calibration.judge import Judge, Workspace, check_texts, file_stamp
 from penstock.calibration.levels import METHODS, Levels, default_levels, make_levels, write_checkpoint
+from penstock.calibration.outputs import check_outputs
 from penstock.calibration.texts import DEFAULT_TOKENS, check_max_tokens
 from penstock.calibration.units import WeightUnit, find_units, has_experts
 from penstock.checkpoint.folder import Checkpoint
@@ -129,6 +130,9 @@ def quantize_mixed(
     _check_levels(levels, scheme, options.method, checkpoint)
     inputs = {**asdict(options), "levels": levels, "calibration": file_stamp(options.calibration)}
     inputs |= {"budget": None, "threads": None}  # the measurements do not depend on them
+    if options.calibration is not None:
+        check_texts(options.calibration)  # before the measurements for another file are removed
+    check_outputs(final, None)
     work = Workspace(final, inputs, checkpoint)
     judge = Judge(source, work, options.threads, progress)
     judge.prepare(options.calibration, options.num_tokens)
@@ -209,8 +213,9 @@ class _Mix:
             self._graph = read_graph(bundle)[0]
 
         self._judge.look(self._levels.base, see)
+        schemes = dict.fromkeys((*self._levels.schemes, find_scheme(self._levels.schemes[0]).head))
         self.units = find_units(
-            self.graph, self._levels.schemes, self._levels.quantized_names(), self._options.units == "tensor"
+            self.graph, tuple(schemes), self._levels.quantized_names(), self._options.units == "tensor"
         )
         if not self.units:
             raise UnsupportedError("model: expected weights to quantize, got none", param="model")
@@ -343,6 +348,8 @@ class _Mix:
         }
         mixed = self._compose(schemes, recipe)
         measured = self._judge.look(mixed, speed) if budget.min_speed is not None and speed is not None else None
+        if measured is not None and budget.min_speed is not None and measured < budget.min_speed:
+            raise _unreachable("min_speed", f"at most {measured:.1f} tokens/s, measured with the mix", budget.text)
         write_checkpoint(mixed, final)
         return {
             "levels": self._levels.schemes, "units": tuple(results), "num_bytes": num_bytes,

@@ -137,7 +137,13 @@ def _file_of(datasets: Any, folder: Path) -> Path | None:
     if isinstance(datasets, Mapping) or not isinstance(datasets, Iterable):
         raise refusal("datasets", "a file, or texts and lists of token ids", datasets)
     path = folder / "datasets.jsonl"
-    lines = [json.dumps(line) for number, item in enumerate(datasets) for line in _lines(item, f"datasets[{number}]")]
+    lines: list[str] = []
+    for number, item in enumerate(datasets):
+        param = f"datasets[{number}]"
+        try:
+            lines += map(json.dumps, _lines(item, param))
+        except TypeError:
+            raise refusal(param, "a text, messages, or a list of token ids", item) from None
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -175,9 +176,19 @@ def _calibrated(
                 grid = options.arguments.grid
                 rounding.smoothing = scaling_of(checkpoint, program, plan, grid, passes.begin)
             if "gptq" in options.steps:
-                unfinished = UnfinishedWeights(final, {"scheme": scheme.name, **rounding.recipe}, checkpoint)
+                unfinished = UnfinishedWeights(final, _unfinished_key(scheme, options, rounding), checkpoint)
                 _GptqWork(checkpoint, plan, rounding, unfinished, options).run(program, passes)
     return rounding
+
+
+def _unfinished_key(scheme: Scheme, options: DataOptions, rounding: _DataRounding) -> dict[str, Any]:
+    """Return what finished weights depend on, the factors that were folded into them included."""
+    digest = hashlib.sha256()
+    for part in (rounding.smoothing.columns, rounding.smoothing.rows):
+        for name in sorted(part):
+            digest.update(name.encode() + part[name].tobytes())
+    key = {"scheme": scheme.name, **rounding.recipe, "blacklist": list(options.blacklist)}
+    return {**key, "factors": digest.hexdigest()}
 
 
 def _ignore(progress: Progress) -> None:

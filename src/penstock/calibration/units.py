@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.core.native import layout_bytes
+from penstock.errors import InternalError
 from penstock.graph.ir import Graph, Node, Part, Weight
 from penstock.quant.scheme import find_scheme
 
@@ -56,7 +57,10 @@ def find_units(
                 rows = sum(part.num_rows for part in parts)
                 sizes = {scheme: layout_bytes(find_scheme(scheme).layout, rows, weight.cols) for scheme in schemes}
                 units.setdefault(name, WeightUnit(*_place(tensors), tensors, sizes))
-    return list(units.values())
+    listed = list(units.values())
+    if len({unit.name for unit in listed}) < len(listed):
+        raise InternalError("units: two weights of a layer have the same name")
+    return listed
 
 
 def has_experts(graph: Graph) -> bool:
@@ -79,5 +83,6 @@ def _place(tensors: Sequence[str]) -> tuple[str, str]:
         return HEAD, tensors[0].removesuffix(".weight").rpartition(".")[2]
     rest = [re.sub(r"\.\d+\.", ".", name[found.end() :]).removesuffix(".weight") for name in tensors]
     kinds = [name.rpartition(".")[2] for name in dict.fromkeys(rest)]
-    prefix = "experts." if any("experts" in name for name in rest) else ""
+    words = {word for name in rest for word in name.split(".")}
+    prefix = next((f"{word}." for word in ("shared_experts", "shared_expert", "experts") if word in words), "")
     return found[1], prefix + "|".join(dict.fromkeys(kinds))

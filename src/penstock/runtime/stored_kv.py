@@ -18,7 +18,7 @@ _KEY = "kv_cache"
 def stored_kv_layout(config: bytes | memoryview | None) -> str | None:
     """Return ``quantization_config.kv_cache`` of a config.json; None if it has none.
 
-    Raises InvalidFileError for a type that does not exist.
+    Raises UnsupportedError for a type that does not exist, and InvalidFileError for a value of another kind.
     """
     if config is None or f'"{_KEY}"'.encode() not in bytes(config):
         return None

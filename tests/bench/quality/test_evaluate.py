@@ -92,7 +92,7 @@ def test_a_window_may_fill_the_context() -> None:
 def test_windows_beyond_the_context_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(module, "_speed", lambda *_: pytest.fail("measured before the window was checked"))
     with raises(InvalidArgumentError, param="window", code="context_length_exceeded"):
-        evaluate(Evaluation(Subject(DEMO), rule=WindowRule(length=1024)))
+        evaluate(Evaluation(Subject(DEMO), rule=WindowRule(length=1025)))
 
 
 class Logits:

@@ -96,6 +96,7 @@ def _budget(args: argparse.Namespace) -> Budget:
 def run_mixed(args: argparse.Namespace) -> int:
     """Choose schemes by measurement, and print a table of the units and the figures of the result."""
     from penstock.calibration.mixed import MixedOptions, quantize_mixed
+    from penstock.calibration.outputs import check_parent
     from penstock.calibration.texts import DEFAULT_TOKENS
 
     options = MixedOptions(
@@ -107,12 +108,14 @@ def run_mixed(args: argparse.Namespace) -> int:
         DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens,
         args.threads,
     )
+    if args.plot is not None:
+        check_parent("plot", Path(args.plot))
     source = downloaded_path(args.checkpoint)
     with ProgressLine() as line:
         report = quantize_mixed(source, args.out, args.scheme, options, line, _speed_probe(args.threads))
+    print("\n".join([*_table(report), "", *_figures(args.out, report)]))
     if args.plot is not None:
         _plot(Path(args.plot), args.checkpoint, report)
-    print("\n".join([*_table(report), "", *_figures(args.out, report)]))
     return 0
 
 
@@ -175,7 +178,7 @@ def _plot(path: Path, name: str, report: MixedReport) -> None:
     about = f"{name}: one unit at a time in {report.levels[0]}, all others in {report.levels[-1]}"
     picture = draw_sensitivity(losses, "What each unit of weights costs", about, "divergence, thousandths of a nat")
     try:
-        path.write_text(picture)
+        path.write_text(picture, encoding="utf-8")
     except OSError as error:
         raise FileAccessError(f"plot: {path}: {error.strerror}", param="plot") from None
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         graph, strategy = _make_strategy(path, layout, args)
     else:
         graph, strategy = model_graph(path, args.scheme, args.network), None
-    memory = rank_memory(graph, layout, context_len=args.context_len, kv_cache=args.kv_cache)
+    memory = rank_memory(graph, layout, context_len=args.context_len, kv_cache=_kv_cache(path, args.kv_cache))
     layouts = list(dict.fromkeys([*map(RankLayout, sorted({*WORLDS, args.tp})), layout]))
     predictions = [] if args.no_probe else predict(graph, layouts, links=_links(args, layouts))
     graphs = [cut_rank(graph, rank, layout)[0] for rank in range(layout.world)]
@@ -85,6 +85,16 @@ def run(args: argparse.Namespace) -> int:
     if repeated:
         print(f"Key-value heads are repeated on ranks, which costs {format_bytes(repeated)} of keys and values.")
     return 0
+
+
+def _kv_cache(path: Path, kv_cache: str) -> str:
+    """Return the type of keys and values, which "auto" takes from a folder that has one."""
+    from penstock.runtime.stored_kv import stored_kv_layout
+
+    config = path / "config.json"
+    if kv_cache != "auto" or not config.is_file():
+        return kv_cache
+    return stored_kv_layout(config.read_bytes()) or kv_cache
 
 
 def _has_strategy(path: Path) -> bool:

@@ -11,7 +11,7 @@ from penstock.graph.ir import DType
 from penstock.ops.schema import parse_arguments
 from penstock.ops.table import Op, find_op
 
-__all__ = ["add_custom_call", "custom_op_named"]
+__all__ = ["add_custom_call", "check_tensor", "custom_op_named"]
 
 _MAX_RANK: Final = 4
 _ATTRS: Final[dict[str, tuple[type, ...]]] = {"int": (int,), "float": (int, float), "bool": (bool, int), "str": (str,)}
@@ -48,7 +48,7 @@ def add_custom_call(
         if value is None and not argument.optional:
             raise UnsupportedError(f"{place}: {op.name}: {argument.name}: expected a tensor, got none")
         if value is not None:
-            _check_tensor(value, f"{place}: {op.name}: {argument.name}", argument.kind)
+            check_tensor(value, f"{place}: {op.name}: {argument.name}", argument.kind)
         inputs.append(value)
     for dtype, shape in shapes:
         if dtype not in (DType.F32, DType.I32) or not 1 <= len(shape) <= _MAX_RANK:
@@ -61,7 +61,8 @@ def add_custom_call(
     return tuple(outputs)
 
 
-def _check_tensor(tensor: Any, what: str, kind: str) -> None:
+def check_tensor(tensor: Any, what: str, kind: str) -> None:
+    """Raise UnsupportedError for an argument of a kind ("weight" or another) that a custom op cannot have."""
     if not isinstance(tensor, Tensor):
         raise UnsupportedError(f"{what}: expected a tensor, got {tensor!r}")
     if kind == "weight":

@@ -67,7 +67,7 @@ def _why_open(condition: Tensor, draft: Draft) -> str:
         seen.add(id(tensor))
         call = producers.get(id(tensor))
         if tensor.value is not None:
-            sizes |= _names_in(tensor.value)
+            sizes |= _names_in(tensor.value) if tensor.value.dtype == object else set()  # others may be large weights
         elif call is not None:
             waiting.extend(value for value in call.inputs if value is not None)
             sizes.update(*map(_names_in, call.attrs.values()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.errors import InvalidFileError, UnsupportedError
-from penstock.graph.general.custom import add_custom_call, custom_op_named
+from penstock.graph.general.custom import add_custom_call, check_tensor, custom_op_named
 from penstock.graph.general.draft import Draft, Shape, Tensor
 from penstock.graph.general.sizes import SizeLike, as_text, evaluate, symbols_of
 from penstock.graph.ir import DType
@@ -90,7 +90,6 @@ def _default(onnx: Any, attribute: Any) -> Any:
 # Custom ops.
 
 _CUSTOM_TYPES: Final = {DType.F32: "float32", DType.I32: "int32"}
-_TRIALS: Final = (0, 3, 10)  # above the least of each size
 
 
 def custom_op_of(node: OnnxNode, names: Mapping[str, str]) -> Op:
@@ -116,6 +115,9 @@ def add_custom_node(draft: Draft, node: OnnxNode, op: Op, tensors: Sequence[Tens
         raise UnsupportedError(f"{op.name}: expected at most {len(wanted)} inputs, got {len(tensors)}")
     inputs = [*tensors, *[None] * (len(wanted) - len(tensors))]
     values: dict[str, Any] = {argument.name: tensor for argument, tensor in zip(wanted, inputs, strict=True)}
+    for argument, tensor in zip(wanted, inputs, strict=True):
+        if tensor is not None:
+            check_tensor(tensor, f"{node.name}: {op.name}: {argument.name}", argument.kind)
     attrs = {key: node.attrs[key] for key in node.attrs}
     order = [argument.name for argument in arguments if argument.is_attr]
     types = _custom_types(op, inputs, {key: attrs[key] for key in order if key in attrs})
@@ -149,9 +151,13 @@ def _custom_types(op: Op, inputs: Sequence[Tensor | None], attrs: Mapping[str, A
 
 
 def _assignments(sizes: Sequence[SizeLike]) -> Iterator[dict[str, int]]:
+    """Yield sizes to try, in which no two free sizes look alike or look fixed: one at a time is raised."""
     symbols = sorted({item for size in sizes for item in symbols_of(size)}, key=lambda item: item.name)
-    for trial in _TRIALS:
-        yield {item.name: min(max(item.min, 2) + trial * (step + 1), item.max) for step, item in enumerate(symbols)}
+    least = {item.name: item.min for item in symbols}
+    most = {item.name: min(item.max, item.min + 10 + 7 * step) for step, item in enumerate(symbols)}
+    yield from (least, most)
+    for item in symbols:
+        yield {**least, item.name: most[item.name]}
 
 
 def _number(size: SizeLike, names: Mapping[str, int]) -> int:

@@ -37,6 +37,7 @@ _MAX_RANK: Final = 32
 _BITS: Final = {4: 16, 5: 16, 10: 16, 16: 16, 1: 32, 6: 32, 12: 32, 7: 64, 11: 64, 13: 64, 14: 64, 15: 128, 2: 8, 3: 8,
                 9: 8, 17: 8, 18: 8, 19: 8, 20: 8, 24: 8, 21: 4, 22: 4, 23: 4, 25: 2, 26: 2}  # fmt: skip
 _MAX_PROPERTIES: Final = 1024
+_MAX_PROPERTY_BYTES: Final = 16 << 20  # of all; a bundle has at most 64 MiB of metadata
 _MAX_KEY_BYTES: Final = 512
 _MAX_TEXT_BYTES: Final = 1 << 20
 _FIELDS: Final = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
@@ -236,7 +237,14 @@ def _properties(items: Any) -> dict[str, str]:
         if key.isprintable() and 0 < len(key.encode()) <= _MAX_KEY_BYTES
         if len(value.encode()) <= _MAX_TEXT_BYTES and not {"\0", "\x7f"} & set(value)
     }
-    return dict(list(fitting.items())[:_MAX_PROPERTIES])
+    kept: dict[str, str] = {}
+    left = _MAX_PROPERTY_BYTES
+    for key, value in list(fitting.items())[:_MAX_PROPERTIES]:
+        left -= len(key.encode()) + len(value.encode())
+        if left < 0:
+            break
+        kept[key] = value
+    return kept
 
 
 def _opsets(items: Any) -> dict[str, int]:

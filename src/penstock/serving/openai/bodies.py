@@ -423,6 +423,10 @@ class PredictRequest(_PredictFields, kw_only=True):
         """Check what the types cannot express."""
         super().__post_init__()
         if self.truncate:
+            refuse_if(
+                self.truncate_prompt_tokens not in (None, -1),
+                "truncate_prompt_tokens: expected none with truncate; omit one of them", "truncate_prompt_tokens",
+            )  # fmt: skip
             self.truncate_prompt_tokens = -1
 
 

@@ -142,11 +142,14 @@ async def answers_to(
 
 
 def _limits(backend: Backend, body: ServingFields) -> tuple[int, int]:
-    """Return the most tokens of a prompt, which ``truncate_prompt_tokens`` may lower, and those of all prompts."""
+    """Return the most tokens of a prompt, and those of all prompts."""
+    refuse_if(
+        body.truncate_prompt_tokens not in (None, -1),
+        "truncate_prompt_tokens: expected none for entities and answers; use stride or max_seq_len",
+        "truncate_prompt_tokens",
+    )
     context_len = backend.card.max_len
     max_len = min(tokenizer_of(backend).max_len or context_len, context_len)
-    if body.truncate_prompt_tokens not in (None, -1):
-        max_len = min(max_len, body.truncate_prompt_tokens or max_len)
     return max_len, max(_MAX_TOKENS, context_len)
 
 

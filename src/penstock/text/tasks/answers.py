@@ -65,7 +65,13 @@ def answer_prompts(
     if stride > limit:
         raise InvalidArgumentError(f"doc_stride: expected at most {limit} tokens, got {stride}", param="doc_stride")
     requests = [WindowRequest(question, context, limit, stride, "only_second") for question, context in inputs]
-    windows = windows_of(tokenizer, requests, max_tokens)
+    try:
+        windows = windows_of(tokenizer, requests, max_tokens)
+    except InvalidArgumentError as error:
+        own = {"stride": "doc_stride", "max_length": "max_seq_len"}.get(error.param or "")
+        if own is None:
+            raise
+        raise InvalidArgumentError(error.naming(own), param=own) from None
 
     def results(logits: Sequence[NDArray[np.float32]]) -> list[Any]:
         rows = iter(logits)
@@ -89,10 +95,15 @@ class _Answers:
         self._context, self._options = context, options
         self._found: dict[str, dict[str, Any]] = {}
         self._no_answer = _NO_ANSWER
+        self._words: dict[int, tuple[int, int]] = {}  # the first and last token of each word of a window
 
     def take(self, window: TextWindow, logits: NDArray[np.float64], cls_id: int | None) -> None:
         """Add the answers of a window, whose ``logits`` [len, 2] are those of the beginning and the end."""
         options = self._options
+        self._words = {}
+        for i, (word, part) in enumerate(zip(window.words, window.parts, strict=True)):
+            if part == 1 and word >= 0:
+                self._words[word] = (self._words.get(word, (i, i))[0], i)
         may = np.array([part == 1 for part in window.parts]) | (
             np.array(window.ids) == (-1 if cls_id is None else cls_id)
         )
@@ -116,9 +127,9 @@ class _Answers:
     def _place(self, window: TextWindow, first: int, last: int) -> tuple[int, int]:
         words = window.words[first], window.words[last]
         if self._options.align_to_words and min(words) >= 0:
-            places = [_tokens_of(window, word) for word in words]
-            if all(places):
-                return window.starts[places[0][0]], window.ends[places[1][-1]]
+            begin, end = self._words.get(words[0]), self._words.get(words[1])
+            if begin is not None and end is not None:
+                return window.starts[begin[0]], window.ends[end[1]]
         return window.starts[first], window.ends[last]
 
     def result(self) -> Any:
@@ -128,13 +139,6 @@ class _Answers:
             answers.append({"score": self._no_answer, "start": 0, "end": 0, "answer": ""})
         answers = sorted(answers, key=lambda answer: -float(answer["score"]))[: self._options.top_k]
         return answers[0] if len(answers) == 1 else answers
-
-
-def _tokens_of(window: TextWindow, word: int) -> list[int]:
-    """Return the tokens of a word of the context."""
-    return [
-        i for i, (own, part) in enumerate(zip(window.words, window.parts, strict=True)) if own == word and part == 1
-    ]
 
 
 def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -147,8 +151,9 @@ def _spans(
     start: NDArray[np.float64], end: NDArray[np.float64], num_wanted: int, max_len: int
 ) -> Sequence[tuple[int, int, float]]:
     """Return the likeliest spans of at most ``max_len`` tokens, best first (Chen et al., arXiv 1704.00051)."""
-    scores = np.tril(np.triu(np.outer(start, end)), max_len - 1)
-    flat = scores.ravel()
+    length = min(max_len, len(start))
+    ends = np.arange(len(start))[:, None] + np.arange(length)
+    flat = (start[:, None] * np.append(end, np.zeros(length))[ends]).ravel()
     wanted = np.argpartition(-flat, num_wanted)[:num_wanted] if num_wanted < len(flat) else np.arange(len(flat))
     order = wanted[np.argsort(-flat[wanted], kind="stable")]
-    return [(int(i // len(start)), int(i % len(start)), float(flat[i])) for i in order]
+    return [(int(i // length), int(i // length + i % length), float(flat[i])) for i in order if flat[i] > 0]

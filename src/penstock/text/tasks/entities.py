@@ -47,7 +47,8 @@ class TokenOptions(Options):
         strategy = strategy.lower() if isinstance(strategy, str) else "none" if strategy is None else strategy
         object.__setattr__(self, "aggregation_strategy", check_choice("aggregation_strategy", strategy, STRATEGIES))
         ignored = ("O",) if self.ignore_labels is None else self.ignore_labels
-        object.__setattr__(self, "ignore_labels", strings("ignore_labels", list(ignored), _MAX))
+        ignored = list(ignored) if isinstance(ignored, (tuple, set, frozenset)) else ignored
+        object.__setattr__(self, "ignore_labels", strings("ignore_labels", ignored, _MAX))
         check_flag("is_split_into_words", self.is_split_into_words)
         if self.stride is not None:
             check_integer("stride", self.stride, 0, _MAX)

@@ -400,6 +400,7 @@ class _Capture:
         try:
             self.values[node] = self._typed(read(self.writer, *args, **kwargs), value)
         except PenstockError:
+            self._refuse_missing()  # which may be why
             raise
         except (ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as error:
             self._refuse_missing()  # which may be why
@@ -459,7 +460,8 @@ class _Capture:
     def _add_outputs(self, node: fx.Node) -> None:
         outputs = []
         specs = self.exported.graph_signature.output_specs
-        for at, (item, spec) in enumerate(zip(self._argument(node.args[0]), specs, strict=True)):
+        for at, (given, spec) in enumerate(zip(node.args[0], specs, strict=True)):  # type: ignore[arg-type]
+            item = self.values.get(given) if isinstance(given, fx.Node) else given
             if spec.kind == OutputKind.USER_INPUT_MUTATION:
                 continue  # callers keep their arrays
             if spec.kind != OutputKind.USER_OUTPUT:
@@ -471,7 +473,7 @@ class _Capture:
             if not isinstance(item, Tensor):
                 first = next(i for i, other in enumerate(specs) if other.kind == OutputKind.USER_OUTPUT)
                 raise UnsupportedError(
-                    f"capture: output {at - first}: expected a tensor, got {item}; return tensors only"
+                    f"capture: output {at - first}: expected a tensor, got {given}; return tensors only"
                 )
             outputs.append(item)
         for index, tensor in enumerate(outputs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
 from penstock.graph.general.shape_rules import normalise_axis
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named, reader
@@ -257,7 +258,14 @@ def _to(w: Writer, x: Tensor, *args: Any, dtype: Any = None, **options: Any) -> 
     return x if dtype is None else w.cast(x, dtype_named(dtype))
 
 
-@reader("clone.default", "contiguous.default", "detach.default", "alias.default", "dropout.default",
-        "lift_fresh_copy.default", "feature_dropout.default", "alpha_dropout.default")  # fmt: skip
+@reader("clone.default", "contiguous.default", "detach.default", "alias.default",
+        "lift_fresh_copy.default")  # fmt: skip
 def _identity(w: Writer, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    return x
+
+
+@reader("dropout.default", "feature_dropout.default", "alpha_dropout.default")
+def _dropout(w: Writer, x: Tensor, p: float = 0.5, train: bool = False) -> Tensor:
+    if train and p:
+        raise UnsupportedError(f"{w.name}: dropout: expected training=False, got one that draws random numbers")
     return x

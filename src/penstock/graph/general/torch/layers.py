@@ -137,8 +137,8 @@ def _batch_norm(
     w: Writer, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> tuple[Any, ...]:
     """Write x * scale + shift, which a convolution before it takes."""
-    if mean.value is None or var.value is None:
-        raise UnsupportedError("batch_norm: expected constant statistics, got computed ones")
+    if any(tensor is not None and tensor.value is None for tensor in (mean, var, weight, bias)):
+        raise UnsupportedError(f"{w.name}: batch_norm: expected constant weights and statistics, got computed ones")
     scale = 1.0 / np.sqrt(np.asarray(var.value, np.float64) + eps)
     scale = scale if weight is None else scale * np.asarray(weight.value, np.float64)
     shift = -np.asarray(mean.value, np.float64) * scale + (0.0 if bias is None else np.asarray(bias.value, np.float64))
@@ -388,6 +388,8 @@ def _convolution(w: Writer, x: Tensor, weight: Tensor, bias: Any, *rest: Any) ->
     strides, pads, dilations, transposed, output_pads, groups = rest
     if transposed:
         return _conv_transpose(w, x, weight, bias, strides, pads, output_pads, groups, dilations)
+    if weight.rank == 5:
+        return cast(Tensor, OPS["aten.conv3d.default"](w, x, weight, bias, strides, pads, dilations, groups))
     return _conv(w, x, weight, bias, strides, pads, dilations, groups)
 
 
@@ -398,12 +400,17 @@ def _conv_transpose(w: Writer, x: Tensor, weight: Tensor, bias: Any = None, *res
     given |= dict(zip(names, rest, strict=False))
     strides, pads, output_pads, groups, dilations = (given[name] for name in names)
     axes = weight.rank - 2
+    if bias is not None and bias.value is None:
+        raise UnsupportedError(f"{w.name}: expected a constant bias, got one that is computed")
+    single = x.rank == axes + 1
+    x = w.unsqueeze(x, 0) if single else x
     kernel = weight_channels_last(w.draft, weight, w.name, transposed=True, groups=groups)
-    return image_op(
+    out = image_op(
         w.draft, "conv_transpose", x, kernel, bias, name=w.name, kernel=tuple(weight.shape[2:]),
         strides=_two(strides, axes), pads=_two(pads, axes) * 2, dilations=_two(dilations, axes),
         output_pads=_two(output_pads, axes), groups=groups,
     )  # fmt: skip
+    return w.reshape(out, out.shape[1:]) if single else out
 
 
 def pooled(w: Writer, op: str, axes: int, x: Tensor, kernel: Any, strides: Any, pads: Any, **attrs: Any) -> Tensor:

@@ -35,8 +35,10 @@ def number_of(w: Writer, expr: Any, size_of: SizeOf) -> float | Tensor:
     if expr.is_number:
         return float(expr)
     kind = type(expr).__name__
-    if expr.is_Symbol or kind == "ToFloat":
-        return w.as_float(w.constant(size_of(expr.args[0] if expr.args else expr)))
+    if kind == "ToFloat":
+        return w.as_float(w.constant(size_of(expr.args[0])))
+    if expr.is_integer:
+        return w.as_float(w.constant(size_of(expr)))
     args = [number_of(w, arg, size_of) for arg in expr.args]
     op = "add" if expr.is_Add else "mul" if expr.is_Mul else "pow" if expr.is_Pow else _BINARY.get(kind)
     if op is None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from numpy.typing import NDArray
 from torch import fx, nn
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 __all__ = ["TorchSource", "array_of"]
@@ -40,8 +41,12 @@ class TorchSource:
     def output_types(self) -> list[torch.dtype]:
         """The types of the tensors that the module returns."""
         node = next(node for node in reversed(self._exported.graph.nodes) if node.op == "output")
-        names = set(self._exported.graph_signature.user_outputs)
-        kept = [item for item in pytree.tree_leaves(node.args) if getattr(item, "name", "") in names]
+        specs = self._exported.graph_signature.output_specs
+        kept = [
+            item
+            for item, spec in zip(node.args[0], specs, strict=True)
+            if spec.kind == OutputKind.USER_OUTPUT and hasattr(item, "meta")
+        ]
         return [item.meta["val"].dtype for item in kept]
 
     def run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

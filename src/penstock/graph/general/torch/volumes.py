@@ -65,6 +65,8 @@ def _conv3d(
 def _max_pool3d(
     w: Writer, x: Tensor, kernel: Any, strides: Any = (), pads: Any = 0, dilations: Any = 1, ceil: bool = False
 ) -> Tensor:
+    if x.rank == 4:
+        return w.squeeze(_max_pool3d(w, w.unsqueeze(x, 0), kernel, strides, pads, dilations, ceil), (0,))
     (k, *size), (s, *stride), (p, *pad), (d, *dilation) = map(_three, (kernel, strides or kernel, pads, dilations))
     if p or ceil:
         raise UnsupportedError(f"{w.name}: expected a pool without padding of the first axis and ceil_mode")
@@ -80,6 +82,8 @@ def _avg_pool3d(
     w: Writer, x: Tensor, kernel: Any, strides: Any = (), pads: Any = 0, ceil: bool = False, count_pads: bool = True,
     divisor: Any = None,
 ) -> Tensor:  # fmt: skip
+    if x.rank == 4:
+        return w.squeeze(_avg_pool3d(w, w.unsqueeze(x, 0), kernel, strides, pads, ceil, count_pads, divisor), (0,))
     (k, *size), (s, *stride), padding = _three(kernel), _three(strides or kernel), _three(pads)
     if any(padding) or ceil or divisor is not None:
         raise UnsupportedError(f"{w.name}: expected a pool without padding, ceil_mode and divisor_override")
