@@ -172,7 +172,7 @@ def test_answers_are_those_of_transformers(answers: Path) -> None:
         assert_close(own({"question": call["question"], "context": call["context"]}), cases[0]["result"])
         with raises(PenstockError, param="context"):
             own(question="who?", context="")
-        with raises(PenstockError, param="stride"):
+        with raises(PenstockError, param="doc_stride"):
             own(question="who " * 80, context="the cat " * 20)
 
 
