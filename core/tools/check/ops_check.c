@@ -79,7 +79,7 @@ static void check_registering(const char* path) {
       "(Tensor x) -> ",
       "(Tensor x) -> ()",
       "(Tensor x) -> (Tensor",
-      "(Tensor x) -> (Tensor, Tensor, Tensor)",
+      "(Tensor x) -> (Tensor, Tensor, Tensor, Tensor)",
       "(Tensor x) -> Tensor ",
       "(Tensor  x) -> Tensor",
       "(Tensor x,Tensor y) -> Tensor",
