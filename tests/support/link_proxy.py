@@ -53,9 +53,13 @@ class LinkProxy:
                 except OSError:  # nothing listens there now
                     near.close()
                     continue
+                self._sockets += [near, far]
+                if self._is_closed:  # since the connection came
+                    near.close()
+                    far.close()
+                    return
                 for source, sink in ((near, far), (far, near)):
                     source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self._sockets.append(source)
                     pieces: queue.Queue[tuple[float, bytes]] = queue.Queue()
                     threading.Thread(target=self._read, args=(source, pieces), daemon=True).start()
                     threading.Thread(target=self._write, args=(sink, pieces), daemon=True).start()
