@@ -13,7 +13,7 @@ import pytest
 CHECK = Path(__file__).with_name("opinfo_check.py")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_samples_of_operations_are_equal_or_refused() -> None:
     done = subprocess.run([sys.executable, str(CHECK), "2"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
