@@ -269,24 +269,6 @@ PS_INLINE void with_layout(int32_t layout, F f) {
   }
 }
 
-// ---- rows as float32: the values of the file, rounded as the format's reference does -------------------------------
-
-inline void blocks_to_f32(int32_t layout, const uint8_t* tile, int lane, int64_t cols, float* y) {
-  Slot s{};
-  for (int64_t g = 0; g < cols / kGroupColumns; ++g, y += kGroupColumns) {
-    const uint8_t* const q = put_group(layout, tile, g, &s);
-    for (int i = 0; i < kGroupColumns; ++i) {
-      const int half = s.step[i / 16][lane][0];
-      float scale = s.scale[lane], minimum = s.minimum[lane];
-      if (layout == PS_T16_Q2_K) scale = scale * float(half), minimum = minimum * float(s.start[lane][i / 16]);
-      else if (has_halves(layout)) scale = scale * float(half);
-      const int zero = layout == PS_T16_UINT4 ? -s.start[lane][0] : zero_of(layout);
-      y[i] = scale * float(int8_t(q[byte_at(i, lane)]) - zero);
-      if (has_minimum(layout)) y[i] = y[i] + minimum;
-    }
-  }
-}
-
 }  // namespace
 }  // namespace ps
 

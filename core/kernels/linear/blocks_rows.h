@@ -138,7 +138,7 @@ __attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, in
   PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
 }
 
-constexpr int kBlockRows = kIntRows >= 8 ? 8 : 4;
+constexpr int kBlockRows = kIntRows >= 8 ? 8 : kIntRows >= 4 ? 4 : 2;
 
 // y [rows.count, rounded up to kBlockRows] += the products of a chunk.  Each block of rows prefetches its share of the
 // bytes of a later chunk, so that memory is never idle.
@@ -152,7 +152,7 @@ __attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, cons
        rows.count -= done, rows.x += done * rows.stride, y += done, ask.from += ask.bytes * chunk.count) {
     if (rows.count > 6 && kBlockRows > 4)
       chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, ask, y), done = kBlockRows;
-    else if (rows.count > 2) chunk_rows<kProducts, 4>(layout, chunk, g, rows, ask, y), done = 4;
+    else if (rows.count > 2 && kBlockRows > 2) chunk_rows<kProducts, 4>(layout, chunk, g, rows, ask, y), done = 4;
     else chunk_rows<kProducts, 2>(layout, chunk, g, rows, ask, y), done = 2;
   }
 }
@@ -240,6 +240,30 @@ void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
       if (a.gated) store_gated(a, block.first, tile, block.count, 1, y[0], y[1]);
       else store_block(a, block.first, tile, block.count, 1, y[0]);
     }
+  }
+}
+
+// ---- rows as float32: the values of the file, rounded as the format's reference does -------------------------------
+
+inline void group_to_f32(int32_t layout, const uint8_t* q, const Slot& s, int lane, float* y) {
+  for (int i = 0; i < kGroupColumns; ++i) {
+    float scale = s.scale[lane];
+    if (has_halves(layout)) scale = scale * float(s.step[i / 16][lane][0]);
+    const int zero = layout == PS_T16_UINT4 ? -s.start[lane][0] : zero_of(layout);
+    y[i] = scale * float(int8_t(q[byte_at(i, lane)]) - zero);
+    if (!has_minimum(layout)) continue;
+    const float minimum = s.minimum[lane];
+    y[i] = y[i] + (layout == PS_T16_Q2_K ? minimum * float(s.start[lane][i / 16]) : minimum);
+  }
+}
+
+inline void blocks_to_f32(const WeightView& w, const uint8_t* tile, int lane, float* y) {
+  const Pass pass(w, tile, 0);
+  Chunk chunk;
+  for (int64_t g = 0; g < pass.groups; g += kChunkGroups) {
+    with_layout(w.layout, [&](auto layout) { fill_chunk<decltype(layout)::value>(pass, g, &chunk); });
+    for (int n = 0; n < chunk.count; ++n, y += kGroupColumns)
+      group_to_f32(w.layout, chunk.q[n], chunk.slots[n], lane, y);
   }
 }
 

@@ -71,7 +71,7 @@ inline void row_to_f32(const WeightView& w, int64_t row, float* y) {
     case PS_T16_I8: return builds_layout(PS_T16_I8) ? int8_to_f32(tile, lane, w.cols, y) : void();
 #define PS_BLOCKS(id, ...) case PS_T16_##id:
 #include "base/block_schemes.inc"
-      return kBuildsBlocks ? blocks_to_f32(w.layout, tile, lane, w.cols, y) : void();
+      return kBuildsBlocks ? blocks_to_f32(w, tile, lane, y) : void();
     default: return builds_layout(PS_T16_I4G32) ? int4_to_f32(tile, lane, w.cols, y) : void();
   }
 }

@@ -214,7 +214,7 @@ PS_INLINE I16 nibble_at(const Group& g, const Line& l, int k) {
   return k < g.n ? i_from_f(nibble_of(l, g.w[k] - l.offset)) : i_set(0);
 }
 
-inline void pack_int4(const Step& s, const float* scales) {
+PS_SMALL inline void pack_int4(const Step& s, const float* scales) {
   Group g;
   load_group(s, scales, &g);
   const Line line = g.a ? best_line<true>(g) : best_line<false>(g);
@@ -248,7 +248,7 @@ inline float row_scale_of(const PackArgs& a, int64_t source) {
   return bits >= 0x7f800000 ? __builtin_nanf("") : float_of(uint32_t(bits)) / 127.f;
 }
 
-inline void pack_tile(Step& s) {
+PS_SMALL inline void pack_tile(Step& s) {
   const PackArgs& a = *s.args;
   const bool integer = a.layout == PS_T16_I8 || a.layout == PS_T16_I4G32;
   float scales[16] = {};

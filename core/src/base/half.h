@@ -8,7 +8,9 @@
 #ifdef PS_GENERIC  // loops over lanes in memory: unrolled or repeated, they would only be large
 #define PS_UNROLL
 #define PS_LONG __attribute__((noinline))
+#define PS_SMALL __attribute__((cold))  // what packs, once for each weight
 #else
+#define PS_SMALL
 #define PS_UNROLL _Pragma("GCC unroll 16")
 #define PS_LONG inline __attribute__((always_inline))
 #endif
