@@ -67,7 +67,7 @@ def build(folder: Path, *targets: str) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Builds of this run share objects (``compile_once.py``), unless the environment names another launcher."""
+    """Builds of this run share objects (``compile_once.py``), unless the environment (``.ci/run``) names a launcher."""
     with pytest.MonkeyPatch.context() as patch:
         if "CMAKE_CXX_COMPILER_LAUNCHER" not in os.environ:
             script = Path(__file__).with_name("compile_once.py")
@@ -83,14 +83,18 @@ def release_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sanitized_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sanitized_build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The same with AddressSanitizer and UndefinedBehaviorSanitizer, and the test programs of ``core/tools``.
 
-    It has the levels that this machine runs: one takes minutes to build.
+    It has the levels that this machine runs: one takes a minute to build.  Undefined behaviour traps in kernels, and
+    programs that inherit the environment of the test say in which line.
     """
     levels = ";".join(level for level, is_runnable in cpu_levels() if is_runnable)
     options = ("-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON", f"-DPENSTOCK_LEVELS={levels}")
-    return configured(tmp_path_factory, "sanitized", *options)
+    folder = configured(tmp_path_factory, "sanitized", *options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", "handle_sigill=1"))
+        yield folder
 
 
 @pytest.fixture(scope="session")

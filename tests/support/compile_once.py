@@ -55,8 +55,11 @@ def main() -> int:
     text = preprocessed(command, with_lines)
     if text is None:
         return subprocess.run(command, check=False).returncode
-    state = Path(compiler).stat()
-    about = [compiler, str(state.st_size), str(state.st_mtime_ns), *relevant(command[1:], sources[0])]
+    # CMake finds "c++", and pip's builds ask for "g++": links to one compiler.  A link to ccache is not.
+    real = Path(compiler).resolve()
+    state = real.stat()
+    about = [compiler if "ccache" in real.name else str(real), str(state.st_size), str(state.st_mtime_ns)]
+    about += relevant(command[1:], sources[0])
     name = hashlib.sha256("\0".join(about).encode() + b"\0" + text).hexdigest()
     made, target = Path(folder, name), Path(command[command.index("-o") + 1])
     with Path(folder, f"{name}.lock").open("w") as lock:
