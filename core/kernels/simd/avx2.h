@@ -204,6 +204,32 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
 
 PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.a, bytes.b, _mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)}; }
 
+// Dot products of conv_int8.  Without a sign, activations are 0 to 127: 2 * 127 * 128 fits 16 bits.
+template <bool kSigned>
+struct Int8Dot {
+  using Weight = W8;
+  static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
+  static PS_INLINE Weight load(const uint8_t* p) { return w8_load(p); }
+  static PS_INLINE I16 dot(I16 acc, const Weight& w, const int8_t* x) {
+    acc = w8_dot(acc, w, x);
+    keep_order(acc);
+    return acc;
+  }
+};
+template <>
+struct Int8Dot<false> {
+  using Weight = I16;
+  static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
+  static PS_INLINE Weight load(const uint8_t* p) { return i_load(p); }
+  static PS_INLINE I16 dot(I16 acc, const Weight& w, const int8_t* x) {
+    const __m256i ones = _mm256_set1_epi16(1), q = four_bytes(x);
+    acc = {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(q, w.a), ones)),
+           _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(q, w.b), ones))};
+    keep_order(acc);
+    return acc;
+  }
+};
+
 // The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times
 // a step fits a byte, so 16-bit products are two byte products.
 struct GroupParams { I16 step, offset; };
