@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import penstock
+from penstock import lite
 from penstock.cli.models import inspect, quantize
 from penstock.cli.parser import CommandParser
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
@@ -20,9 +21,10 @@ from penstock.graph.ir import Graph
 from penstock.networks.int8.judge import output_errors
 from penstock.networks.int8.quantize import Int8Options, Int8Report, quantize_network
 from penstock.networks.int8.ranges import METHODS, Range
+from penstock.networks.int8.stored import StoredNetwork
 from penstock.networks.predictor import open_predictor
 from tests.support.errors import raises
-from tests.support.general_graphs import mixed_network
+from tests.support.int8_reference import reference_outputs
 
 
 class Block(nn.Module):
@@ -111,6 +113,21 @@ def test_the_worst_nodes_stay_float_until_the_error_holds(folder: Path) -> None:
     assert everything.num_int8 == 0
     assert everything.errors[0].relative == 0
     assert "conv_int8" not in {node.op for node in graph.nodes}
+
+
+def test_the_core_computes_what_the_graph_says(folder: Path) -> None:
+    made(folder, keep=("head",))
+    network = StoredNetwork.open(folder / "int8.psm")
+    x = np.random.default_rng(1).standard_normal((3, 3, 32, 32)).astype(np.float32)
+    (expected,) = reference_outputs(network, {"x": x})
+    with open_predictor(folder / "int8.psm", threads=1) as predictor:
+        (found,) = predictor.run([x])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())  # ties of a rounding
+    model = lite.Model()
+    model.build_from_file(folder / "int8.psm", lite.ModelType.PENSTOCK)
+    (tensor,) = model.get_inputs()
+    tensor.set_data_from_numpy(x)
+    assert model.predict([tensor])[0].get_data_to_numpy().tobytes() == found.tobytes()
 
 
 def test_a_result_has_the_same_bits_in_any_batch(folder: Path) -> None:
@@ -207,5 +224,9 @@ def test_other_networks_are_refused(folder: Path, tmp_path: Path) -> None:
     made(folder)
     with raises(UnsupportedError, param="model"):
         quantize_network(folder / "int8.psm", tmp_path / "out.psm", folder / "samples")
-    mixed_network().write(tmp_path / "mixed.psm")
+    pool = penstock.capture(nn.MaxPool2d(2), torch.randn(1, 3, 8, 8))
+    pool.save(tmp_path / "pool.psm")
+    np.save(tmp_path / "0.npy", np.zeros((1, 3, 8, 8), np.float32))
+    with raises(UnsupportedError, param="model"):
+        quantize_network(tmp_path / "pool.psm", tmp_path / "out.psm", tmp_path)
     assert not (tmp_path / "out.psm").exists()

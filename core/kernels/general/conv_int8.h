@@ -33,8 +33,8 @@ __attribute__((noinline)) void store_int8(const Int8ConvArgs& a, const int64_t* 
   }
 }
 
-// M pixels by N tiles, four channels of a tap at a time.
-template <int M, int N, bool kSigned>
+// M pixels by N tiles, four channels of a tap at a time, or with `kPairs` eight.
+template <int M, int N, bool kSigned, bool kPairs>
 void conv_int8_block(const Int8ConvArgs& a, const TapBlock& b, const TileBlock& at, const I16* start) {
   using Dot = Int8Dot<kSigned>;
   const int64_t tile_bytes = i8_tile_bytes(a.conv.cols);
@@ -45,6 +45,14 @@ void conv_int8_block(const Int8ConvArgs& a, const TapBlock& b, const TileBlock& 
   for (int32_t tap = 0; tap < b.taps; ++tap) {
     const int8_t* x[M];
     PS_UNROLL for (int i = 0; i < M; ++i) x[i] = (const int8_t*)b.x[tap * M + i] + at.offset;
+    if constexpr (kPairs) {
+      static_assert(N == 1, "");
+      for (int64_t c = 0; c < b.channels; c += 2 * kRowBytes, w += 2 * kLineBytes) {
+        const typename Dot::Weight v = Dot::load(w), next = Dot::load(w + kLineBytes);
+        PS_UNROLL for (int i = 0; i < M; ++i) acc[i][0] = Dot::dot_pair(acc[i][0], v, next, x[i] + c);
+      }
+      continue;
+    }
     for (int64_t c = 0; c < b.channels; c += kRowBytes, w += kLineBytes) {
       typename Dot::Weight v[N];
       PS_UNROLL for (int t = 0; t < N; ++t) v[t] = Dot::load(w + t * tile_bytes);
@@ -60,28 +68,29 @@ void conv_int8_block(const Int8ConvArgs& a, const TapBlock& b, const TileBlock& 
   }
 }
 
-template <int N, bool kSigned>
+template <int N, bool kSigned, bool kPairs>
 void conv_int8_block_of(const Int8ConvArgs& a, const TapBlock& b, const TileBlock& at, const I16* start) {
   switch (b.rows) {
-    case 1: return conv_int8_block<1, N, kSigned>(a, b, at, start);
-    case 2: return conv_int8_block<2, N, kSigned>(a, b, at, start);
+    case 1: return conv_int8_block<1, N, kSigned, kPairs>(a, b, at, start);
+    case 2: return conv_int8_block<2, N, kSigned, kPairs>(a, b, at, start);
     case 3:
-      if constexpr (kFloatM >= 3) return conv_int8_block<3, N, kSigned>(a, b, at, start);
+      if constexpr (kFloatM >= 3) return conv_int8_block<3, N, kSigned, kPairs>(a, b, at, start);
       break;
     case 4:
-      if constexpr (kFloatM >= 4) return conv_int8_block<4, N, kSigned>(a, b, at, start);
+      if constexpr (kFloatM >= 4) return conv_int8_block<4, N, kSigned, kPairs>(a, b, at, start);
       break;
     case 5:
-      if constexpr (kFloatM >= 5) return conv_int8_block<5, N, kSigned>(a, b, at, start);
+      if constexpr (kFloatM >= 5) return conv_int8_block<5, N, kSigned, kPairs>(a, b, at, start);
       break;
     case 6:
-      if constexpr (kFloatM >= 6) return conv_int8_block<6, N, kSigned>(a, b, at, start);
+      if constexpr (kFloatM >= 6) return conv_int8_block<6, N, kSigned, kPairs>(a, b, at, start);
       break;
   }
 }
 
 template <bool kSigned>
 void conv_int8_tiles(const Int8ConvArgs& a, const TapBlock* blocks, int64_t num_blocks, int64_t begin, int64_t end) {
+  using Dot = Int8Dot<kSigned>;
   const int64_t tile_bytes = i8_tile_bytes(a.conv.cols), lines = num_i8_lines(a.conv.cols);
   for (int64_t tile = begin; tile < end;) {
     const int64_t group = tile / a.conv.group_tiles, first = tile % a.conv.group_tiles;
@@ -90,11 +99,14 @@ void conv_int8_tiles(const Int8ConvArgs& a, const TapBlock* blocks, int64_t num_
     const TileBlock at{tile, group * a.conv.group_channels, group * a.conv.group_rows + first * 16,
                        tail(a.conv.group_rows, (first + n - 1) * 16)};
     I16 start[kFloatN];
-    for (int t = 0; t < n; ++t)
-      start[t] = Int8Dot<kSigned>::start(a.conv.weight + (tile + t) * tile_bytes + kScaleBytes, lines);
+    const uint8_t* const weight = a.conv.weight + tile * tile_bytes + kScaleBytes;
+    for (int t = 0; t < n; ++t) start[t] = Dot::start(weight + t * tile_bytes, lines);
+    bool pairs = false;
+    if constexpr (Dot::kPairs) pairs = a.conv.group_channels % 8 == 0 && Dot::fits_pairs(weight, lines);
     for (int64_t i = 0; i < num_blocks; ++i) {
-      if (wide) conv_int8_block_of<kFloatN, kSigned>(a, blocks[i], at, start);
-      else conv_int8_block_of<1, kSigned>(a, blocks[i], at, start);
+      if (pairs) conv_int8_block_of<1, kSigned, Dot::kPairs>(a, blocks[i], at, start);
+      else if (wide) conv_int8_block_of<kFloatN, kSigned, false>(a, blocks[i], at, start);
+      else conv_int8_block_of<1, kSigned, false>(a, blocks[i], at, start);
     }
     tile += n;
   }

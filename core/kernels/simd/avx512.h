@@ -130,6 +130,7 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) { return {_mm512_dpb
 // that adds to them, because no sum of a window's activations is at hand.
 template <bool kSigned>
 struct Int8Dot {
+  static constexpr bool kPairs = false;  // whether two lines take fewer steps together: see avx2.h
   using Weight = I16;
   static PS_INLINE I16 start(const uint8_t* w, int64_t lines) {
     __m512i sum = _mm512_setzero_si512();

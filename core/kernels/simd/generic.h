@@ -132,6 +132,7 @@ PS_INLINE W8 w8_ready(const I16& bytes) { W8 r; __builtin_memcpy(r.v, &bytes, 64
 // Dot products of conv_int8; without a sign, activations are 0 to 127.
 template <bool kSigned>
 struct Int8Dot {
+  static constexpr bool kPairs = false;  // whether two lines take fewer steps together: see avx2.h
   using Weight = W8;
   static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
   static PS_INLINE Weight load(const uint8_t* p) { return w8_load(p); }

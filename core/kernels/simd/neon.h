@@ -186,6 +186,7 @@ PS_INLINE W8 w8_ready(I16 bytes) { W8 r; PS_QUADS(vreinterpretq_s8_s32(bytes.v[i
 // Dot products of conv_int8; without a sign, activations are 0 to 127.
 template <bool kSigned>
 struct Int8Dot {
+  static constexpr bool kPairs = false;  // whether two lines take fewer steps together: see avx2.h
   using Weight = W8;
   static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
   static PS_INLINE Weight load(const uint8_t* p) { return w8_load(p); }

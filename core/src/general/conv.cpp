@@ -334,7 +334,7 @@ ps_status infer_conv_int8(const Spec* in, AttrValue* attrs, Spec* out) {
       return fail(PS_INVALID_ARGUMENT, "x: expected a multiple of 4 channels in a group, got %lld",
                   static_cast<long long>(channels));
     if (dim(in[kWeight], 1) > kMaxInt8Columns)
-      return fail(PS_INVALID_ARGUMENT, "weight: expected at most 131072 columns, got %lld",
+      return fail(PS_INVALID_ARGUMENT, "weight: expected at most 65536 columns, got %lld",
                   static_cast<long long>(dim(in[kWeight], 1)));
   }
   PS_TRY(check_scale("x_scale", attrs[kXScale]));

@@ -6,7 +6,7 @@
 
 namespace ps {
 
-constexpr int64_t kMaxInt8Columns = int64_t{1} << 17;  // 2^17 * 127 * 127 fits 32 bits
+constexpr int64_t kMaxInt8Columns = int64_t{1} << 16;  // sums fit 32 bits, whatever the bytes of a damaged file are
 
 ps_status expect_int8(const Spec& s, const char* name, int32_t min_rank, int32_t max_rank);
 // Expects a scale whose inverse is finite.

@@ -22,7 +22,7 @@ __all__ = ["Int8Weights", "candidates", "is_conv", "observed_values", "rewrite"]
 _MOVES: Final = ("max_pool", "concat", "reshape", "permute", "slice")
 """Ops that give numbers of their inputs as they are."""
 _X, _WEIGHT, _RESIDUAL = 0, 1, 3
-_MAX_COLUMNS: Final = 1 << 17
+_MAX_COLUMNS: Final = {"conv": 1 << 16, "linear": 1 << 17}
 _CHANNEL_STEP: Final = 4
 
 
@@ -41,11 +41,11 @@ def _has_form(graph: Graph, node: Node) -> bool:
         return False
     weight = graph.weights[node.inputs[_WEIGHT].name]
     if node.op == "linear":
-        return weight.layout == Layout.T16_F32 and weight.cols <= _MAX_COLUMNS
+        return weight.layout == Layout.T16_F32 and weight.cols <= _MAX_COLUMNS["linear"]
     if weight.layout == Layout.ROWS_F32:
         return True
     taps = int(np.prod([int(size) for size in str(node.attrs["kernel"]).split(",")]))
-    return weight.cols // taps % _CHANNEL_STEP == 0 and weight.cols <= _MAX_COLUMNS
+    return weight.cols // taps % _CHANNEL_STEP == 0 and weight.cols <= _MAX_COLUMNS["conv"]
 
 
 def observed_values(graph: Graph, nodes: list[Node]) -> list[str]:
