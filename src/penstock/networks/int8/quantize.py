@@ -47,7 +47,7 @@ class Int8Options:
 
 @dataclass(frozen=True)
 class Int8Report:
-    """What was made.
+    """The result of ``quantize_network``.
 
     ``num_int8`` of ``num_candidates`` nodes compute in int8, ``kept`` are the names of the others, and
     ``num_conversions`` nodes convert between types.  ``errors`` are of ``num_judged`` samples; ``ranges`` come from
