@@ -1,9 +1,11 @@
 """Bundles of general networks that earlier releases wrote, and what they answered.
 
     python -m tests.golden.network_set 1.1
+    python -m tests.golden.network_set 1.1-int8 int8
 
-makes a set, once, under the version of the format.  ``images`` has the ops of images and of elements, ``sequences``
-those of attention, of recurrent layers and of indices; both have random weights and free sizes.  ``expected.json`` has
+make sets, once, under the version of the format.  ``images`` has the ops of images and of elements, ``sequences``
+those of attention, of recurrent layers and of indices, ``int8`` those of int8 networks; all have random weights and
+free sizes.  ``expected.json`` has
 the shape and the checksum of each output, which are the same on every instruction level.
 """
 
@@ -28,6 +30,7 @@ __all__ = ["FOLDER", "SIZES", "NetworkAnswer", "answers_of", "arrays_of"]
 FOLDER: Final = Path(__file__).parent / "networks"
 SIZES: Final[dict[str, Sequence[dict[str, int]]]] = {
     "images": ({"B": 1, "H_8": 2, "W_8": 3}, {"B": 3, "H_8": 3, "W_8": 2}),
+    "int8": ({"B": 1, "H_8": 2, "W_8": 3}, {"B": 3, "H_8": 3, "W_8": 2}),
     "sequences": ({"B": 2, "S": 5}, {"B": 1, "S": 11}),
 }
 
@@ -63,14 +66,15 @@ def answers_of(path: Path, cpu_level: str | None = None) -> list[list[NetworkAns
 
 
 def main() -> None:
-    from tests.golden.network_modules import capture_all  # only making a set needs PyTorch
+    from tests.golden.network_modules import capture_all, write_int8  # only making a set needs PyTorch
 
     target = FOLDER / sys.argv[1]
+    makers: dict[str, Any] = {"int8": write_int8} | {name: own.save for name, own in capture_all().items()}
     target.mkdir(parents=True)  # a set that is there stays as it is
     expected = {}
-    for name, network in capture_all().items():
+    for name in sys.argv[2:] or ("images", "sequences"):
         path = target / f"{name}.psm"
-        network.save(path)
+        makers[name](path)
         expected[name] = answers_of(path)
         print(name, path.stat().st_size, sorted({node.op for node in read_graph(path)[0].nodes}))
     (target / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")

@@ -90,7 +90,7 @@ void conv_block(const ConvArgs& a, const TapBlock& b, const TileBlock& at) {
   PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = f_set(0.f);
   for (int32_t tap = 0; tap < b.taps; ++tap) {
     const float* x[M];
-    PS_UNROLL for (int i = 0; i < M; ++i) x[i] = b.x[tap * M + i] + at.offset;
+    PS_UNROLL for (int i = 0; i < M; ++i) x[i] = (const float*)b.x[tap * M + i] + at.offset;
     const int64_t column = b.columns ? b.columns[tap] : tap * b.channels;
     LinearFloat<WeightF32>::columns<M, N>(acc, x, b.channels, weight + column * 64, tile_bytes);
   }
@@ -148,7 +148,7 @@ constexpr int kDepthwiseRows = 4;
 template <int M, bool kWhole>
 PS_INLINE void depthwise_columns(const ConvArgs& a, const TapBlock& b, int first, int64_t c, int n) {
   const auto load = [n](const float* p) { return kWhole ? f_load(p) : f_load_n(p, n); };
-  const float *const weight = (const float*)a.weight + c, *const *x = b.x + first;
+  const float *const weight = (const float*)a.weight + c, *const *x = (const float* const*)b.x + first;
   F16 acc[M], y[M];
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_set(0.f);
   for (int32_t tap = 0; tap < b.taps; ++tap, x += b.rows) {
@@ -268,22 +268,6 @@ void gru_cell(const CellArgs& a) {
     f_store_n(a.state + j, f_fma(f_load_n(a.x + j, n), f_load_n(a.state + j, n) - candidate, candidate), n);
   }
 }
-
-constexpr bool kConv = builds_op("conv") || builds_op("conv_transpose");
-constexpr WindowKernels kWindows = {
-    .conv_rows = kFloatM,
-    .conv_tiles = kFloatN,
-    .depthwise_rows = kDepthwiseRows,
-    .conv = kConv ? conv : nullptr,
-    .depthwise = builds_op("conv") ? depthwise : nullptr,
-    .pool_max = builds_op("max_pool") ? pool_max : nullptr,
-    .weighted_sum = builds_op("avg_pool") || builds_op("resize") || builds_op("matmul") ? weighted_sum : nullptr,
-    .column_sums = builds_op("group_norm") ? column_sums : nullptr,
-    .normalize_columns = builds_op("group_norm") ? normalize_columns : nullptr,
-    .lstm_cell = builds_op("lstm") ? lstm_cell : nullptr,
-    .gru_gates = builds_op("gru") ? gru_gates : nullptr,
-    .gru_cell = builds_op("gru") ? gru_cell : nullptr,
-};
 
 }  // namespace
 }  // namespace ps

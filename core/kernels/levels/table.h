@@ -18,6 +18,8 @@
 #include "linear/blocks.h"
 #include "linear/float32.h"
 #include "general/windows.h"
+#include "general/conv_int8.h"
+#include "general/window_table.h"
 #include "linear/integer.h"
 #include "simd/bf16_pairs.h"
 #include "attention/kv_pages.h"
@@ -53,7 +55,8 @@ constexpr bool kInteger =
 constexpr bool kAttention = builds_attention();
 // Fused activations are kinds of unary.
 constexpr bool kActivations =
-    builds_op("unary") || builds_op("chain") || builds_op("conv") || builds_op("conv_transpose") || builds_op("sdpa");
+    builds_op("unary") || builds_op("chain") || builds_op("conv") || builds_op("conv_int8") ||
+    builds_op("conv_transpose") || builds_op("sdpa");
 #define PS_BLOCKS(id, name, ...) || builds_scheme(#name)
 constexpr bool kBlocks = false
 #include "base/block_schemes.inc"

@@ -204,6 +204,49 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
 
 PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.a, bytes.b, _mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)}; }
 
+// Dot products of conv_int8.  Without a sign, activations are 0 to 127: 2 * 127 * 128 fits 16 bits.  Of most weights
+// the products of two lines fit, too, and are added there.
+template <bool kSigned>
+struct Int8Dot {
+  static constexpr bool kPairs = true;
+  using Weight = I16;
+  static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
+  static PS_INLINE Weight load(const uint8_t* p) { return i_load(p); }
+  static PS_INLINE __m256i products(__m256i w, __m256i x, __m256i magnitude) {
+    return kSigned ? _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(w, x)) : _mm256_maddubs_epi16(x, w);
+  }
+  static PS_INLINE I16 add(I16 acc, __m256i a, __m256i b) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    acc = {_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, ones))};
+    keep_order(acc);
+    return acc;
+  }
+  static PS_INLINE I16 dot(I16 acc, const Weight& w, const int8_t* x) {
+    const __m256i q = four_bytes(x), m = kSigned ? _mm256_abs_epi8(q) : q;
+    return add(acc, products(w.a, q, m), products(w.b, q, m));
+  }
+  static PS_INLINE I16 dot_pair(I16 acc, const Weight& w, const Weight& next, const int8_t* x) {
+    const __m256i q = four_bytes(x), r = four_bytes(x + 4);
+    const __m256i m = kSigned ? _mm256_abs_epi8(q) : q, n = kSigned ? _mm256_abs_epi8(r) : r;
+    return add(acc, _mm256_add_epi16(products(w.a, q, m), products(next.a, r, n)),
+               _mm256_add_epi16(products(w.b, q, m), products(next.b, r, n)));
+  }
+  // Whether 127 times the magnitudes that a 16-bit lane adds of lines 2 i and 2 i + 1 fits, for all pairs of lines.
+  static bool fits_pairs(const uint8_t* w, int64_t lines) {
+    const __m256i ones = _mm256_set1_epi8(1), limit = _mm256_set1_epi16(32767 / 127);
+    __m256i over = _mm256_setzero_si256();
+    for (int64_t i = 0; i + 2 <= lines; i += 2, w += 128) {
+      for (int half = 0; half < 64; half += 32) {
+        const __m256i even = _mm256_abs_epi8(_mm256_loadu_si256((const __m256i*)(w + half)));
+        const __m256i odd = _mm256_abs_epi8(_mm256_loadu_si256((const __m256i*)(w + 64 + half)));
+        const __m256i sum = _mm256_add_epi16(_mm256_maddubs_epi16(even, ones), _mm256_maddubs_epi16(odd, ones));
+        over = _mm256_or_si256(over, _mm256_cmpgt_epi16(sum, limit));
+      }
+    }
+    return _mm256_testz_si256(over, over);
+  }
+};
+
 // The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times
 // a step fits a byte, so 16-bit products are two byte products.
 struct GroupParams { I16 step, offset; };

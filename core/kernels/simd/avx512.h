@@ -126,6 +126,25 @@ PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.v}; }
 PS_INLINE W8 w8_load(const uint8_t* p) { return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}; }
 PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
 
+// Dot products of conv_int8.  Without a sign, activations are 0 to 127.  Others have 128 added, and sums start at what
+// that adds to them, because no sum of a window's activations is at hand.
+template <bool kSigned>
+struct Int8Dot {
+  static constexpr bool kPairs = false;  // whether two lines take fewer steps together: see avx2.h
+  using Weight = I16;
+  static PS_INLINE I16 start(const uint8_t* w, int64_t lines) {
+    __m512i sum = _mm512_setzero_si512();
+    if (kSigned)
+      for (int64_t i = 0; i < lines; ++i, w += 64) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), i_load(w).v);
+    return {_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sum, 7))};
+  }
+  static PS_INLINE Weight load(const uint8_t* p) { return i_load(p); }
+  static PS_INLINE I16 dot(I16 acc, const Weight& w, const int8_t* x) {
+    const __m512i q = four_bytes(x);
+    return {_mm512_dpbusd_epi32(acc.v, kSigned ? _mm512_xor_si512(q, _mm512_set1_epi8(-128)) : q, w.v)};
+  }
+};
+
 // The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times
 // a step fits a byte, so 16-bit products are two byte products.  `ready`: with the 128 that w8_ready wants.
 struct GroupParams { __m512i step, offset; };

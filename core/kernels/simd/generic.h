@@ -129,6 +129,16 @@ PS_LONG I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
 PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
 PS_INLINE W8 w8_ready(const I16& bytes) { W8 r; __builtin_memcpy(r.v, &bytes, 64); return r; }
 
+// Dot products of conv_int8; without a sign, activations are 0 to 127.
+template <bool kSigned>
+struct Int8Dot {
+  static constexpr bool kPairs = false;  // whether two lines take fewer steps together: see avx2.h
+  using Weight = W8;
+  static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
+  static PS_INLINE Weight load(const uint8_t* p) { return w8_load(p); }
+  static PS_INLINE I16 dot(const I16& acc, const Weight& w, const int8_t* x) { return w8_dot(acc, w, x); }
+};
+
 struct GroupParams { uint8_t step[16], offset[16]; };
 PS_INLINE GroupParams w4_group_params(const I16& params, int group, bool) {
   GroupParams r;

@@ -15,7 +15,7 @@ struct Activation {  // a kind of `unary` that a kernel applies to what it store
 // A block of output pixels, and for each tap of each pixel the input pixel that it reads.  Taps outside the input read
 // zeros, so that all pixels add in the same order.
 struct TapBlock {
-  const float* const* x;  // [taps][rows]
+  const void* const* x;  // [taps][rows]: float, or the int8 of conv_int8
   const int64_t*
       columns;  // [taps] column (depthwise: row) where the weights of a tap begin; null: one tap after another
   const int64_t* pixels;  // [rows] where the output goes
@@ -35,6 +35,17 @@ struct ConvArgs {
   Activation act;
 };
 
+// A convolution of int8 x: sums times scales are values, and bias, residual and activation are those of `conv`.  Values
+// become int8 again where y is not null.
+struct Int8ConvArgs {
+  ConvArgs conv;  // weight t16_i8, of depthwise ones rows_f32; y and residual are null where they are int8
+  float x_scale, residual_scale;
+  const int8_t* residual;  // or null
+  int8_t* y;               // or null
+  float inverse, least;    // of y: 1 / its scale, and 0 or -127
+  bool is_signed;          // x has -127 to 127, else 0 to 127
+};
+
 // A step of a recurrent layer: its gates of the input and of the state, `stride` from one to the next, biases added.
 struct CellArgs {
   float *x, *h;
@@ -49,6 +60,12 @@ struct WindowKernels {
   int32_t depthwise_rows;         // the most rows of a block of depthwise
   void (*conv)(const ConvArgs&, const TapBlock* blocks, int64_t num_blocks, int64_t tile_begin, int64_t tile_end);
   void (*depthwise)(const ConvArgs&, const TapBlock&);
+  void (*conv_int8)(const Int8ConvArgs&, const TapBlock* blocks, int64_t num_blocks, int64_t tile_begin,
+                    int64_t tile_end);
+  void (*depthwise_int8)(const Int8ConvArgs&, const TapBlock&);
+  // x times `inverse`, rounded half to even, between `least` and 127.
+  void (*to_int8)(const float* x, int64_t n, float inverse, float least, int8_t* y);
+  void (*from_int8)(const int8_t* x, int64_t n, float scale, float* y);
   // The maximum of n rows; a NaN stays.
   void (*pool_max)(const float* const* x, int64_t n, int64_t channels, float* y);
   // The sum of n rows times their weights (null: 1), a chain in their order, divided by `divisor`.

@@ -22,9 +22,9 @@ int64_t blocks_of_chunk(int64_t taps);
 
 // The memory of a thread: zeros that taps outside the image read, and the blocks of a chunk.
 struct ConvMemory {
-  const float* zeros;
+  const void* zeros;
   int64_t* offsets;  // [taps]
-  const float** taps;
+  const void** taps;
   int64_t* pixels;
   TapBlock* blocks;
 };
@@ -32,7 +32,10 @@ ps_status conv_memory_bytes(int64_t zeros, int64_t taps, int64_t rows, int64_t* 
 ConvMemory conv_memory(const Call& c, int32_t thread, int64_t zeros, int64_t taps, int64_t rows);
 
 // The checks of weight, bias and groups that conv and conv_transpose share.
-struct ConvGroups { int64_t out_channels, groups, taps; };
+struct ConvGroups {
+  int64_t out_channels, groups, taps;
+  int32_t layout;  // of a weight that is not depthwise
+};
 ps_status check_groups(const Spec& x, const Spec& w, const Spec& bias, const ConvGroups& g);
 
 }  // namespace ps

@@ -88,20 +88,21 @@ void find_taps(const Call& c, const Window& w, const Class& k, Taps* t) {
 
 // The block of pixels [begin, end) of a class.  Returns the pointers that it wrote.
 int64_t fill_block(const Call& c, const Class& k, const Taps& t, const ConvMemory& m, int64_t begin, int64_t end,
-                   const float** taps, int64_t* pixels, TapBlock* block) {
+                   const void** taps, int64_t* pixels, TapBlock* block) {
   const Shape in = shape_of(c.in[0]), out = shape_of(c.out[0]);
   const Window w = window_of(c.attrs + kKernel);
   const int64_t rows = end - begin;
   int64_t image = begin / (k.height * k.width), y = begin / k.width % k.height, x = begin % k.width;
   for (int64_t r = 0; r < rows; ++r) {
     pixels[r] = (image * out.height + k.first_y + y * w.strides[0]) * out.width + k.first_x + x * w.strides[1];
-    const float** tap = taps + r;
+    const void** tap = taps + r;
     for (int64_t i = 0; i < t.num_down; ++i) {
       const int64_t from_y = t.down[i].start + y;
       for (int64_t j = 0; j < t.num_across; ++j, tap += rows) {
         const int64_t from_x = t.across[j].start + x;
         const bool inside = from_y >= 0 && from_y < in.height && from_x >= 0 && from_x < in.width;
-        *tap = inside ? f32_data(c.in[0]) + ((image * in.height + from_y) * in.width + from_x) * in.channels : m.zeros;
+        *tap = m.zeros;
+        if (inside) *tap = f32_data(c.in[0]) + ((image * in.height + from_y) * in.width + from_x) * in.channels;
       }
     }
     if (++x < k.width) continue;
@@ -168,7 +169,7 @@ void run(const Call& c, int64_t begin, int64_t end, int32_t thread) {
       const int64_t pixels = c.out[0].dims[0] * k.height * k.width;
       const int64_t first = share_begin(pixels, chunk, k.chunks), last = share_begin(pixels, chunk + 1, k.chunks);
       blocks = (last - first + rows - 1) / rows;
-      const float** at = memory.taps;
+      const void** at = memory.taps;
       for (int64_t i = 0; i < blocks; ++i) {
         const int64_t from = first + share_begin(last - first, i, blocks);
         const int64_t to = first + share_begin(last - first, i + 1, blocks);
@@ -196,7 +197,8 @@ ps_status infer_conv_transpose(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_list(attrs[kOutputPads], "output_pads", 2, 0, kMaxDim));
   const Window w = window_of(attrs + kKernel);
   PS_TRY(check_groups(in[0], in[kWeight], in[kBias],
-                      ConvGroups{attrs[kOutChannels].i, attrs[kGroups].i, w.kernel[0] * w.kernel[1]}));
+                      ConvGroups{attrs[kOutChannels].i, attrs[kGroups].i, w.kernel[0] * w.kernel[1],
+                                 PS_T16_F32}));
   PS_TRY(parse_activation(&attrs[kAct]));
   int64_t dims[4] = {dim(in[0], 0), 0, 0, attrs[kOutChannels].i};
   for (int axis = 0; axis < 2; ++axis) {

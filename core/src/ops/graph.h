@@ -8,7 +8,7 @@
 namespace ps {
 
 constexpr int32_t kMaxRank = 6;
-constexpr int32_t kMaxOperands = 11, kMaxOutputs = 3, kMaxAttrs = 12;
+constexpr int32_t kMaxOperands = 11, kMaxOutputs = 3, kMaxAttrs = 13;
 constexpr int32_t kMaxHeads = 4096;
 constexpr int32_t kMaxContextLen = 1 << 24;  // positions are exact in float32
 

@@ -23,7 +23,7 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
     Keys: file_bytes, network, scheme, vocab_size, context_len, parameters, weight_bytes, weight_bytes_per_token,
     bits_per_weight (of linear layers and the output head, with scales and padding; 0 without any), bytes_by_part,
     bytes_by_layout, ops (name to count), states, page_groups, weights, segments, properties; of a general network also
-    inputs, outputs and sizes.
+    inputs, outputs, sizes and int8.
     """
     with Model.open(path, verify=verify) as model:
         info = model.info
@@ -61,7 +61,19 @@ def _describe_network(graph: Graph) -> dict[str, Any]:
         return [{"name": value.name, "dtype": value.dtype.name.lower(), "sizes": value.sizes} for value in found]
 
     sizes = [asdict(symbol) for symbol in graph.symbols]
-    return {"inputs": values(graph.inputs), "outputs": values(graph.outputs), "sizes": sizes}
+    return {
+        "inputs": values(graph.inputs), "outputs": values(graph.outputs), "sizes": sizes, "int8": _describe_int8(graph)
+    }  # fmt: skip
+
+
+def _describe_int8(graph: Graph) -> dict[str, int]:
+    """Return how many nodes compute in int8, how many could but do not, and how many convert between types."""
+    ops = Counter(node.op for node in graph.nodes)
+    linears = sum(node.op == "linear" and node.attrs.get("scheme") == "w8a8" for node in graph.nodes)
+    return {
+        "convolutions": ops["conv_int8"], "linears": linears, "conversions": ops["requantize"],
+        "float_nodes": ops["conv"] + ops["linear"] - linears,
+    }  # fmt: skip
 
 
 def _bits_per_weight(graph: Graph) -> float:

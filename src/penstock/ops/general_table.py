@@ -90,4 +90,14 @@ GENERAL_SCHEMAS: Final[dict[str, str]] = {
     "iota": "(*, int[] range) -> Tensor",
     # i64 [n] of size expressions
     "sizes": "(*, int[] values) -> Tensor",
+    # conv of int8: x is i8, -127 to 127, or u8, 0 to 127, times x_scale.  With one group or several: weight t16_i8, a
+    # multiple of 4 channels in a group; depthwise: rows_f32.  A residual is f32 or int8 times residual_scale.  dtype is
+    # f32, or i8 or u8: values are divided by y_scale and rounded half to even
+    "conv_int8": (
+        "(Tensor x, Weight weight, Weight? bias, Tensor? residual, *, int out_channels, int[] kernel, int[] "
+        "strides, int[] pads, int[] dilations, int groups, str act, float alpha, float beta, float x_scale, "
+        "float residual_scale, float y_scale, str dtype) -> Tensor"
+    ),
+    # f32 to int8, int8 to f32, and int8 to int8 of another scale; types and scales as in conv_int8
+    "requantize": "(Tensor x, *, float x_scale, float y_scale, str dtype) -> Tensor",
 }

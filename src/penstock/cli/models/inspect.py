@@ -221,6 +221,12 @@ def _network_text(details: dict[str, Any]) -> str:
     lines.append(f"parameters     {details['parameters']:,}, {format_bytes(details['weight_bytes'])} of weights")
     layouts = ", ".join(f"{name} {format_bytes(size)}" for name, size in details["bytes_by_layout"].items())
     lines.append(f"layouts        {layouts or 'none'}")
+    int8 = details["int8"]
+    if int8["convolutions"] or int8["linears"]:
+        lines.append(
+            f"int8           {int8['convolutions']} convolutions and {int8['linears']} linears, "
+            f"{int8['conversions']} conversions; {int8['float_nodes']} stay float32"
+        )
     return "\n".join([*lines, *_ops_and_segments(details)])
 
 

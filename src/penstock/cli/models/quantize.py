@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.models.quantize_measured import add_mixed_options, is_mixed, run_auto, run_mixed
+from penstock.cli.models.quantize_network import add_network_options, is_network, run_network
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes, printable
 from penstock.errors import InvalidArgumentError
@@ -28,15 +29,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "quantize",
-        "Write a checkpoint folder with quantized weights. The folder loads wherever a checkpoint folder does.",
+        "Write a checkpoint folder with quantized weights. The folder loads wherever a checkpoint folder does. Of a "
+        "general network, write an int8 bundle.",
         "penstock quantize my-model my-model-w8 --scheme w8a8\n"
         "penstock quantize my-model my-model-w4 --scheme w4a8 --method gptq --calibration texts.jsonl\n"
-        "penstock quantize my-model my-model-mixed --scheme w4a8 --budget 5bits --calibration texts.jsonl",
+        "penstock quantize my-model my-model-mixed --scheme w4a8 --budget 5bits --calibration texts.jsonl\n"
+        "penstock quantize net.psm net-int8.psm --scheme w8a8 --calibration samples/",
     )
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, a GGUF file, or ORG/NAME of a downloaded model"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a checkpoint folder, a GGUF file, ORG/NAME of a downloaded model, or the bundle NET.psm of a general "
+        "network",
     )
-    parser.add_argument("out", metavar="OUT", help="the folder to write; it must not exist")
+    parser.add_argument("out", metavar="OUT", help="the folder, or the bundle, to write; a folder must not exist")
     parser.add_argument("--scheme", required=True, help="w8a16, w8a8, w4a16 or w4a8 (required)")
     parser.add_argument(
         "--method",
@@ -50,8 +56,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--calibration",
         metavar="FILE",
-        help="texts for budgets and methods with data: plain text, or JSON or JSON lines with strings, text or "
-        "messages; for imatrix also an importance matrix of llama.cpp (.gguf or .dat) (default: texts that the model "
+        help="of a general network a folder of samples (required); else texts for budgets and methods with data: plain "
+        "text, or JSON or JSON lines with strings, text or messages; for imatrix also an importance matrix of "
+        "llama.cpp (.gguf or .dat) (default: texts that the model "
         "generates)",
     )
     parser.add_argument(
@@ -66,6 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="also write the statistics to FILE, an importance matrix in GGUF for llama.cpp's tools (default: none)",
     )
     add_mixed_options(parser)
+    add_network_options(parser)
     add_options(parser, "--threads")
     parser.set_defaults(run=run)
 
@@ -76,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     from penstock.models.mapped import open_mapped
     from penstock.runtime.build import Progress
 
+    if is_network(args):
+        return run_network(args)
     if is_mixed(args):
         return run_mixed(args)
     if args.method == "auto":

@@ -1,0 +1,109 @@
+"""The part of ``penstock quantize`` for general networks: a float32 bundle in, an int8 bundle out."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.cli.model_source import downloaded_path
+from penstock.cli.progress import ProgressLine, format_bytes, printable
+from penstock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from penstock.networks.int8.quantize import Int8Report
+
+__all__ = ["add_network_options", "is_network", "run_network"]
+
+_OWN: Final = ("ranges", "keep", "max_error")
+_OTHERS: Final = ("calibration_tokens", "imatrix_out", "budget", "max_kl", "min_speed", "levels", "units", "plot")
+
+
+def add_network_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of general networks."""
+    group = parser.add_argument_group(
+        "general networks",
+        "int8 convolutions and linears for a bundle that penstock export or penstock.capture made; --calibration is a "
+        "folder with a .npz file for each sample of the inputs, or a .npy file if there is one input",
+    )
+    group.add_argument(
+        "--ranges",
+        choices=("minmax", "percentile", "kl"),
+        help="how the range of an activation follows from the samples: its largest magnitude, that of 99.99 %% of its "
+        "numbers, or the one whose int8 distribution diverges least (default: percentile)",
+    )
+    group.add_argument(
+        "--keep",
+        action="append",
+        metavar="NODE",
+        help="a node that stays float32, by the name that penstock predict --profile shows, or a pattern with *; "
+        "repeat for more (default: none)",
+    )
+    group.add_argument(
+        "--max-error",
+        type=float,
+        metavar="PART",
+        help="the largest error of an output, as a part of its root mean square, such as 0.05; the nodes that add most "
+        "to it stay float32 (default: any)",
+    )
+
+
+def is_network(args: argparse.Namespace) -> bool:
+    """Return True for a bundle; refuse the options of bundles with another source, and those of others with one."""
+    suffix = Path(args.checkpoint).suffix.lower()
+    if suffix == ".onnx":
+        raise InvalidArgumentError(
+            f"CHECKPOINT: expected a bundle, got {args.checkpoint}; make one with: penstock export {args.checkpoint} "
+            "NET.psm",
+            param="checkpoint",
+        )
+    found = suffix == ".psm"
+    for name in _OTHERS if found else _OWN:
+        if getattr(args, name) is not None:
+            option = "--" + name.replace("_", "-")
+            kind = "a checkpoint of a language model" if found else "the bundle of a general network"
+            raise InvalidArgumentError(f"{option}: expected {kind}, got {args.checkpoint}", param=name)
+    return found
+
+
+def run_network(args: argparse.Namespace) -> int:
+    """Quantize the network, and print what it costs and gains."""
+    from penstock.networks.int8.quantize import Int8Options, quantize_network
+    from penstock.runtime.build import Progress
+
+    if args.scheme != "w8a8":
+        raise InvalidArgumentError(
+            f"--scheme: expected w8a8 for a general network, got {args.scheme}", param="scheme"
+        )  # fmt: skip
+    if args.method != "rtn":
+        raise InvalidArgumentError(
+            f"--method: expected rtn for a general network, got {args.method}", param="method"
+        )  # fmt: skip
+    options = Int8Options(args.ranges or "percentile", tuple(args.keep or ()), args.max_error, args.threads or 0)
+    with ProgressLine() as line:
+        report = quantize_network(
+            downloaded_path(args.checkpoint), args.out, args.calibration, options,
+            lambda done, total: line(Progress("quantize", done, total)),
+        )  # fmt: skip
+    print(_text(args.out, report))
+    return 0
+
+
+def _text(out: str, report: Int8Report) -> str:
+    lines = [
+        f"{out}: {report.num_int8} of {report.num_candidates} convolutions and linears in int8, "
+        f"{report.num_conversions} conversions, {format_bytes(report.num_bytes)} from "
+        f"{format_bytes(report.source_bytes)}"
+    ]
+    if report.kept:
+        lines.append(f"float32        {printable(', '.join(report.kept))}")
+    lines += [
+        f"output         {printable(error.name)}: error {error.relative:.2%} of its root mean square, largest "
+        f"{error.largest:.2%}, same top {error.agreement:.2%}, KL divergence {error.divergence:.2g} nats"
+        for error in report.errors
+    ]
+    same = "the samples that gave the ranges" if report.num_judged == report.num_samples else "samples held out"
+    lines.append(f"judged on      {report.num_judged} samples, {same}; ranges from {report.num_samples}")
+    speed = report.source_ms / max(report.int8_ms, 1e-9)
+    lines.append(f"time           {report.int8_ms:.2f} ms from {report.source_ms:.2f} ms, {speed:.2f} times as fast")
+    return "\n".join(lines)

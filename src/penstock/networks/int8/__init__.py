@@ -1,0 +1,1 @@
+"""Networks with int8 convolutions and linears, made from float32 bundles and samples of their inputs."""

@@ -1,0 +1,68 @@
+"""The difference between the outputs of two networks on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["OutputError", "output_errors"]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """The error of one output in all samples.
+
+    ``relative`` is the root of the mean squared error over that of the source's numbers, ``largest`` the largest
+    difference over the largest number.  ``agreement`` is the part of rows, along the last axis, whose largest number
+    has the same place; ``divergence`` the mean Kullback-Leibler divergence of their softmax, in nats.  These two are 1
+    and 0 for rows of one number.
+    """
+
+    name: str
+    relative: float
+    largest: float
+    agreement: float
+    divergence: float
+
+
+def output_errors(expected: Sequence[Arrays], found: Sequence[Arrays]) -> list[OutputError]:
+    """Return the errors of the outputs that are floating-point, in order; arguments have an item for each sample."""
+    errors = []
+    for name, first in expected[0].items():
+        if first.dtype.kind != "f":
+            continue
+        pairs = [(x[name].astype(np.float64), y[name].astype(np.float64)) for x, y in zip(expected, found, strict=True)]
+        pairs = [(x, y) for x, y in pairs if x.size]
+        if pairs:
+            errors.append(_error(name, pairs))
+    return errors
+
+
+def _error(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> OutputError:
+    gap = np.sqrt(sum(float(np.square(x - y).sum()) for x, y in pairs))
+    norm = np.sqrt(sum(float(np.square(x).sum()) for x, _ in pairs))
+    largest = max(float(np.abs(x - y).max()) for x, y in pairs)
+    most = max(float(np.abs(x).max()) for x, _ in pairs)
+    same, divergence, rows = 0.0, 0.0, 0
+    for x, y in pairs:
+        if x.ndim < 2 or x.shape[-1] < 2:
+            continue
+        x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
+        rows += len(x)
+        same += float((x.argmax(-1) == y.argmax(-1)).sum())
+        p, q = _log_softmax(x), _log_softmax(y)
+        divergence += float((np.exp(p) * (p - q)).sum())
+    agreement, mean = (same / rows, divergence / rows) if rows else (1.0, 0.0)
+    tiny = np.finfo(np.float64).tiny
+    return OutputError(name, float(gap / max(norm, tiny)), largest / max(most, tiny), agreement, max(mean, 0.0))
+
+
+def _log_softmax(x: NDArray[Any]) -> NDArray[Any]:
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
