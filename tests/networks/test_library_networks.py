@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tests.networks.library_networks import SMALL, Case, check_case, free_images, images, sounds
+from tests.networks.library_networks import SMALL, Case, check_case, free_images, images, sounds, texts
 
 
 def roberta() -> Case:
@@ -90,6 +90,12 @@ def clip() -> Case:
     return transformers.CLIPModel(config), examples, shapes, {"S": (2, 20)}
 
 
+def t5() -> Case:
+    """An encoder with biases of relative positions in buckets, at any length."""
+    config = transformers.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    return texts(transformers.T5EncoderModel(config))
+
+
 def vit() -> Case:
     """Patches, a class token, attention."""
     config = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8, num_labels=5)
@@ -103,7 +109,7 @@ def convnext() -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    function.__name__: function for function in (roberta, swin, dinov2, segformer, wav2vec2, whisper, clip)
+    function.__name__: function for function in (roberta, swin, dinov2, segformer, wav2vec2, whisper, clip, t5)
 }
 QUICK: dict[str, Callable[[], Case]] = {function.__name__: function for function in (vit, convnext)}
 
