@@ -96,6 +96,29 @@ def t5() -> Case:
     return texts(transformers.T5EncoderModel(config))
 
 
+def hubert() -> Case:
+    """Sound, as wav2vec2 takes it."""
+    config = transformers.HubertConfig(
+        **SMALL, conv_dim=[8] * 3, conv_kernel=[10, 3, 2], conv_stride=[5, 2, 2], num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2, vocab_size=20,
+    )  # fmt: skip
+    return sounds(transformers.HubertForCTC(config))
+
+
+def detr() -> Case:
+    """A ResNet, a mask that is resized to its map, positions as sines, and queries for boxes, at free sizes."""
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1], layer_type="basic",
+        out_features=["stage4"],
+    )  # fmt: skip
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, d_model=32,
+        encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
+        decoder_ffn_dim=48, num_queries=6, num_labels=5,
+    )  # fmt: skip
+    return free_images(transformers.DetrForObjectDetection(config), [(64, 96), (96, 64)], 32)
+
+
 def vit() -> Case:
     """Patches, a class token, attention."""
     config = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8, num_labels=5)
@@ -109,7 +132,8 @@ def convnext() -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    function.__name__: function for function in (roberta, swin, dinov2, segformer, wav2vec2, whisper, clip, t5)
+    function.__name__: function
+    for function in (roberta, swin, dinov2, segformer, wav2vec2, whisper, clip, t5, hubert, detr)
 }
 QUICK: dict[str, Callable[[], Case]] = {function.__name__: function for function in (vit, convnext)}
 
