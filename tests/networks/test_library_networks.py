@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from penstock.graph.general.lower import write_network
-from penstock.graph.general.torch.capture import capture_module
-from penstock.networks.predictor import open_predictor
-
-Case = tuple[nn.Module, Sequence[Mapping[str, Tensor]], Mapping[str, Sequence[Any]], Mapping[str, Any]]
-
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-
-
-def randomised(module: nn.Module) -> nn.Module:
-    """Give norms, biases and heads, which begin as ones and zeros, values that differ from each other."""
-    generator = torch.Generator().manual_seed(0)
-    for part in module.modules():
-        if isinstance(part, nn.BatchNorm2d) and part.running_mean is not None and part.running_var is not None:
-            part.running_mean.normal_(0, 0.1, generator=generator)
-            part.running_var.uniform_(0.5, 1.5, generator=generator)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if (parameter == parameter.flatten()[0]).all():
-                parameter.add_(torch.empty_like(parameter).uniform_(-0.2, 0.2, generator=generator))
-    return module.eval()
-
-
-def images(module: nn.Module, sizes: Sequence[tuple[int, int]], multiple: int) -> Case:
-    examples = [{"pixel_values": torch.randn(b + 1, 3, *size)} for b, size in enumerate(sizes)]
-    limits = (min(min(size) for size in sizes), 256, multiple)
-    return module, examples, {"pixel_values": ("B", 3, "H", "W")}, {"H": limits, "W": limits}
+from tests.networks.library_networks import SMALL, Case, check_case, free_images, images, sounds, texts
 
 
 def roberta() -> Case:
@@ -60,7 +29,7 @@ def swin() -> Case:
     config = transformers.SwinConfig(
         image_size=32, patch_size=4, embed_dim=16, depths=[2], num_heads=[2], window_size=4, num_labels=5
     )
-    return transformers.SwinForImageClassification(config), [], {"pixel_values": ("B", 3, 32, 32)}, {}
+    return images(transformers.SwinForImageClassification(config))
 
 
 def dinov2() -> Case:
@@ -68,7 +37,7 @@ def dinov2() -> Case:
     config = transformers.Dinov2Config(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=56, patch_size=14
     )
-    return images(transformers.Dinov2Model(config), [(56, 84), (42, 70)], 14)
+    return free_images(transformers.Dinov2Model(config), [(56, 84), (42, 70)], 14)
 
 
 def segformer() -> Case:
@@ -77,7 +46,7 @@ def segformer() -> Case:
         depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 16, 16], num_attention_heads=[1, 2, 2, 2], decoder_hidden_size=16,
         num_labels=4,
     )  # fmt: skip
-    return images(transformers.SegformerForSemanticSegmentation(config), [(64, 96), (96, 64)], 32)
+    return free_images(transformers.SegformerForSemanticSegmentation(config), [(64, 96), (96, 64)], 32)
 
 
 def wav2vec2() -> Case:
@@ -86,8 +55,7 @@ def wav2vec2() -> Case:
         **SMALL, conv_dim=[8] * 3, conv_kernel=[10, 3, 2], conv_stride=[5, 2, 2], num_conv_pos_embeddings=8,
         num_conv_pos_embedding_groups=2, vocab_size=20,
     )  # fmt: skip
-    examples = [{"input_values": torch.randn(b, n)} for b, n in ((2, 600), (1, 935))]
-    return transformers.Wav2Vec2ForCTC(config), examples, {"input_values": ("B", "N")}, {"N": (400, 4000)}
+    return sounds(transformers.Wav2Vec2ForCTC(config))
 
 
 def whisper() -> Case:
@@ -106,24 +74,76 @@ def whisper() -> Case:
     return transformers.WhisperForConditionalGeneration(config), examples, shapes, {"S": (2, 20)}
 
 
+def clip() -> Case:
+    """Texts and images in any numbers, whose vectors are compared with each other."""
+    vision = {**SMALL, "image_size": 32, "patch_size": 8, "projection_dim": 16}
+    text = {**SMALL, "vocab_size": 60, "max_position_embeddings": 20, "projection_dim": 16}
+    text |= {"bos_token_id": 1, "eos_token_id": 59, "pad_token_id": 0}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    examples = []
+    for b, s in ((2, 7), (3, 12)):
+        ids = torch.randint(1, 58, (b, s))
+        ids[:, -2] = 59
+        mask = torch.ones(b, s, dtype=torch.long)
+        examples.append({"input_ids": ids, "attention_mask": mask, "pixel_values": torch.randn(b + 1, 3, 32, 32)})
+    shapes = {"input_ids": ("B", "S"), "attention_mask": ("B", "S"), "pixel_values": ("I", 3, 32, 32)}
+    return transformers.CLIPModel(config), examples, shapes, {"S": (2, 20)}
+
+
+def t5() -> Case:
+    """An encoder with biases of relative positions in buckets, at any length."""
+    config = transformers.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    return texts(transformers.T5EncoderModel(config))
+
+
+def hubert() -> Case:
+    """Sound, as wav2vec2 takes it."""
+    config = transformers.HubertConfig(
+        **SMALL, conv_dim=[8] * 3, conv_kernel=[10, 3, 2], conv_stride=[5, 2, 2], num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2, vocab_size=20,
+    )  # fmt: skip
+    return sounds(transformers.HubertForCTC(config))
+
+
+def detr() -> Case:
+    """A ResNet, a mask that is resized to its map, positions as sines, and queries for boxes, at free sizes."""
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1], layer_type="basic",
+        out_features=["stage4"],
+    )  # fmt: skip
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, d_model=32,
+        encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
+        decoder_ffn_dim=48, num_queries=6, num_labels=5,
+    )  # fmt: skip
+    return free_images(transformers.DetrForObjectDetection(config), [(64, 96), (96, 64)], 32)
+
+
+def vit() -> Case:
+    """Patches, a class token, attention."""
+    config = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8, num_labels=5)
+    return images(transformers.ViTForImageClassification(config))
+
+
+def convnext() -> Case:
+    """Depthwise 7 x 7, norms over channels, scales of layers, at free sizes."""
+    config = transformers.ConvNextConfig(hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1], num_labels=5)
+    return free_images(transformers.ConvNextForImageClassification(config), [(64, 96), (96, 64)], 32)
+
+
 CASES: dict[str, Callable[[], Case]] = {
-    function.__name__: function for function in (roberta, swin, dinov2, segformer, wav2vec2, whisper)
+    function.__name__: function
+    for function in (roberta, swin, dinov2, segformer, wav2vec2, whisper, clip, t5, hubert, detr)
 }
+QUICK: dict[str, Callable[[], Case]] = {function.__name__: function for function in (vit, convnext)}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_networks_of_the_library(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        module, examples, shapes, sizes = CASES[name]()
-        examples = examples or [{"pixel_values": torch.randn(b, 3, 32, 32)} for b in (2, 3)]
-        randomised(module)
-        write_network(capture_module(module, examples[0], shapes=shapes, sizes=sizes), tmp_path / "net.psm")
-        with open_predictor(tmp_path / "net.psm") as predictor:
-            for example in examples:
-                expected = [t for t in pytree.tree_leaves(module(**example)) if isinstance(t, Tensor)]
-                found = predictor.run({key: value.numpy() for key, value in example.items()})
-                for ours, theirs in zip(found, expected, strict=True):
-                    np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+    check_case(CASES[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_small_networks_of_the_library(name: str, tmp_path: Path) -> None:
+    check_case(QUICK[name], tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import runpy
 import time
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "with --config-path or --model-dir.",
         "penstock export my-model my-model.psm --scheme w8a8\npenstock export smollm2-135m smollm2.psm --yes\n"
         "penstock export my-model my-model-tp2 --tp 2 --pp 2\npenstock export --config-path run_model.yaml\n"
-        "penstock export net.onnx net.psm --size batch=1:64 --size H=32:1024:32",
+        "penstock export net.onnx net.psm --size batch=1:64 --size H=32:1024:32\n"
+        "penstock export net.onnx net.psm --custom-ops my_ops.py --ops ./libmy_ops.so",
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="a checkpoint folder, a GGUF file, an ONNX file, or ORG/NAME of a hub"
@@ -82,6 +84,12 @@ def _add_onnx_options(parser: argparse.ArgumentParser) -> None:
         help="of an ONNX file: run the file and the bundle on the same random inputs first, and write nothing if they "
         "differ; names the first node that does (default: off)",
     )
+    parser.add_argument(
+        "--custom-ops",
+        metavar="FILE.py",
+        help="of an ONNX file: a script that declares ops of other domains with penstock.custom_op; a dict CUSTOM_OPS "
+        "in it names those that are called otherwise (docs/guides/networks.md; default: none)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,9 +101,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.model is not None and args.model.lower().endswith(".onnx"):
         return _export_onnx(args)
-    for name in ("size", "check"):
+    for name in ("size", "check", "custom_ops"):
         if getattr(args, name):
-            raise InvalidArgumentError(f"--{name}: expected an ONNX file as MODEL", param=name)
+            option = name.replace("_", "-")
+            raise InvalidArgumentError(f"--{option}: expected an ONNX file as MODEL", param=name)
     if args.scheme is not None:
         find_scheme(args.scheme)
     if args.tail is not None:
@@ -148,7 +157,8 @@ def _export_onnx(args: argparse.Namespace) -> int:
             raise InvalidArgumentError(f"--size: expected one size for {name}, got two", param="size")
         sizes[name] = size
     start = time.monotonic()
-    network = read_network(args.model, sizes=sizes)
+    custom_ops = None if args.custom_ops is None else _declared_ops(Path(args.custom_ops))
+    network = read_network(args.model, sizes=sizes, custom_ops=custom_ops)
     checked = network.check() if args.check else None
     if checked is not None:
         checked.expect_passed()
@@ -173,6 +183,22 @@ def _size(text: str) -> tuple[str, int | tuple[int, ...]]:
         raise InvalidArgumentError(f"--size: expected NAME=N or NAME=MIN:MAX[:MULTIPLE], got {text!r}", param="size")
     values = tuple(int(part) for part in parts)
     return name, values[0] if len(values) == 1 else values
+
+
+def _declared_ops(script: Path) -> dict[str, str]:
+    """Run a script that declares custom ops; return its CUSTOM_OPS: the op for each operator of another name."""
+    from penstock.models.network_script import script_errors
+
+    if script.suffix != ".py" or not script.is_file():
+        raise FileAccessError(f"--custom-ops: expected a file FILE.py, got {script}", param="custom_ops")
+    with script_errors(script):
+        names = runpy.run_path(str(script)).get("CUSTOM_OPS", {})
+    if not isinstance(names, dict) or not all(isinstance(text, str) for item in names.items() for text in item):
+        raise InvalidArgumentError(
+            f'{script}: CUSTOM_OPS: expected a dict such as {{"domain::Name": "owner::op"}}, got {names!r:.80}',
+            param="custom_ops",
+        )
+    return names
 
 
 def _export_ranks(args: argparse.Namespace, source: Path | None) -> int:

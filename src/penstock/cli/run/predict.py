@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="show the time of each op and of the ten slowest nodes in as many more runs (default: off)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
-    add_options(parser, "--threads")
+    add_options(parser, "--threads", "--ops")
     parser.set_defaults(run=run)
 
 

@@ -40,10 +40,16 @@ class Lowered:
         """Yield the name and the bytes of each weight, in the order of the file."""
         for name, weight in self.graph.weights.items():
             array = self.arrays[name]
-            memory = np.zeros(native.layout_bytes(weight.layout, weight.rows, weight.cols), np.uint8)
+            size = native.layout_bytes(weight.layout, weight.rows, weight.cols)
             if weight.layout < Layout.T16_F32:
-                memory[: array.nbytes] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+                plain = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # no copy: it may be a mapped file
+                if plain.size == size:
+                    yield name, plain
+                    continue
+                memory = np.zeros(size, np.uint8)
+                memory[: plain.size] = plain
             else:
+                memory = np.zeros(size, np.uint8)
                 source = np.ascontiguousarray(array, np.float32)
                 rows, cols = weight.rows, weight.cols
                 context.pack(weight.layout, rows, cols, 0, rows, int(DType.F32), source, memory)

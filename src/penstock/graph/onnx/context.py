@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -57,6 +57,7 @@ class Site:
         self.folded = 0
         self._values = list(values)
         self.run_graph: Callable[[OnnxGraph], list[Tensor]] | None = None
+        self.size_names: Mapping[str, str] = {}  # of symbols: the names by which a caller fixes them
 
     # The inputs.
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.errors import UnsupportedError
-from penstock.graph.general.draft import Draft, Tensor
+from penstock.graph.general.draft import Tensor
 from penstock.graph.general.sizes import SizeExpression, symbols_of
 from penstock.graph.onnx.context import Site
 from penstock.graph.onnx.model import OnnxGraph
@@ -46,7 +46,7 @@ def _refuse(site: Site) -> Tensor:
 @reads("If")
 def _if(site: Site) -> tuple[Tensor | None, ...]:
     if not site.is_raw(0) or site.raw(0).dtype == object:
-        raise site.refused(_why_open(site.x(0), site.draft))
+        raise site.refused(_why_open(site.x(0), site))
     condition = bool(site.raw(0).reshape(-1)[0])
     graph = site.attr("then_branch" if condition else "else_branch")
     site.expect(isinstance(graph, OnnxGraph) and site.run_graph is not None, "two graphs")
@@ -55,9 +55,9 @@ def _if(site: Site) -> tuple[Tensor | None, ...]:
     return tuple(results) if len(results) >= count else (None,) * count
 
 
-def _why_open(condition: Tensor, draft: Draft) -> str:
-    """Return why a condition is not known: the inputs and the free sizes that it depends on."""
-    producers = {id(output): call for call in draft.calls for output in call.outputs}
+def _why_open(condition: Tensor, site: Site) -> str:
+    """Return why a condition is not known: the inputs and the free sizes, by the file's names, that it depends on."""
+    producers = {id(output): call for call in site.draft.calls for output in call.outputs}
     numbers, tensors, sizes = set[str](), set[str](), set[str]()
     seen, waiting = set[int](), [condition]
     while waiting:
@@ -79,6 +79,7 @@ def _why_open(condition: Tensor, draft: Draft) -> str:
             f"its condition depends on the values of {what} {_list(tensors)}, which differ from run to run; export the "
             "network without control flow"
         )
+    sizes = {site.size_names.get(name, name) for name in sizes}
     fixed = " ".join(f"--size {name}=N" for name in sorted(numbers | sizes))
     return (
         f"its condition depends on {_list({f'the value of input {name}' for name in numbers} | _free(sizes))}; give a "

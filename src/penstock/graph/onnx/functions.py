@@ -101,8 +101,8 @@ def custom_op_of(node: OnnxNode, names: Mapping[str, str]) -> Op:
     op = custom_op_named(wanted)
     if op is None:
         raise UnsupportedError(
-            f"this domain is not ONNX's, and there is no custom op {wanted}; declare it with penstock.custom_op, or "
-            f'name another in read_network(custom_ops={{"{full}": ...}})'
+            f"this domain is not ONNX's, and there is no custom op {wanted}; declare it with penstock.custom_op (in "
+            f'the file of --custom-ops), or name another in read_network(custom_ops={{"{full}": ...}})'
         )
     return op
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from penstock.errors import InvalidArgumentError
-from penstock.graph.general.sizes import MAX_SIZE, SizeLike, symbol
+from penstock.graph.general.sizes import MAX_SIZE, SizeLike, symbol, symbols_of
 
 __all__ = ["MAX_FREE_SIZE", "InputSizes", "SizeChoice"]
 
@@ -25,6 +25,7 @@ class InputSizes:
         self._choices = dict(choices or {})
         self._used: set[str] = set()
         self._names: dict[str, str] = {}
+        self.originals: dict[str, str] = {}  # of symbols: the name of the file, or INPUT/AXIS, that a choice has
 
     def shape(self, name: str, dims: Sequence[int | str | None]) -> tuple[SizeLike, ...]:
         """Return the shape of an input whose sizes the file gives as numbers, names or not at all."""
@@ -81,7 +82,9 @@ class InputSizes:
                     f"sizes[{original!r}]: expected 1 to {MAX_SIZE - 1}, got {choice}{least}", param="sizes"
                 )
             return choice
-        return self._free(original, choice)
+        free = self._free(original, choice)
+        self.originals.update((item.name, original if named else f"{name}/{axis}") for item in symbols_of(free))
+        return free
 
     def _free(self, original: str, choice: Any) -> SizeLike:
         if choice is None:

@@ -230,6 +230,7 @@ class _Walk:
             return missing
         site = Site(node, version, self._draft, values)
         site.run_graph = lambda graph: self._branch(node, graph, scope)
+        site.size_names = self._sizes.originals
         return self._read(site, reader)
 
     def _read(self, site: Site, reader: Any) -> Sequence[Value | None]:

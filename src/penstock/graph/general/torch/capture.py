@@ -298,7 +298,8 @@ class _Capture:
         for node in self.exported.graph.nodes:
             if node.op == "call_function":
                 self._add_call(node)
-                self.draft.origin(node.name, f"{_place(node)} ({node.target})", self.values.get(node))
+                op, place = _source_of(node)
+                self.draft.origin(node.name, f"{place} ({op})", self.values.get(node))
             elif node.op == "output":
                 self._refuse_missing()
                 self._add_outputs(node)
@@ -388,29 +389,28 @@ class _Capture:
         if str(target) in _CHECKS or isinstance(value, (torch.SymBool, bool)):
             return
         read = OPS.get(str(target))
-        place = _place(node)
+        op, place = _source_of(node)
         if read is None and add_declared_op(self.draft, node, place, self._argument, self._types, self.values):
             return
         if read is None:
-            self.missing.setdefault(str(target), place)
+            self.missing.setdefault(op if op == str(target) else f"{op} (its part {target})", place)
             self.values[node] = self._stand_in(value)
             return
         self.writer.name = place
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
         try:
             self.values[node] = self._typed(read(self.writer, *args, **kwargs), value)
-        except PenstockError:
+        except PenstockError as error:
             self._refuse_missing()  # which may be why
-            raise
+            text = str(error).removeprefix(f"{place}: ")
+            raise error.with_message(f"capture: {op} in {place}: {text}") from error
         except (ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as error:
             self._refuse_missing()  # which may be why
-            raise UnsupportedError(
-                f"capture: {target} in {place}: there is no op for its arguments: {error}"
-            ) from error
+            raise UnsupportedError(f"capture: {op} in {place}: there is no op for its arguments: {error}") from error
 
     def _stand_in(self, value: Any) -> Any:
         """Return a tensor for the result of an op without a reader, so that all of them are found."""
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not value.is_complex():  # no op takes complex numbers
             return Tensor("missing", dtype_named(value.dtype), tuple(self._size(size) for size in value.shape))
         if isinstance(value, (tuple, list)):
             return [self._stand_in(item) for item in value]
@@ -480,8 +480,15 @@ class _Capture:
             self.draft.output("output" if len(outputs) == 1 else f"output_{index}", tensor)
 
 
-def _place(node: fx.Node) -> str:
-    """Return the path of the module that called, with the name of the node."""
+def _source_of(node: fx.Node) -> tuple[str, str]:
+    """Return the op that the module calls, which a decomposition may have split, and the path of its call."""
+    name, op = node.name, str(node.target)
+    sources = node.meta.get("from_node") or []
+    while sources:
+        source = sources[-1]
+        if str(source.target).count(".") == 2:  # an op; others are placeholders and outputs
+            name, op = source.name, str(source.target)
+        sources = source.from_node
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values() if path]
-    return f"{paths[-1]}.{node.name}" if paths else node.name
+    return op, f"{paths[-1]}.{name}" if paths else name

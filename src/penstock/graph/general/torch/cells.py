@@ -15,21 +15,21 @@ from penstock.graph.general.torch.writer import Writer, reader
 @reader("lstm.input", "penstock_network.lstm.default")
 def _lstm(
     w: Writer, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool, lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Write a call for each layer; PyTorch's gates i, f, g, o become i, o, f, g."""
     h0, c0 = states
-    out, (h, c) = _layers(w, "lstm", x, [h0, c0], params, has_biases, num_layers, bidirectional, batch_first)
+    out, (h, c) = _layers(w, "lstm", x, [h0, c0], params, has_biases, num_layers, bidirectional, batch_first, lengths)
     return out, h, c
 
 
 @reader("penstock_network.gru.default")
 def _gru(
     w: Writer, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool, lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Write a call for each layer; PyTorch's gates r, z, n become z, r, n."""
-    out, (h,) = _layers(w, "gru", x, list(states), params, has_biases, num_layers, bidirectional, batch_first)
+    out, (h,) = _layers(w, "gru", x, list(states), params, has_biases, num_layers, bidirectional, batch_first, lengths)
     return out, h
 
 
@@ -38,7 +38,7 @@ _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 
 def _layers(
     w: Writer, op: str, x: Tensor, states: list[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
-    bidirectional: bool, batch_first: bool,
+    bidirectional: bool, batch_first: bool, lengths: Tensor | None,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     directions = 2 if bidirectional else 1
     per_cell = len(params) // (num_layers * directions)
@@ -49,7 +49,7 @@ def _layers(
     for layer in range(num_layers):
         cells = [params[(layer * directions + d) * per_cell :][:per_cell] for d in range(directions)]
         own = [w.sliced(s, 0, layer * directions, (layer + 1) * directions) for s in states]
-        outputs = _layer(w, op, x, own, cells)
+        outputs = _layer(w, op, x, own, cells, lengths)
         x = w.reshape(w.permute(outputs[0], (0, 2, 1, 3)), (*x.shape[:2], -1))
         for kept, state in zip(last, outputs[1:], strict=True):
             kept.append(state)
@@ -57,7 +57,9 @@ def _layers(
     return x, [w.concat(kept, 0) for kept in last]
 
 
-def _layer(w: Writer, op: str, x: Tensor, states: list[Tensor], cells: list[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+def _layer(
+    w: Writer, op: str, x: Tensor, states: list[Tensor], cells: list[Sequence[Tensor]], lengths: Tensor | None = None
+) -> tuple[Tensor, ...]:
     order = _GATES[op]
     hidden = int(cells[0][1].shape[1])  # type: ignore[arg-type]
 
@@ -73,8 +75,8 @@ def _layer(w: Writer, op: str, x: Tensor, states: list[Tensor], cells: list[Sequ
         bias = w.constant(np.stack([np.concatenate([gates(cell[2]), gates(cell[3])]) for cell in cells]))
     attrs: dict[str, Any] = {"hidden": hidden, "direction": "bidirectional" if len(cells) == 2 else "forward"}
     if op == "gru":
-        return w.add_many("gru", x, *weights, bias, *states, None, linear_before_reset=True, **attrs)
-    return w.add_many("lstm", x, *weights, bias, *states, None, **attrs)
+        return w.add_many("gru", x, *weights, bias, *states, lengths, linear_before_reset=True, **attrs)
+    return w.add_many("lstm", x, *weights, bias, *states, lengths, **attrs)
 
 
 @reader("lstm_cell.default", "lstm_cell.input")

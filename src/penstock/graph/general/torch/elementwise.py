@@ -1,4 +1,4 @@
-"""Readers of elementwise ops."""
+"""Readers of elementwise ops, and of distances."""
 
 from __future__ import annotations
 
@@ -244,6 +244,16 @@ def _where(w: Writer, condition: Tensor, a: Any, b: Any) -> Tensor:
 def _masked_fill(w: Writer, x: Tensor, mask: Tensor, value: Any) -> Tensor:
     filled = w.cast(value, x.dtype) if isinstance(value, Tensor) else w.constant(value, x.dtype)
     return w.add("where", mask, filled, x)
+
+
+@reader("_cdist_forward.default", "cdist.default")
+def _cdist(w: Writer, a: Tensor, b: Tensor, p: float = 2.0, mode: int | None = None) -> Tensor:
+    """Return the distances of the rows of two matrices, [..., P, M] and [..., R, M], without PyTorch's shortcut."""
+    kinds = {1.0: "l1", 2.0: "l2", math.inf: "max"}
+    if p not in kinds:
+        raise UnsupportedError(f"{w.name}: cdist: expected p 1, 2 or inf, got {p}")
+    apart = w.binary("sub", w.unsqueeze(a, -2), w.unsqueeze(b, -3))
+    return w.add("reduce", w.unary("abs", apart), kind=kinds[p], axes=(apart.rank - 1,), keep=False)
 
 
 @reader("type_as.default")

@@ -13,6 +13,13 @@ from penstock.graph.general.einsum import einsum
 from penstock.graph.general.images import image_op, same_pads, weight_channels_last
 from penstock.graph.general.shape_rules import normalise_axis
 from penstock.graph.general.sizes import SizeExpression, SizeLike, largest, product
+from penstock.graph.general.torch.computed import (
+    computed_conv,
+    computed_conv_transpose,
+    is_computed,
+    per_channel,
+    scaled,
+)
 from penstock.graph.general.torch.numbers import scaled_size
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named, reader
 from penstock.graph.ir import DType
@@ -90,6 +97,9 @@ def _layer_norm(
 ) -> Tensor:
     width = int(np.prod(list(shape)))
     rows = w.reshape(x, (product(x.shape[: x.rank - len(shape)]), width))
+    if is_computed(weight, bias):
+        out = w.add("layer_norm", rows, _vector(w, None, width, 1.0), None, eps=float(eps))
+        return scaled(w, w.reshape(out, x.shape), weight, bias)
     weight = _vector(w, weight, width, 1.0)
     bias = None if bias is None else _vector(w, bias, width, 0.0)
     return w.reshape(w.add("layer_norm", rows, weight, bias, eps=float(eps)), x.shape)
@@ -99,15 +109,15 @@ def _layer_norm(
 def _rms_norm(w: Writer, x: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Tensor:
     width = int(np.prod(list(shape)))
     rows = w.reshape(x, (product(x.shape[: x.rank - len(shape)]), width))
-    weight = _vector(w, weight, width, 1.0)
-    return w.reshape(w.add("rms_norm", rows, weight, eps=1.1920929e-07 if eps is None else float(eps)), x.shape)
+    eps = 1.1920929e-07 if eps is None else float(eps)
+    known = None if is_computed(weight) else weight
+    out = w.reshape(w.add("rms_norm", rows, _vector(w, known, width, 1.0), eps=eps), x.shape)
+    return scaled(w, out, weight if is_computed(weight) else None, None)
 
 
 def _vector(w: Writer, tensor: Tensor | None, width: int, default: float) -> Tensor:
     if tensor is None:
         return w.constant(np.full(width, default, np.float32))
-    if tensor.value is None:
-        raise UnsupportedError(f"{w.name}: expected a constant weight, got one that is computed")
     return w.constant(np.ascontiguousarray(tensor.value, np.float32).reshape(-1))
 
 
@@ -118,6 +128,9 @@ def _group_norm(
     channels = x.shape[1]
     if not isinstance(channels, int):
         raise UnsupportedError("group_norm: expected a constant number of channels")
+    if is_computed(weight, bias):
+        vectors = (None if v is None else per_channel(w, x, v) for v in (weight, bias))
+        return scaled(w, _group_norm(w, x, groups, None, None, eps), *vectors)
     vectors = (_vector(w, weight, channels, 1.0), _vector(w, bias, channels, 0.0))
     flat = w.reshape(x, (*x.shape[:2], product(x.shape[2:]))) if x.rank not in (3, 4) else x
     out = image_op(w.draft, "group_norm", flat, *vectors, name=w.name, groups=groups, eps=float(eps))
@@ -137,8 +150,11 @@ def _batch_norm(
     w: Writer, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> tuple[Any, ...]:
     """Write x * scale + shift, which a convolution before it takes."""
-    if any(tensor is not None and tensor.value is None for tensor in (mean, var, weight, bias)):
-        raise UnsupportedError(f"{w.name}: batch_norm: expected constant weights and statistics, got computed ones")
+    if is_computed(mean, var, weight, bias):
+        spread = w.unary("rsqrt", w.binary("add", var, float(eps)))
+        centred = w.binary("sub", x, per_channel(w, x, mean))
+        vectors = (None if v is None else per_channel(w, x, v) for v in (weight, bias))
+        return scaled(w, w.binary("mul", centred, per_channel(w, x, spread)), *vectors), None, None
     scale = 1.0 / np.sqrt(np.asarray(var.value, np.float64) + eps)
     scale = scale if weight is None else scale * np.asarray(weight.value, np.float64)
     shift = -np.asarray(mean.value, np.float64) * scale + (0.0 if bias is None else np.asarray(bias.value, np.float64))
@@ -340,15 +356,23 @@ def convolved(
 ) -> Tensor:  # fmt: skip
     """Return a convolution over images or rows, with or without a batch.  ``pads``: all begins, then all ends."""
     axes = weight.rank - 2
-    if bias is not None and bias.value is None:
-        raise UnsupportedError(f"{w.name}: expected a constant bias, got one that is computed")
     single = x.rank == axes + 1  # without a batch
     x = w.unsqueeze(x, 0) if single else x
-    out = image_op(
-        w.draft, "conv", x, weight_channels_last(w.draft, weight, w.name), bias, None, name=w.name,
-        kernel=tuple(weight.shape[2:]), strides=_two(strides, axes), pads=pads, dilations=_two(dilations, axes),
-        groups=groups,
-    )  # fmt: skip
+    known = None if is_computed(bias) else bias
+    if is_computed(weight):
+        out = computed_conv(w, x, weight, _two(strides, axes), pads, _two(dilations, axes), groups)
+    else:
+        out = image_op(
+            w.draft, "conv", x, weight_channels_last(w.draft, weight, w.name), known, None, name=w.name,
+            kernel=tuple(weight.shape[2:]), strides=_two(strides, axes), pads=pads, dilations=_two(dilations, axes),
+            groups=groups,
+        )  # fmt: skip
+    return _with_bias(w, out, bias if is_computed(weight, bias) else None, single)
+
+
+def _with_bias(w: Writer, out: Tensor, bias: Tensor | None, single: bool) -> Tensor:
+    """Return the result of a convolution with a bias that it has not taken, and without a batch if it had none."""
+    out = out if bias is None else w.binary("add", out, per_channel(w, out, bias))
     return w.reshape(out, out.shape[1:]) if single else out
 
 
@@ -400,17 +424,19 @@ def _conv_transpose(w: Writer, x: Tensor, weight: Tensor, bias: Any = None, *res
     given |= dict(zip(names, rest, strict=False))
     strides, pads, output_pads, groups, dilations = (given[name] for name in names)
     axes = weight.rank - 2
-    if bias is not None and bias.value is None:
-        raise UnsupportedError(f"{w.name}: expected a constant bias, got one that is computed")
     single = x.rank == axes + 1
     x = w.unsqueeze(x, 0) if single else x
-    kernel = weight_channels_last(w.draft, weight, w.name, transposed=True, groups=groups)
-    out = image_op(
-        w.draft, "conv_transpose", x, kernel, bias, name=w.name, kernel=tuple(weight.shape[2:]),
-        strides=_two(strides, axes), pads=_two(pads, axes) * 2, dilations=_two(dilations, axes),
-        output_pads=_two(output_pads, axes), groups=groups,
-    )  # fmt: skip
-    return w.reshape(out, out.shape[1:]) if single else out
+    strides, pads, dilations, more = (_two(value, axes) for value in (strides, pads, dilations, output_pads))
+    if is_computed(weight):
+        out = computed_conv_transpose(w, x, weight, strides, pads, dilations, more, groups)
+    else:
+        kernel = weight_channels_last(w.draft, weight, w.name, transposed=True, groups=groups)
+        out = image_op(
+            w.draft, "conv_transpose", x, kernel, None if is_computed(bias) else bias, name=w.name,
+            kernel=tuple(weight.shape[2:]), strides=strides, pads=pads * 2, dilations=dilations, output_pads=more,
+            groups=groups,
+        )  # fmt: skip
+    return _with_bias(w, out, bias if is_computed(weight, bias) else None, single)
 
 
 def pooled(w: Writer, op: str, axes: int, x: Tensor, kernel: Any, strides: Any, pads: Any, **attrs: Any) -> Tensor:

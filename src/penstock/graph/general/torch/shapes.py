@@ -11,7 +11,7 @@ import numpy as np
 from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
 from penstock.graph.general.shape_rules import broadcast, normalise_axis
-from penstock.graph.general.sizes import SizeLike, is_equal, largest, product
+from penstock.graph.general.sizes import SizeLike, is_equal, largest, product, smallest
 from penstock.graph.general.torch.writer import Writer, common_type, dtype_named, reader
 from penstock.graph.ir import DType
 
@@ -163,6 +163,8 @@ def _roll(w: Writer, x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ())
         return w.reshape(_roll(w, w.reshape(x, (-1,)), shifts, (0,)), x.shape)
     for shift, axis in zip(shifts, axes, strict=True):
         size = x.shape[normalise_axis(axis, x.rank)]
+        if size == 0:
+            return x
         at = (size - shift) % size
         if at != 0:
             x = w.concat([w.sliced(x, axis, at, None), w.sliced(x, axis, 0, at)], axis)
@@ -195,6 +197,24 @@ def _slice_scatter(
 @reader("select_scatter.default")
 def _select_scatter(w: Writer, x: Tensor, source: Tensor, axis: int, index: int) -> Tensor:
     return _slice_scatter(w, x, w.unsqueeze(source, normalise_axis(axis, x.rank)), axis, index, index + 1 or None)
+
+
+@reader("diagonal.default", "diagonal_copy.default")
+def _diagonal(w: Writer, x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Tensor:
+    a, b = normalise_axis(first, x.rank), normalise_axis(second, x.rank)
+    rest = [axis for axis in range(x.rank) if axis not in (a, b)]
+    rows, cols = x.shape[a], x.shape[b]
+    flat = w.reshape(w.permute(x, (*rest, a, b)), (*[x.shape[axis] for axis in rest], rows * cols))
+    begin = offset if offset >= 0 else cols * -offset
+    count = largest(smallest(rows, cols - offset) if offset >= 0 else smallest(rows + offset, cols), 0)
+    places = w.binary("add", w.binary("mul", w.iota(0, 1, count), cols + 1), begin)
+    return w.add("gather", flat, places, axis=flat.rank - 1)
+
+
+@reader("trace.default")
+def _trace(w: Writer, x: Tensor) -> Tensor:
+    diagonal = _diagonal(w, x if x.dtype == DType.F32 else w.cast(x, DType.I64))
+    return w.add("reduce", diagonal, kind="sum", axes=(0,), keep=False)
 
 
 @reader("index_select.default")
