@@ -38,7 +38,7 @@ _FAMILIES: Final[dict[str, tuple[str, ...]]] = {
     "published": ("baichuan", "chatglm", "chatglm1", "internlm", "internlm2", "internlm3", "minicpm"),
     "shared_kv": ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
 }  # fmt: skip
-"""The values of model_type that have a network, by the folder of their file; its name has an underscore for a hyphen."""
+"""The values of model_type that have a network, by the folder of their file; its name has underscores for hyphens."""
 
 _READ_AS_STORED: Final = frozenset({
     "cohere2", "ernie4_5", "eurobert", "exaone4", "granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm3",

@@ -42,8 +42,9 @@ class DebertaConfig(BertConfig):
 
     ``num_buckets`` is the half of the rows of the table of relative positions, ``columns`` the row of it by distance,
     and ``kinds`` the parts of the scores by distance: "c2p" of a query's content, "p2c" of a key's.  With ``shared``
-    the projections of content are those of positions, too.  ``norm_table``: the table has a layer norm.  ``has_positions``:
-    the embeddings have absolute positions.  ``is_legacy``: the masked-language head is that of transformers.
+    the projections of content are those of positions, too.  ``norm_table``: the table has a layer norm.
+    ``has_positions``: the embeddings have absolute positions.  ``is_legacy``: the masked-language head is that of
+    transformers.
     """
 
     num_buckets: int = 0
@@ -127,7 +128,8 @@ class Config:
 def _read_kinds(reader: ConfigReader) -> tuple[str, ...]:
     """Return the parts of ``pos_att_type``, a list or one text with bars."""
     value = reader.values.get("pos_att_type")
-    names = reader.text_list("pos_att_type") if isinstance(value, list) else (value or "").split("|")
+    is_list = isinstance(value, list)
+    names = reader.text_list("pos_att_type") if is_list else (reader.optional_str("pos_att_type") or "").split("|")
     kinds = tuple(sorted({name.strip().lower() for name in names or ()} - {""}))
     if not kinds or not set(kinds) <= {"c2p", "p2c"}:
         raise reader.error("pos_att_type", "c2p, p2c or both", value)
