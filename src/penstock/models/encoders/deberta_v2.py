@@ -156,6 +156,9 @@ class DebertaEmbeddings(Module):
 class DebertaSelfAttention(Module):
     """Attention over all tokens of a request, with parts by distance, without the output linear."""
 
+    c2p: HeadLinear
+    p2c: HeadLinear
+
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
         size, heads = config.hidden_size, config.num_heads
