@@ -66,7 +66,8 @@ def test_experts_cost_what_their_tokens_choose(tmp_path, name):
 def test_every_attention_multiplies_in_the_same_type():
     graph, _ = read_graph(DEMO)
     node = next(node for node in graph.nodes if node.op == "attention")
-    for op in ("latent_attention", "sink_attention", "context_attention", "relative_attention"):
+    ops = ("latent_attention", "sink_attention", "context_attention", "relative_attention", "disentangled_attention")
+    for op in ops:
         other = dataclasses.replace(node, op=op)
         for kv_layout, cpu_level in (("bf16", "avx512"), ("f32", "avx512"), ("bf16", "amx")):
             assert peak_of(other, kv_layout, cpu_level) == peak_of(node, kv_layout, cpu_level)

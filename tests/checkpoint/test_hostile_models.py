@@ -17,7 +17,7 @@ from penstock.checkpoint.pooling.files import make_pooling_head, pooling_files
 from penstock.config import ConfigReader
 from penstock.errors import PenstockError
 from penstock.models.registry import find_network
-from tests.support.encoders import sentence_transformer
+from tests.support.encoders import DEBERTA_V3, sentence_transformer
 from tests.support.families import FAMILIES, sizes_of
 from tests.support.file_damage import count_refusals, mutate, num_mutants
 from tests.support.gguf_experts import EXPERT_FAMILIES
@@ -36,7 +36,7 @@ from tests.support.quantized_folders import (
 
 ENCODERS = (
     *("bert", "roberta", "distilbert", "modernbert", "eurobert", "nomic_bert", "t5", "umt5"),
-    *("mpnet", "electra", "albert"),
+    *("mpnet", "electra", "albert", "deberta-v2"),
 )
 ROWS = {row[0]: name for name, row in reversed(FAMILIES.items())}
 """The first row of each model_type."""
@@ -50,7 +50,8 @@ def config_of(model_type: str) -> dict[str, Any]:
         return {"text_config": config_of(NESTED[model_type])}
     if model_type in ROWS:
         return {key: value for key, value in sizes_of(ROWS[model_type]).items() if not key.startswith("_")}
-    return json.loads(transformers.AutoConfig.for_model(model_type).to_json_string())
+    own = DEBERTA_V3 if model_type == "deberta-v2" else {}
+    return json.loads(transformers.AutoConfig.for_model(model_type, **own).to_json_string())
 
 
 TYPES = (*ROWS, *ENCODERS, *NESTED)

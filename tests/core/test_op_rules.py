@@ -90,6 +90,26 @@ def relative(bias: str | None = None, keys: str = "all", prefix: str | None = No
     return change
 
 
+def disentangled(c2p: int | None = 4, p2c: int | None = 4, columns: int = 3, **attrs: float) -> Patch:
+    """The heads of the scores by distance; None: without them.  ``columns`` are those of the table of buckets."""
+
+    def change(graph: Graph) -> None:
+        node = next(node for node in graph.nodes if node.op == "attention")
+        node.op = "disentangled_attention"
+        operands = []
+        for name, heads in (("c2p", c2p), ("p2c", p2c)):
+            if heads is not None:
+                add(graph, name, DType.F32, (T, c(heads), c(HIDDEN // heads)), "hidden")
+            operands.append(Operand("none") if heads is None else value(name))
+        graph.weights["buckets"] = dataclasses.replace(
+            graph.weights["inv_freq"], name="buckets", cols=columns, parts=()
+        )
+        node.inputs = [*node.inputs[:5], *operands, weight("buckets")]
+        node.attrs = {**node.attrs, "causal": False, **attrs}
+
+    return change
+
+
 def clamped(columns: int, limit: float) -> Patch:
     def change(graph: Graph) -> None:
         add(graph, "s", DType.F32, (T, c(columns // 2)))
@@ -160,6 +180,12 @@ RULES: dict[str, tuple[Patch, str]] = {
     "keys_of_prefix": (relative(prefix="positions"), 'keys: expected "prefix", "rest" or "span", got "all"'),
     "prefix_rows": (relative(keys="rest", prefix="request_starts"), "prefix: expected a number for each row of q"),
     "prefix_window": (relative(keys="rest", prefix="positions", window=9), "window: expected 0 with a prefix, got 9"),
+    "c2p_heads": (disentangled(c2p=2), "c2p: expected the rows of q, 4 heads and equal buckets"),
+    "p2c_heads": (disentangled(c2p=None, p2c=8), "p2c: expected the rows of q, 4 heads and equal buckets"),
+    "no_distances": (disentangled(c2p=None, p2c=None), "c2p: expected this tensor, or p2c, or both"),
+    "buckets": (disentangled(columns=4), "buckets: expected an odd number of columns, got 4"),
+    "disentangled_causal": (disentangled(causal=True), "causal: expected false"),
+    "disentangled_softcap": (disentangled(softcap=2.0), "softcap: expected 0, got 2"),
     "clamped_odd": (clamped(31, 7.0), "x: expected an even number of columns"),
     "clamped_limit": (clamped(HIDDEN, 0.0), "limit: expected a normal float32 above 0, got 0"),
     "channels": (channels("inv_freq"), r"weight: expected a rows_f32 weight \[1, 32\]"),
@@ -222,6 +248,9 @@ ODD: dict[str, Patch] = {
     "alibi": at("attention", 5, weight("inv_freq")),
     "any_prefix": relative(keys="prefix", prefix="token_ids"),
     "any_rest": relative(keys="rest", prefix="token_ids"),
+    "whole_disentangled": disentangled(),
+    "whole_c2p": disentangled(p2c=None),
+    "whole_p2c_window": disentangled(c2p=None, window=2),
     "any_span": relative(keys="span", prefix="token_ids"),
 }
 
@@ -239,7 +268,7 @@ def test_an_odd_graph_runs_on_damaged_weights(odd: str, level: str, kv_layout: i
     options = dataclasses.replace(OPTIONS, kv_layout=kv_layout, flags=POISON)
     with Model.open(path, mmap=False) as model, Context(2, cpu_level=level) as context:
         program = CoreProgram(model, context, options)
-        start = 0 if odd.startswith("not_causal") else 90  # whose requests run whole
+        start = 0 if odd.startswith(("not_causal", "whole_")) else 90  # whose requests run whole
         program.run(batch([(0, [1, 2, 3], [4]), (start, [5] * 6, [1, 2, 7])]))
         assert program.logits().shape == (9, 101)
         program.close()

@@ -15,6 +15,7 @@ from penstock import LLM
 from penstock.errors import PenstockError
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import relative_error
+from tests.support.encoders import DEBERTA_V3
 from tests.support.errors import raises
 from tests.support.families import prompt
 from tests.support.marks import mostly_long
@@ -41,6 +42,10 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "electra_wide": ("electra", {"embedding_size": 80, "tie_word_embeddings": False}),
     "albert": ("albert", {"embedding_size": 40, "num_hidden_groups": 2, "inner_group_num": 2}),
     "albert_one_group": ("albert", {"embedding_size": 100, "hidden_act": "gelu", "tie_word_embeddings": False}),
+    "deberta-v2": ("deberta-v2", DEBERTA_V3),
+    "deberta-v2_one": ("deberta-v2", {"relative_attention": True, "pos_att_type": "c2p", "max_relative_positions": 24}),
+    "deberta-v2_apart": ("deberta-v2", DEBERTA_V3 | {"share_att_key": False, "position_biased_input": True}),
+    "deberta-v2_p2c": ("deberta-v2", DEBERTA_V3 | {"pos_att_type": ["p2c"], "norm_rel_ebd": "none", "legacy": False}),
     "modernbert_biases": ("modernbert", _MODERNBERT_BIASES),
 }
 QUICK = {row[0]: name for name, row in reversed(ENCODERS.items())}.values()

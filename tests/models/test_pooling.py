@@ -24,7 +24,7 @@ from penstock.runtime.convert import convert
 from penstock.sharding.folder import ShardedFolder
 from penstock.sharding.write import merge_folder, shard_folder
 from tests.models.steps import relative_error
-from tests.support.encoders import LIMITS, build, hidden_rows, sentence_transformer, write_tokenizer
+from tests.support.encoders import DEBERTA_V3, LIMITS, build, hidden_rows, sentence_transformer, write_tokenizer
 from tests.support.errors import raises
 from tests.support.families import prompt
 from tests.support.marks import mostly_long
@@ -32,6 +32,7 @@ from tests.support.sharded_folders import strategy_of
 
 BARE: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 40},
+    "deberta-v2": DEBERTA_V3,
     "electra": {"embedding_size": 40},
     "mpnet": {},
     "bert": {},
@@ -234,6 +235,7 @@ def test_the_first_module_may_have_its_own_folder(tmp_path: Path) -> None:
 
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "albert": {"num_labels": 3, "embedding_size": 40},
+    "deberta-v2": {"num_labels": 3, **DEBERTA_V3},
     "electra": {"num_labels": 3, "embedding_size": 40},
     "mpnet": {"num_labels": 2},
     "bert": {"num_labels": 3},
@@ -250,6 +252,7 @@ TOKEN_CLASSIFIERS: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 40},
     "bert": {},
     "camembert": {"pad_token_id": 1},
+    "deberta-v2": DEBERTA_V3,
     "distilbert": {},
     "electra": {"embedding_size": 40},
     "mpnet": {},

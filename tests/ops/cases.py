@@ -293,6 +293,23 @@ def _uneven_prefixes(attrs: dict[str, Any]) -> Iterator[Case]:
             yield Case(f"{dtype}-rows-{keys}-{causal}", tensors, {**attrs, "causal": causal, "keys": keys}, 4e-3)
 
 
+def _disentangled_attention() -> Iterator[Case]:
+    attrs: dict[str, Any] = {"scale": 0.2, "group": 1, "causal": False, "window": 0, "softcap": 0.0}
+    for dtype in KV_DTYPES:
+        tolerance = None if dtype == torch.float32 else 4e-3
+        for name, lengths in (("long", (70, 1, 40)), ("parts", (300,)), ("shared", (1, 1))):
+            num_tokens, pages = sum(lengths), Pages(lengths, lengths)
+            q, state = cut(num_tokens, 6 * 24, seed=7).view(-1, 6, 24), pages.filled(dtype, 3, 24)
+            c2p, p2c = (cut(num_tokens, 6 * 8, seed=seed).view(-1, 6, 8) * 2 for seed in (8, 9))
+            buckets = torch.randint(0, 8, (81,), generator=torch.Generator().manual_seed(3)).float()
+            positions, starts, page_tables = pages.arrays()
+            page_tables = torch.nn.functional.pad(page_tables, (0, 20), value=-1)  # threads may share a context
+            for kind, tables in (("both", (c2p, p2c)), ("c2p", (c2p, None)), ("p2c", (None, p2c))):
+                tensors = (q, state, positions, starts, page_tables, *tables, buckets)
+                yield Case(f"{dtype}-{name}-{kind}", tensors, attrs, tolerance)
+    yield Case("window", tensors, {**attrs, "window": 9}, 4e-3)
+
+
 def _prefix_lengths() -> Iterator[Case]:
     for index, pages in enumerate(BATCHES):
         for token in (0, 3):
@@ -592,6 +609,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "combine": _combine,
     "sink_attention": _sink_attention,
     "relative_attention": _relative_attention,
+    "disentangled_attention": _disentangled_attention,
     "prefix_lengths": _prefix_lengths,
     "prefix_positions": _prefix_positions,
     "clamped_swiglu": _clamped_swiglu,

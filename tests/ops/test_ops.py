@@ -137,6 +137,8 @@ BAD = {
     "sink_attention-window": ("sink_attention", {"window": -1}),
     "relative_attention-keys": ("relative_attention", {"keys": "rest"}),
     "relative_attention-window": ("relative_attention", {"window": -1}),
+    "disentangled_attention-causal": ("disentangled_attention", {"causal": True}),
+    "disentangled_attention-softcap": ("disentangled_attention", {"softcap": 2.0}),
     "prefix_lengths-group": ("prefix_lengths", {"group": 2}),
     "prefix_lengths-token": ("prefix_lengths", {"token": -1}),
     "clamped_swiglu-limit": ("clamped_swiglu", {"limit": 0.0}),

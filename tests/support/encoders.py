@@ -14,12 +14,14 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from penstock.runtime.program import ProgramLimits
 
-__all__ = ["LIMITS", "build", "hidden_rows", "sentence_transformer", "write_tokenizer"]
+__all__ = ["DEBERTA_V3", "LIMITS", "build", "hidden_rows", "sentence_transformer", "write_tokenizer"]
 
 LIMITS = ProgramLimits(96, 3, num_pages=16, context_len=96)
 _SMALL: dict[str, Any] = {"vocab_size": 1003, "hidden_size": 80, "intermediate_size": 100, "num_hidden_layers": 2}
 _SMALL |= {"num_attention_heads": 5, "num_key_value_heads": 5, "max_position_embeddings": 100, "pad_token_id": 0}
 _SMALL |= {"initializer_range": 0.1}
+DEBERTA_V3: dict[str, Any] = {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"]}
+DEBERTA_V3 |= {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
 
 
 def build(kind: type, model_type: str, **changes: Any) -> Any:

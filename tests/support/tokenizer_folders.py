@@ -281,6 +281,8 @@ def _pieces(
 T5 = [("<pad>", 0.0, CONTROL), ("</s>", 0.0, CONTROL), ("<unk>", 0.0, UNKNOWN)]
 XLM = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
 
+DEBERTA = [(text, 0.0, CONTROL) for text in ("[PAD]", "[CLS]", "[SEP]")] + [("[UNK]", 0.0, UNKNOWN)]
+
 
 @cache
 def _bpe_pieces() -> tuple[list[str], list[tuple[str, str]]]:
@@ -463,6 +465,11 @@ SHAPES: dict[str, Folder] = {
     "XLM-RoBERTa": _pieces("sentencepiece.bpe.model", "xlm-roberta", XLM, tokenizer_class="XLMRobertaTokenizer"),
     "XLM-RoBERTa without a class": _pieces("sentencepiece.bpe.model", "xlm-roberta", XLM),
     "CamemBERT": _pieces("sentencepiece.bpe.model", "camembert", XLM, tokenizer_class="CamembertTokenizer"),
+    "DeBERTa": _pieces("spm.model", "deberta-v2", DEBERTA, do_lower_case=False, vocab_type="spm"),
+    "DeBERTa, lower case": _pieces(
+        "spm.model", "deberta-v2", DEBERTA, do_lower_case=True, split_by_punct=True,
+        tokenizer_class="DebertaV2Tokenizer",
+    ),
     "Llama 2": _spm("llama", LLAMA, 1, tokenizer_class="LlamaTokenizer", legacy=False, add_bos_token=True),
     "Llama 2 with added tokens": _spm(
         "llama", LLAMA, 1, {"added_tokens.json": {"<new>": 10_000}, "special_tokens_map.json": {"pad_token": "<pad>"}},

@@ -25,6 +25,7 @@ from penstock.models.registry import find_network
 from penstock.nn import Attention, Batch, Embedding, Linear, LMHead, Module, silu_mul
 from penstock.symbolic import arrays, modules
 from tests.support import graph_digest
+from tests.support.encoders import DEBERTA_V3
 from tests.support.families import FAMILIES, config_of, save
 from tests.support.gguf_files import llama_file
 from tests.support.graph_digest import constant_items, digest_of, graph_items
@@ -56,6 +57,7 @@ OTHERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "electra_words": ("electra", "ElectraForMaskedLM", _BERT | {"embedding_size": 40}),
     "albert": ("albert", "AlbertForMaskedLM", _BERT | {"embedding_size": 40, "num_hidden_groups": 2}),
     "albert_tokens": ("albert", "AlbertForTokenClassification", _BERT | {"embedding_size": 40}),
+    "deberta-v2": ("deberta-v2", "DebertaV2ForMaskedLM", _BERT | DEBERTA_V3 | {"type_vocab_size": 0}),
     "nomic_bert": ("nomic_bert", "NomicBertModel", _NOMIC),
 }
 """Families outside the table: model_type, class and sizes."""

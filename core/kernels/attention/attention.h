@@ -155,6 +155,8 @@ inline void place_query(const AttentionArgs& a, Query& q, int64_t token, int64_t
     if (a.keys == KEYS_SPAN && prefix > q.last) q.last = prefix <= newest ? prefix - 1 : newest;
   }
   q.bias = a.bias ? a.bias + head * (2 * a.bias_reach + 1) + a.bias_reach : nullptr;
+  q.c2p = a.c2p ? a.c2p + token * a.c2p_stride + head * a.num_buckets : nullptr;
+  q.p2c = a.p2c ? a.p2c + a.batch.request_starts[request] * a.p2c_stride + head * a.num_buckets : nullptr;
   q.slope = a.alibi ? a.alibi[head] : 0.f;
   q.sink = a.sinks ? a.sinks + head : nullptr;
   q.total = nullptr;

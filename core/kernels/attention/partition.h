@@ -14,10 +14,11 @@ struct Query {
   float* out;
   int32_t position, first, last;  // valid keys: first..last
   float slope;
-  const float* sink;  // null: none
-  const float* bias;  // that of the key at its own position, or null
-  int begin, end;     // valid slots of the partition
-  float max, sum;     // of the partition
+  const float* sink;       // null: none
+  const float* bias;       // that of the key at its own position, or null
+  const float *c2p, *p2c;  // its row of c2p, and that of p2c of its request's first key; or null
+  int begin, end;          // valid slots of the partition
+  float max, sum;          // of the partition
   float total_max, total_sum;
   float* p;                        // [256] scores, then probabilities as they are multiplied
   float *o, *spare, *total;        // [dim] each of the partition, and in all or null
@@ -128,7 +129,7 @@ template <class Kv>
 PS_INLINE F16 adjusted(const AttentionArgs& a, const Query& q, int32_t start, int t, const float* key_scales) {
   static const float iota[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   F16 s = f_load(q.p + t);
-  if (Kv::kScaled) s = s * f_load(key_scales);
+  if (Kv::kScaled && !a.buckets) s = s * f_load(key_scales);
   if (a.softcap != 0.f) s = f_set(a.softcap * kLog2E) * f_tanh((s * f_set(a.scale)) / f_set(a.softcap));
   else s = s * f_set(a.scale * kLog2E);
   if (a.alibi) s = f_fma(f_set(q.slope * kLog2E), f_load(iota) + f_set(float(start + t - q.position)), s);
@@ -291,10 +292,31 @@ PS_INLINE void ask_for_next(Query& q, int64_t dim) {
   q.next_q = nullptr;
 }
 
+// Adds what distances add to the scores.  The queries of a block read neighbouring columns of a key's row of p2c.
+template <class Kv>
+inline __attribute__((noinline)) void add_distances(const AttentionArgs& a, Query* queries, int n,
+                                                    const Partition& part) {
+  const int64_t reach = a.bucket_reach, last = a.num_buckets - 1;
+  for (int t = part.begin * kPageTokens; t < part.end * kPageTokens; ++t) {
+    const int64_t key = part.start + t;
+    const float* key_scales = (const float*)(part.heads[t / kPageTokens] + kPageTokens * a.kv.head_dim);
+    for (int i = 0; i < n; ++i) {
+      const Query& q = queries[i];
+      if (key < q.first || key > q.last) continue;
+      const int64_t d = key - q.position;
+      const float at = a.buckets[reach + (d < -reach ? -reach : d > reach ? reach : d)];
+      const int64_t column = at > 0.f ? at < float(last) ? int64_t(at) : last : 0;
+      const float s = Kv::kScaled ? q.p[t] * key_scales[t % kPageTokens] : q.p[t];
+      q.p[t] = s + ((q.c2p ? q.c2p[column] : 0.f) + (q.p2c ? q.p2c[key * a.p2c_stride + column] : 0.f));
+    }
+  }
+}
+
 template <class Kv>
 void partition_step(const AttentionArgs& a, Query* queries, int n, const Partition& part) {
   const int64_t dim = a.kv.head_dim, values = value_dim(a.kv);
   all_scores<Kv, kQueries>(queries, n, part, dim, true);
+  if (a.buckets) add_distances<Kv>(a, queries, n, part);
   for (int i = 0; i < n; ++i) {
     set_slots(queries[i], part.start);
     if (queries[i].end <= queries[i].begin) continue;

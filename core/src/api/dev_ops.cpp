@@ -155,6 +155,7 @@ ps_status check_ragged(OpRun* run, int32_t at, int32_t state, int32_t group_attr
                static_cast<int32_t>(tables.dims[1]),
                static_cast<int32_t>(tables.dims[2])};
   PS_TRY(check_requests(batch, kMaxContextLen));
+  if (run->op == OP_DISENTANGLED_ATTENTION) PS_TRY(check_whole_requests(batch));
   const int32_t num_pages = static_cast<int32_t>(c.in[state].dims[0]);
   if (!run->owners.resize(num_pages) || !run->token_request.resize(batch.num_tokens))
     return fail(PS_OUT_OF_MEMORY, "out of memory");

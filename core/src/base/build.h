@@ -36,8 +36,8 @@ constexpr bool builds_kv(int) { return true; }
 constexpr bool kBuildsNetworks = true;
 #endif
 // The ops that attention's kernels compute; ops/op_ids.h checks that none is missing.
-constexpr const char* kAttentionOps[] = {"attention", "sink_attention", "latent_attention", "relative_attention",
-                                         "context_attention"};
+constexpr const char* kAttentionOps[] = {"attention",          "sink_attention",    "latent_attention",
+                                         "relative_attention", "context_attention", "disentangled_attention"};
 constexpr bool builds_attention() {
   for (const char* name : kAttentionOps) {
     if (builds_op(name)) return true;

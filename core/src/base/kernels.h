@@ -145,6 +145,12 @@ struct AttentionArgs {
   int64_t bias_reach;
   int64_t keys;           // KeyRange
   const int32_t* prefix;  // [t] the length of its request's prefix, where keys is not KEYS_ALL
+  // Of disentangled attention, else buckets is null.  Each request is whole in the step.  Before the scale, row i of
+  // c2p and row j of p2c, both [t, num_heads, num_buckets] or null, add their column of the distance j - i.
+  const float *c2p, *p2c;
+  int64_t c2p_stride, p2c_stride, num_buckets;
+  const float* buckets;  // [2 * bucket_reach + 1] the columns, by distance clamped to -bucket_reach...bucket_reach
+  int64_t bucket_reach;
 };
 
 struct ShortConvArgs {

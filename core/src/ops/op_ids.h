@@ -212,9 +212,21 @@ static_assert(kAttentionAlibi == argument_at(OP_RELATIVE_ATTENTION, "Weight? ali
                   kAttentionWindow == attr_at(OP_RELATIVE_ATTENTION, "int window") &&
                   kAttentionSoftcap == attr_at(OP_RELATIVE_ATTENTION, "float softcap"),
               "");
+// And disentangled_attention, which has tensors in the place of alibi.
+constexpr int32_t kDisentangledC2p = argument_at(OP_DISENTANGLED_ATTENTION, "Tensor? c2p");
+constexpr int32_t kDisentangledP2c = argument_at(OP_DISENTANGLED_ATTENTION, "Tensor? p2c");
+constexpr int32_t kDisentangledBuckets = argument_at(OP_DISENTANGLED_ATTENTION, "Weight buckets");
+static_assert(kAttentionState == argument_at(OP_DISENTANGLED_ATTENTION, "State state") &&
+                  kAttentionPositions == argument_at(OP_DISENTANGLED_ATTENTION, "Tensor positions") &&
+                  kAttentionScale == attr_at(OP_DISENTANGLED_ATTENTION, "float scale") &&
+                  kAttentionGroup == attr_at(OP_DISENTANGLED_ATTENTION, "int group") &&
+                  kAttentionCausal == attr_at(OP_DISENTANGLED_ATTENTION, "bool causal") &&
+                  kAttentionWindow == attr_at(OP_DISENTANGLED_ATTENTION, "int window") &&
+                  kAttentionSoftcap == attr_at(OP_DISENTANGLED_ATTENTION, "float softcap"),
+              "");
 constexpr bool is_attention(int32_t op) {
   return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION || op == OP_LATENT_ATTENTION ||
-         op == OP_RELATIVE_ATTENTION;
+         op == OP_RELATIVE_ATTENTION || op == OP_DISENTANGLED_ATTENTION;
 }
 constexpr bool lists_attention() {  // whether kAttentionOps has the ops of is_attention, and no other
   int32_t listed = 0;

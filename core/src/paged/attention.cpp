@@ -91,8 +91,41 @@ void run_latent_append(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->latent_append(args, begin, end);
 }
 
+// The arguments that all kinds of attention have.
+AttentionArgs common_args(const Call& c) {
+  AttentionArgs args{};
+  args.q = f32(c.in[kAttentionQ]);
+  args.q_stride = c.in[kAttentionQ].row_stride;
+  args.out = f32(c.out[0]);
+  args.out_stride = c.out[0].row_stride;
+  args.kv = kv_view(c.in[kAttentionState]);
+  args.batch = ragged_view(c, kAttentionPositions, c.attrs[kAttentionGroup].i);
+  args.num_heads = num_heads(c);
+  args.scale = static_cast<float>(c.attrs[kAttentionScale].f);
+  args.softcap = static_cast<float>(c.attrs[kAttentionSoftcap].f);
+  args.causal = static_cast<int32_t>(c.attrs[kAttentionCausal].i);
+  args.window = static_cast<int32_t>(c.attrs[kAttentionWindow].i);
+  return args;
+}
+
+AttentionArgs disentangled_args(const Call& c) {
+  AttentionArgs args = common_args(c);
+  const Tensor &c2p = c.in[kDisentangledC2p], &p2c = c.in[kDisentangledP2c], &buckets = c.in[kDisentangledBuckets];
+  args.c2p = f32(c2p);
+  args.c2p_stride = c2p.row_stride;
+  args.p2c = f32(p2c);
+  args.p2c_stride = p2c.row_stride;
+  args.num_buckets = row_elements(c2p.data ? c2p : p2c) / args.num_heads;
+  args.buckets = f32(buckets);
+  args.bucket_reach = buckets.dims[1] / 2;
+  return args;
+}
+
+using MakeArgs = AttentionArgs (*)(const Call&);
+
+template <MakeArgs kArgs>
 AttentionArgs shared_args(const Call& c) {
-  AttentionArgs args = attention_args(c);
+  AttentionArgs args = kArgs(c);
   if (is_shared(c)) {
     args.partials = reinterpret_cast<float*>(c.scratch);
     args.num_parts = static_cast<int32_t>(sharing(c).parts);
@@ -100,14 +133,16 @@ AttentionArgs shared_args(const Call& c) {
   return args;
 }
 
+template <MakeArgs kArgs>
 void run_attention(const Call& c, int64_t begin, int64_t end, int32_t thread) {
-  const AttentionArgs args = shared_args(c);
+  const AttentionArgs args = shared_args<kArgs>(c);
   auto* kernel = args.partials ? c.kernels->attention_part : c.kernels->attention;
   kernel(args, begin, end, c.thread_scratch + thread * c.thread_scratch_bytes);
 }
 
+template <MakeArgs kArgs>
 void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->attention_merge(shared_args(c), begin, end);
+  c.kernels->attention_merge(shared_args<kArgs>(c), begin, end);
 }
 
 void run_short_conv(const Call& c, int64_t begin, int64_t end, int32_t) {
@@ -220,12 +255,16 @@ constexpr Phase kLatentAppend = {.split = SPLIT_ROWS,
 constexpr Phase kAttention[] = {
     {.split = SPLIT_SHARES,
      .items = attention_items,
-     .run = run_attention,
+     .run = run_attention<attention_args>,
      .reads_all = operands(kAttentionQ),
      .writes_outputs = true,
      .writes_scratch = true,
      .reads_state = true},
-    {.split = SPLIT_ROWS, .items = shared_tokens, .run = run_merge, .writes_outputs = true, .reads_scratch = true},
+    {.split = SPLIT_ROWS,
+     .items = shared_tokens,
+     .run = run_merge<attention_args>,
+     .writes_outputs = true,
+     .reads_scratch = true},
 };
 constexpr Phase kShortConv = {.split = SPLIT_ROWS,
                               .items = tokens,
@@ -250,15 +289,29 @@ constexpr Phase kSsmScan = {.split = SPLIT_SHARES,
 constexpr Phase kRelativeAttention[] = {
     {.split = SPLIT_SHARES,
      .items = attention_items,
-     .run = run_attention,
+     .run = run_attention<attention_args>,
      .reads_all = operands(kAttentionQ, kRelativeAttentionPrefix),
      .writes_outputs = true,
      .writes_scratch = true,
      .reads_state = true},
     {.split = SPLIT_ROWS,
      .items = shared_tokens,
-     .run = run_merge,
+     .run = run_merge<attention_args>,
      .reads_all = operands(kRelativeAttentionPrefix),
+     .writes_outputs = true,
+     .reads_scratch = true},
+};
+constexpr Phase kDisentangledAttention[] = {
+    {.split = SPLIT_SHARES,
+     .items = attention_items,
+     .run = run_attention<disentangled_args>,
+     .reads_all = operands(kAttentionQ, kDisentangledC2p, kDisentangledP2c),
+     .writes_outputs = true,
+     .writes_scratch = true,
+     .reads_state = true},
+    {.split = SPLIT_ROWS,
+     .items = shared_tokens,
+     .run = run_merge<disentangled_args>,
      .writes_outputs = true,
      .reads_scratch = true},
 };
@@ -273,16 +326,7 @@ constexpr Phase kPrefixLengths = {.split = SPLIT_SHARES,
 }  // namespace
 
 AttentionArgs attention_args(const Call& c) {
-  AttentionArgs args{};
-  args.q = f32(c.in[kAttentionQ]);
-  args.q_stride = c.in[kAttentionQ].row_stride;
-  args.out = f32(c.out[0]);
-  args.out_stride = c.out[0].row_stride;
-  args.kv = kv_view(c.in[kAttentionState]);
-  args.batch = ragged_view(c, kAttentionPositions, c.attrs[kAttentionGroup].i);
-  args.num_heads = num_heads(c);
-  args.scale = static_cast<float>(c.attrs[kAttentionScale].f);
-  args.softcap = static_cast<float>(c.attrs[kAttentionSoftcap].f);
+  AttentionArgs args = common_args(c);
   if (args.kv.latent_dim) {
     args.q_rope = f32(c.in[kLatentAttentionRope]);
     args.q_rope_stride = c.in[kLatentAttentionRope].row_stride;
@@ -294,8 +338,6 @@ AttentionArgs attention_args(const Call& c) {
     args.prefix = i32(c.in[kRelativeAttentionPrefix]);
     if (args.prefix) args.keys = c.attrs[kRelativeAttentionKeys].i;
   }
-  args.causal = static_cast<int32_t>(c.attrs[kAttentionCausal].i);
-  args.window = static_cast<int32_t>(c.attrs[kAttentionWindow].i);
   return args;
 }
 
@@ -306,6 +348,7 @@ Phases ssm_scan_phases(const Call&) { return Phases{&kSsmScan, 1}; }
 Phases latent_append_phases(const Call&) { return Phases{&kLatentAppend, 1}; }
 Phases attention_phases(const Call&) { return Phases{kAttention, 2}; }
 Phases relative_attention_phases(const Call&) { return Phases{kRelativeAttention, 2}; }
+Phases disentangled_attention_phases(const Call&) { return Phases{kDisentangledAttention, 2}; }
 Phases prefix_lengths_phases(const Call&) { return Phases{&kPrefixLengths, 1}; }
 Phases latent_attention_phases(const Call& c) { return attention_phases(c); }
 

@@ -112,15 +112,59 @@ ps_status infer_latent_attention(const Spec* in, AttrValue* attrs, Spec* out) {
   return PS_OK;
 }
 
-ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
+namespace {
+
+// Finds the number of query heads, a multiple of those of the keys.
+ps_status expect_query_heads(const Spec* in, int64_t* heads) {
   const Spec& state = in[kAttentionState];
-  int64_t heads;
   PS_TRY(expect_latents(state, false));
-  PS_TRY(expect_heads(in[kAttentionQ], "q", state.dims[2].offset, &heads));
-  if (heads % state.dims[1].offset) {
+  PS_TRY(expect_heads(in[kAttentionQ], "q", state.dims[2].offset, heads));
+  if (*heads % state.dims[1].offset) {
     return fail(PS_INVALID_ARGUMENT, "q: expected a multiple of the state's %lld heads, got %lld heads",
-                static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads));
+                static_cast<long long>(state.dims[1].offset), static_cast<long long>(*heads));
   }
+  return PS_OK;
+}
+
+// Scores of every head by distance: [T, heads, buckets], with the rows of q.  `buckets` is 0 or that of another one.
+ps_status expect_distance_scores(const Spec& s, const char* name, const Spec& q, int64_t heads, int64_t* buckets) {
+  if (s.kind == OPERAND_NONE) return PS_OK;
+  PS_TRY(expect_f32(s, name, 3, 3));
+  const int64_t columns = last_dim(s);
+  if (!equal(s.dims[0], q.dims[0]) || s.dims[1].offset != heads || columns < 1 || (*buckets && columns != *buckets)) {
+    return fail(PS_INVALID_ARGUMENT, "%s: expected the rows of q, %lld heads and equal buckets, got %s", name,
+                static_cast<long long>(heads), describe(s).text);
+  }
+  *buckets = columns;
+  return PS_OK;
+}
+
+}  // namespace
+
+// A key's row of p2c is found by its position in the step, so each request is whole, as bidirectional ones are.
+ps_status infer_disentangled_attention(const Spec* in, AttrValue* attrs, Spec* out) {
+  const Spec& weight = in[kDisentangledBuckets];
+  int64_t heads, buckets = 0;
+  PS_TRY(expect_query_heads(in, &heads));
+  PS_TRY(expect_distance_scores(in[kDisentangledC2p], "c2p", in[kAttentionQ], heads, &buckets));
+  PS_TRY(expect_distance_scores(in[kDisentangledP2c], "p2c", in[kAttentionQ], heads, &buckets));
+  if (!buckets) return fail(PS_INVALID_ARGUMENT, "c2p: expected this tensor, or p2c, or both");
+  if (weight.dims[1].offset % 2 == 0) {
+    return fail(PS_INVALID_ARGUMENT, "buckets: expected an odd number of columns, got %lld",
+                static_cast<long long>(weight.dims[1].offset));
+  }
+  PS_TRY(expect_vector(weight, "buckets", weight.dims[1].offset));
+  if (attrs[kAttentionCausal].i) return fail(PS_INVALID_ARGUMENT, "causal: expected false");
+  if (attrs[kAttentionSoftcap].f != 0)
+    return fail(PS_INVALID_ARGUMENT, "softcap: expected 0, got %g", attrs[kAttentionSoftcap].f);
+  PS_TRY(expect_attention_attrs(in, attrs));
+  copy_type(in[kAttentionQ], out);
+  return PS_OK;
+}
+
+ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
+  int64_t heads;
+  PS_TRY(expect_query_heads(in, &heads));
   if (in[kAttentionAlibi].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kAttentionAlibi], "alibi", heads));
   PS_TRY(expect_attention_attrs(in, attrs));
   copy_type(in[kAttentionQ], out);

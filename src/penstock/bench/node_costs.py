@@ -37,7 +37,10 @@ _PER_ELEMENT = {
 """Nominal operations per element of the first output; an exponential counts as one.  These ops are memory-bound."""
 
 _LINEARS = ("linear", "head_linear", "expert_linear")
-_ATTENTIONS = ("attention", "context_attention", "sink_attention", "latent_attention", "relative_attention")
+_ATTENTIONS = (
+    *("attention", "context_attention", "sink_attention", "latent_attention", "relative_attention"),
+    "disentangled_attention",
+)
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,47 @@ from penstock.quant.mxfp4 import BLOCK_BYTES, BLOCK_LEN, mxfp4_to_bf16, mxfp4_to
 from penstock.quant.tensor_writer import TensorEntry
 
 __all__ = [
-    "STACKED_GATES", "MappedCheckpoint", "Source", "Sources", "has_own_names", "has_stacked_experts",
+    "STACKED_GATES", "MappedCheckpoint", "Projection", "Source", "Sources", "has_own_names", "has_stacked_experts",
     "resolve_sources",
 ]  # fmt: skip
 
 STACKED_GATES: Final = ".experts.gate_up_proj"
 """The end of the name of a tensor with the gates and up projections of all experts of a layer."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear of several heads over the rows of a tensor, as one matrix for each head: [heads * rows, head_dim].
+
+    ``weight`` [heads * head_dim, columns] and ``bias`` are the names of its tensors; ``norm`` the beginning of those of
+    a layer norm of the rows, "" without one, and ``eps`` that of the norm.
+    """
+
+    weight: str
+    bias: str
+    num_heads: int
+    norm: str = ""
+    eps: float = 0.0
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors that it reads."""
+        return (self.weight, self.bias, *((f"{self.norm}.weight", f"{self.norm}.bias") if self.norm else ()))
+
+    def without_prefix(self, prefix: str) -> Projection:
+        """Return the projection whose tensor names lack ``prefix``."""
+        weight, bias, norm = (name.removeprefix(prefix) for name in (self.weight, self.bias, self.norm))
+        return replace(self, weight=weight, bias=bias, norm=norm)
+
+    def apply(self, rows: NDArray[np.float32], tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Return the matrices of ``rows`` [n, columns], computed in float64; ``tensors``: the values of its own."""
+        x = rows.astype(np.float64)
+        if self.norm:
+            x = x - x.mean(1, keepdims=True)
+            x = x / np.sqrt((x * x).mean(1, keepdims=True) + self.eps) * tensors[2] + tensors[3]
+        y = x @ tensors[0].astype(np.float64).T + tensors[1]
+        by_head = y.reshape(len(y), self.num_heads, -1).transpose(1, 0, 2)
+        return np.ascontiguousarray(by_head.reshape(len(y) * self.num_heads, -1), np.float32)
 
 
 @dataclass(frozen=True)
@@ -45,6 +80,7 @@ class Source:
     norm) in float32.  ``times`` multiplies in float32.  With ``softplus`` the values are log(1 + exp(x)) of the
     tensor's, computed in float64.  With ``column`` the tensor is a vector, read as a matrix of one column; with
     ``flat`` it is a matrix, read as a vector.  With ``has_gaps`` some rows before the last one may not be read.
+    With ``projection`` the parameter is what it makes of all rows.
     """
 
     tensor: str
@@ -64,11 +100,13 @@ class Source:
     has_gaps: bool = False
     columns: tuple[tuple[int, int], ...] = ()
     softplus: bool = False
+    projection: Projection | None = None
 
     @property
     def is_computed(self) -> bool:
         """True if the values are computed from the tensor's, in float32."""
-        return bool(self.plus or self.add_row or self.unit_rows or self.softplus or self.times is not None)
+        is_changed = self.plus or self.add_row or self.unit_rows or self.softplus or self.projection
+        return bool(is_changed) or self.times is not None
 
 
 Sources = Mapping[str, Source | tuple[Source, ...]]
@@ -141,8 +179,11 @@ class MappedCheckpoint(Checkpoint):
             self._check_scales(piece)
         for tensor, readers in read.items() if not is_part else ():
             self._check_rows(tensor, readers)
-        for piece in (piece for pieces in self._sources.values() for piece in pieces if piece.add_row):
-            self._check_added(piece)
+        for piece in (piece for pieces in self._sources.values() for piece in pieces):
+            if piece.add_row:
+                self._check_added(piece)
+            if piece.projection is not None:
+                self._check_projection(piece, piece.projection)
         self.tensors = {name: info for name, info in self._stored.items() if name not in read and name not in scales}
         for name in self._sources:
             self.tensors[name] = self._info(name, shapes[name])
@@ -254,7 +295,14 @@ class MappedCheckpoint(Checkpoint):
             row = np.ascontiguousarray(super().read(piece.add_row)[piece.added_row])
             row = to_float32(row, self._stored[piece.add_row].dtype)
             values = to_float32(np.ascontiguousarray(values), dtype) + row
+        if piece.projection is not None:
+            own = [self._floats(name) for name in piece.projection.tensors]
+            values = piece.projection.apply(to_float32(np.ascontiguousarray(values), dtype), own)
         return np.ascontiguousarray(values)
+
+    def _floats(self, name: str) -> NDArray[np.float32]:
+        """Return a stored tensor in float32."""
+        return to_float32(np.ascontiguousarray(super().read(name)), self._stored[name].dtype)
 
     def _shape(self, piece: Source) -> tuple[int, ...]:
         """Return the shape in which ``piece.rows`` counts; InvalidFileError for too few dimensions."""
@@ -314,6 +362,20 @@ class MappedCheckpoint(Checkpoint):
         if info.shape[1:] != row or len(info.shape) < 2 or info.shape[0] <= piece.added_row:
             raise self._wrong_size(piece.add_row, f"rows of {list(row)}", list(info.shape))
 
+    def _check_projection(self, piece: Source, projection: Projection) -> None:
+        """Check that the tensors of a projection exist and fit the rows that it reads."""
+        columns = self._shape(piece)[-1]
+        missing = [name for name in projection.tensors if name not in self._stored]
+        if missing:
+            raise InvalidFileError(
+                f"{self.folder}: lacks {show_tensors(missing)}, which the network reads", param=missing[0]
+            )
+        num_rows = (self._stored[projection.weight].shape or (0,))[0]
+        shapes = ((num_rows, columns), (num_rows,), (columns,), (columns,))
+        for name, shape in zip(projection.tensors, shapes, strict=False):
+            if self._stored[name].shape != shape or num_rows % projection.num_heads:
+                raise self._wrong_size(name, str(list(shape)), list(self._stored[name].shape))
+
     def _wrong_size(self, tensor: str, expected: str, found: list[int]) -> InvalidFileError:
         file = self._stored[tensor].file
         return InvalidFileError(
@@ -338,6 +400,10 @@ class MappedCheckpoint(Checkpoint):
             if piece.rows_transposed and len(shape) == 2:
                 num_columns = sum(stop - start for start, stop in piece.columns) or shape[1]
                 piece_rows, shape = num_columns, (num_columns, piece_rows)
+            if piece.projection is not None:
+                heads, num_columns = piece.projection.num_heads, self._stored[piece.projection.weight].shape[0]
+                piece_rows *= heads
+                shape = (piece_rows, num_columns // heads)
             num_rows += piece_rows
             if shape[1:] != expected[1:]:
                 raise self._wrong_size(piece.tensor, f"{list(expected)} for {show(name)}", list(info.shape))
@@ -361,7 +427,12 @@ def _without_prefix(sources: Sources, names: Iterable[str], prefix: str) -> dict
         own = sources.get(name, Source(name))
         pieces = own if isinstance(own, tuple) else (own,)
         result[name] = tuple(
-            replace(piece, tensor=piece.tensor.removeprefix(prefix), add_row=piece.add_row.removeprefix(prefix))
+            replace(
+                piece,
+                tensor=piece.tensor.removeprefix(prefix),
+                add_row=piece.add_row.removeprefix(prefix),
+                projection=piece.projection and piece.projection.without_prefix(prefix),
+            )
             for piece in pieces
         )
     return result

@@ -19,7 +19,10 @@ _FAMILIES: Final[dict[str, tuple[str, ...]]] = {
         "hunyuan_v1_dense", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
     ),
     "encoder_decoder": ("t5", "umt5"),
-    "encoders": ("albert", "bert", "distilbert", "electra", "eurobert", "modernbert", "mpnet", "nomic_bert", "roberta"),
+    "encoders": (
+        "albert", "bert", "deberta-v2", "distilbert", "electra", "eurobert", "modernbert", "mpnet", "nomic_bert",
+        "roberta",
+    ),
     "experts": (
         "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe", "minimax_m2", "mixtral", "olmoe",
         "qwen2_moe", "qwen3_moe",
@@ -35,7 +38,7 @@ _FAMILIES: Final[dict[str, tuple[str, ...]]] = {
     "published": ("baichuan", "chatglm", "chatglm1", "internlm", "internlm2", "internlm3", "minicpm"),
     "shared_kv": ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
 }  # fmt: skip
-"""The values of model_type that have a network, by the folder of their file, whose name is the model_type."""
+"""The values of model_type that have a network, by the folder of their file; its name has underscores for hyphens."""
 
 _READ_AS_STORED: Final = frozenset({
     "cohere2", "ernie4_5", "eurobert", "exaone4", "granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm3",
@@ -62,7 +65,11 @@ DEFAULT_SIZES: Final[dict[str, dict[str, int]]] = {
 @cache
 def family_modules() -> dict[str, str]:
     """Return the module of each model_type."""
-    modules = {name: f"penstock.models.{folder}.{name}" for folder, names in _FAMILIES.items() for name in names}
+    modules = {
+        name: f"penstock.models.{folder}.{name.replace('-', '_')}"
+        for folder, names in _FAMILIES.items()
+        for name in names
+    }
     return modules | {alias: modules[name] for alias, name in _ALIASES.items()}
 
 

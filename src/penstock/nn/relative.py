@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from penstock.nn.attention import Attention, PagedLayer
 from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.batch import Batch
@@ -9,7 +13,7 @@ from penstock.nn.module import Module
 from penstock.ops.call import ops
 from penstock.ops.pages import PREFIX_ELEMENTS
 
-__all__ = ["DistanceBias", "PrefixLengths", "RelativeAttention", "prefix_positions"]
+__all__ = ["DisentangledAttention", "DistanceBias", "PrefixLengths", "RelativeAttention", "prefix_positions"]
 
 _STATE_WINDOW = 2  # a token reads the state of the token before it
 
@@ -99,5 +103,45 @@ class RelativeAttention(Attention):
             window=0,
             softcap=0.0,
             keys=self.keys,
+        )
+        return y.view(-1, self.num_heads * self.head_dim)
+
+
+class DisentangledAttention(Attention):
+    """Attention over all keys of a request, whose scores have parts by distance (DeBERTa, arXiv 2006.03654).
+
+    ``buckets``: by key position - query position, from the smallest distance on, the column of ``c2p`` and ``p2c`` that
+    is read.  Distances beyond the table count as its ends.  ``scale`` is that of the sum of all parts.
+    """
+
+    buckets: Tensor
+
+    def __init__(self, num_heads: int, head_dim: int, buckets: Sequence[int], *, scale: float) -> None:
+        super().__init__(num_heads, num_heads, head_dim, scale=scale, causal=False)
+        columns = torch.from_numpy(np.array(buckets, np.float32))  # has values on the meta device, too
+        self.register_buffer("buckets", columns, persistent=False)
+
+    def store_and_attend(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, *, c2p: Tensor | None, p2c: Tensor | None
+    ) -> Tensor:
+        """Store k and v and attend: q, k and v [T, heads, head_dim].
+
+        ``c2p`` and ``p2c`` [T, heads, columns] are what a query, and a key, adds to the score for each bucket; None: it
+        adds nothing.  Returns [T, heads * head_dim].
+        """
+        step = (batch.positions, batch.request_starts, batch.page_tables)
+        ops.kv_append(k, v, self.state, *step, group=self.group)
+        y: Tensor = ops.disentangled_attention(
+            q,
+            self.state,
+            *step,
+            c2p,
+            p2c,
+            self.buckets,
+            scale=self.scale,
+            group=self.group,
+            causal=False,
+            window=0,
+            softcap=0.0,
         )
         return y.view(-1, self.num_heads * self.head_dim)

@@ -270,6 +270,24 @@ def _relative_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [q]
 
 
+def _disentangled_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    op, buckets = "disentangled_attention", shapes["buckets"]
+    q = _tensor(op, shapes, "q", 3)
+    tables = {name: shape for name in ("c2p", "p2c") if (shape := shapes[name]) is not None}
+    if not tables:
+        raise _fail(op, "c2p", "this tensor, or p2c, or both", "none")
+    columns = next(iter(tables.values()))[-1]
+    for name, shape in tables.items():
+        if shape != (*q[:2], columns):
+            raise _fail(op, name, f"shape [{q[0]}, {q[1]}, {columns}]", list(shape))
+    if buckets is None or len(buckets) != 1 or buckets[0] % 2 == 0:
+        raise _fail(op, "buckets", "shape [an odd number]", list(buckets or ()))
+    for name in ("causal", "softcap"):
+        if attrs[name]:
+            raise _fail(op, name, "false" if name == "causal" else "0", attrs[name])
+    return _attend(op, shapes, q, attrs)
+
+
 def _prefix_lengths(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     ids = _tensor("prefix_lengths", shapes, "ids", 1)
     _tensor("prefix_lengths", shapes, "state", 2)
@@ -518,6 +536,7 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "latent_attention": _latent_attention,
     "head_linear": _head_linear,
     "relative_attention": _relative_attention,
+    "disentangled_attention": _disentangled_attention,
     "prefix_lengths": _prefix_lengths,
     "prefix_positions": _prefix_positions,
     "gelu": _gelu,

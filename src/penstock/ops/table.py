@@ -163,6 +163,13 @@ OPS: tuple[Op, ...] = (
     ),
     Op("prefix_lengths", 1, f"(Tensor ids, State(a!) state, {_BATCH}, *, int group, int token) -> Tensor", 0.0),
     Op("prefix_positions", 1, "(Tensor positions, Tensor prefix, *, bool behind) -> Tensor", 0.0),
+    Op(
+        "disentangled_attention",
+        1,
+        f"(Tensor q, State state, {_BATCH}, Tensor? c2p, Tensor? p2c, Weight buckets, *, "
+        "float scale, int group, bool causal, int window, float softcap) -> Tensor",
+        1e-5,
+    ),
 )
 
 EXCHANGES = (

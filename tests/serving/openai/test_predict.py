@@ -19,7 +19,11 @@ TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokens": ("ForTokenClassification", {"num_labels": 5, "id2label": TAGS}),
     "answers": ("ForQuestionAnswering", {"max_len": 90}),
+    "classes": ("ForSequenceClassification", {"num_labels": 3, "id2label": {0: "no", 1: "maybe", 2: "ENTAILMENT"}}),
+    "words": ("ForMaskedLM", {}),
 }
+MASKED = "the cat [MASK] on the mat"
+CANDIDATES = ["cat", "new york", "mats"]
 TEXTS = ["The cats zzz Microsoft sat in new york.", "a cat"]
 LONG = "The cats microsoft zzz sat in new york. " * 6
 QUESTION, CONTEXT = "who sat?", "The cats sat on the mat in new york. " * 12
@@ -39,7 +43,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LLM]:
 def offline(models: dict[str, LLM]) -> dict[str, Any]:
     tokens = pipeline("ner", models["tokens"])
     answers = pipeline("question-answering", models["answers"])
+    fill, zero_shot = pipeline("fill-mask", models["words"]), pipeline("zero-shot-classification", models["classes"])
     return {
+        "filled": fill(MASKED, top_k=3),
+        "twice": fill(["the [MASK] sat on [MASK]", "a [MASK] cat"]),
+        "rows": pipeline("feature-extraction", models["words"])(["a cat", "the cats sat"]),
+        "labels": zero_shot(TEXTS[0], CANDIDATES),
+        "several": zero_shot([LONG, "a cat"], CANDIDATES, multi_label=True, hypothesis_template="{} is this"),
         "entities": {
             strategy: tokens(TEXTS, aggregation_strategy=strategy) for strategy in ("none", "simple", "average")
         },
@@ -84,9 +94,48 @@ def test_answers_are_those_of_the_pipeline(services: dict[str, Service], offline
     assert_close(ask(other, handle_impossible_answer=True, align_to_words=False), offline["none"])
 
 
+def test_fillings_and_rows_are_those_of_the_pipeline(services: dict[str, Service], offline: dict[str, Any]) -> None:
+    def ask(inputs: Any, **parameters: Any) -> Any:
+        return services["words"].post("/predict", inputs=inputs, parameters=parameters)
+
+    assert_close(ask(MASKED, top_k=3), offline["filled"])
+    assert_close(ask(["the [MASK] sat on [MASK]", "a [MASK] cat"]), offline["twice"])
+    assert_close(ask(["a cat", "the cats sat"]), offline["rows"])
+    assert_close(ask("a cat"), offline["rows"][0])
+
+
+def labelled(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)]
+
+
+def test_candidates_are_those_of_the_pipeline(services: dict[str, Service], offline: dict[str, Any]) -> None:
+    def ask(inputs: Any, **parameters: Any) -> Any:
+        return services["classes"].post("/predict", inputs=inputs, parameters=parameters)
+
+    assert_close(ask(TEXTS[0], candidate_labels=CANDIDATES), labelled(offline["labels"]))
+    assert_close(ask([TEXTS[0]], candidate_labels=",".join(CANDIDATES)), [labelled(offline["labels"])])
+    asked = {"candidate_labels": CANDIDATES, "multi_label": True, "hypothesis_template": "{} is this"}
+    assert_close(ask([LONG, "a cat"], **asked), [labelled(one) for one in offline["several"]])
+
+
 @pytest.mark.parametrize(
     ("model", "fields", "param"),
     [
+        ("words", {"inputs": MASKED, "parameters": {"top_k": 21}}, "parameters.top_k"),
+        ("words", {"inputs": MASKED, "parameters": {"targets": ["cat"]}}, "parameters.targets"),
+        ("words", {"inputs": [MASKED, "a cat"]}, "inputs[1]"),
+        ("words", {"inputs": [["a", "b"]]}, "inputs[0]"),
+        ("words", {"inputs": "a cat", "parameters": {"top_k": 2}}, "parameters.top_k"),
+        ("words", {"inputs": MASKED, "truncate": True}, "truncate_prompt_tokens"),
+        ("classes", {"inputs": "a", "parameters": {"candidate_labels": " , "}}, "parameters.candidate_labels"),
+        (
+            "classes",
+            {"inputs": "a", "parameters": {"candidate_labels": "a", "hypothesis_template": "b"}},
+            "parameters.hypothesis_template",
+        ),
+        ("classes", {"inputs": "a", "parameters": {"candidate_labels": "a", "top_k": 1}}, "parameters.top_k"),
+        ("classes", {"inputs": "a", "parameters": {"multi_label": True}}, "parameters.multi_label"),
+        ("tokens", {"inputs": "a", "parameters": {"candidate_labels": "a"}}, "parameters.candidate_labels"),
         ("tokens", {"inputs": [["a", "b"]]}, "inputs[0]"),
         ("tokens", {"inputs": {"question": "a", "context": "b"}}, "inputs[0]"),
         ("tokens", {"inputs": "a", "raw_scores": True}, "raw_scores"),
@@ -130,5 +179,11 @@ def test_the_client_of_hugging_face_reads_results(services: dict[str, Service], 
     expected = offline["entities"]["simple"][0]
     for one, entity in zip(found, expected, strict=True):
         assert_close({name: getattr(one, name) for name in entity}, entity)
+    fillings = clients["words"].fill_mask(MASKED, top_k=3)
+    assert [one.token_str for one in fillings] == [one["token_str"] for one in offline["filled"]]
+    rows = clients["words"].feature_extraction("a cat")
+    assert_close(rows.tolist(), offline["rows"][0])
+    candidates = clients["classes"].zero_shot_classification(TEXTS[0], CANDIDATES)
+    assert [one.label for one in candidates] == offline["labels"]["labels"]
     answer: Any = clients["answers"].question_answering(question=QUESTION, context=CONTEXT)
     assert_close({name: getattr(answer, name) for name in offline["answer"]}, offline["answer"])

@@ -79,6 +79,7 @@ _OF_TEXTS: Final = {
     "Albert": _cls(("albert.pooler", "tanh"), _CLASSIFIER, has_segments=True),
     "Bert": _cls(("bert.pooler.dense", "tanh"), _CLASSIFIER, has_segments=True),
     "Camembert": _ROBERTA,
+    "DebertaV2": _cls(("pooler.dense", "gelu"), _CLASSIFIER),
     "DistilBert": _cls(("pre_classifier", "relu"), _CLASSIFIER),
     "Electra": _cls(("classifier.dense", "gelu"), ("classifier.out_proj", "identity"), has_segments=True),
     "EuroBert": _Classifier("late", (("dense", "gelu"), _CLASSIFIER)),

@@ -1,6 +1,6 @@
-"""The ``tokenizer.json`` of a SentencePiece model in the forms of T5, XLM-RoBERTa and CamemBERT: Unigram.
+"""The ``tokenizer.json`` of a SentencePiece model in the forms of T5, XLM-RoBERTa, CamemBERT and DeBERTa: Unigram.
 
-https://huggingface.co/docs/transformers/model_doc/t5, .../xlm-roberta and .../camembert
+https://huggingface.co/docs/transformers/model_doc/t5, .../xlm-roberta, .../camembert and .../deberta-v2
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from penstock.config import ConfigReader
 
 __all__ = ["UNIGRAM", "UNIGRAM_CLASSES", "unigram_tokenizer"]
 
+_DEBERTA: Final = "DebertaV2Tokenizer"
 UNIGRAM: Final = 1
 """The value of ``model_type`` of such a model."""
-UNIGRAM_CLASSES: Final = ("T5Tokenizer", "XLMRobertaTokenizer", "CamembertTokenizer")
+UNIGRAM_CLASSES: Final = ("T5Tokenizer", "XLMRobertaTokenizer", "CamembertTokenizer", _DEBERTA)
 _MAX_EXTRA_IDS: Final = 4096
 _NOT_USED: Final = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 
@@ -33,6 +34,11 @@ def unigram_tokenizer(
     pieces: list[list[Any]] = [list(pair) for pair in zip(model.texts, model.scores, strict=True)]
     specials = [text for text, kind in zip(model.texts, model.kinds, strict=True) if kind == CONTROL]
     plain = [text for text, kind in zip(model.texts, model.kinds, strict=True) if kind == USER_DEFINED]
+    if name == _DEBERTA:
+        if roles["mask_token"] not in model.texts:
+            pieces.append([roles["mask_token"], 0.0])
+        specials.append(roles["mask_token"])
+        return _deberta(pieces, _added(pieces, specials, plain), roles, config)
     has_prefix, unknown = True, 2
     if name == "T5Tokenizer":
         extra = [f"<extra_id_{i}>" for i in reversed(range(config.int("extra_ids", 100, min=0, max=_MAX_EXTRA_IDS)))]
@@ -63,6 +69,32 @@ def unigram_tokenizer(
         "post_processor": NO_POST_PROCESSOR,
         "decoder": metaspace,
         "model": {"type": "Unigram", "unk_id": unknown, "byte_fallback": False, "vocab": vocab},
+    }
+
+
+def _deberta(
+    pieces: list[list[Any]], added: list[dict[str, Any]], roles: Mapping[str, str], config: ConfigReader
+) -> dict[str, Any]:
+    """Return the tokenizer of DeBERTa, which does not use the character map of the model."""
+    texts = [text for text, _ in pieces]
+    unknown = texts.index(roles["unk_token"]) if roles["unk_token"] in texts else 1
+    normalizers: list[dict[str, Any]] = [{"type": "Lowercase"}] if config.bool("do_lower_case", False) else []
+    normalizers += [
+        {"type": "Replace", "pattern": {"Regex": r"\s{2,}|[\n\r\t]"}, "content": " "},
+        {"type": "NFC"},
+        {"type": "Strip", "strip_left": False, "strip_right": True},
+    ]
+    scheme = "always" if config.bool("add_prefix_space", True) else "first"
+    metaspace = {"type": "Metaspace", "replacement": SPACE_MARK, "prepend_scheme": scheme, "split": True}
+    by_punctuation = [{"type": "Punctuation", "behavior": "Isolated"}] if config.bool("split_by_punct", False) else []
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*by_punctuation, metaspace]},
+        "post_processor": NO_POST_PROCESSOR,
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": unknown, "byte_fallback": False, "vocab": pieces},
     }
 
 

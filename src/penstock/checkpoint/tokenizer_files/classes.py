@@ -38,6 +38,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = {
     "XLMRobertaTokenizer": _ROBERTA,
     "CamembertTokenizer": _ROBERTA,
     "T5Tokenizer": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    "DebertaV2Tokenizer": {"bos_token": "[CLS]", "eos_token": "[SEP]", **_BERT},
     **dict.fromkeys(BERT_CLASSES, _BERT),
 }  # fmt: skip
 
@@ -45,6 +46,7 @@ _CLASS_MODELS: Final[Mapping[str, tuple[str, ...]]] = {
     "BertTokenizer": ("bert", "distilbert", "nomic_bert"),
     "CamembertTokenizer": ("camembert",),
     "CohereTokenizer": ("cohere", "cohere2"),
+    "DebertaV2Tokenizer": ("deberta-v2",),
     "GPT2Tokenizer": ("gpt2", "phi", "starcoder2"),
     "GPTNeoXTokenizer": ("gpt_neox", "falcon_mamba", "mamba", "mamba2", "olmo", "olmoe"),
     "GemmaTokenizer": ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"),

@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["SENTENCEPIECE_FILES", "TEKKEN", "TIKTOKEN_FILE", "TOKENIZER_INPUTS", "VOCABULARY_FILES"]
 
-SENTENCEPIECE_FILES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+SENTENCEPIECE_FILES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 TEKKEN: Final = "tekken.json"
 TIKTOKEN_FILE: Final = "tiktoken.model"
 VOCABULARY_FILES: Final = ("vocab.txt", "vocab.json", TEKKEN, *SENTENCEPIECE_FILES, TIKTOKEN_FILE)

@@ -55,7 +55,7 @@ def shard(graph: Graph, rank: int, world: int, *, contexts: int = 1) -> tuple[Gr
     check_integer(name, world, 1, MAX_RANKS)
     if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
         raise UnsupportedError(f"{name}: expected a bundle of the whole network, got one of a rank")
-    if any(node.op == "relative_attention" for node in graph.nodes):
+    if any(node.op in ("relative_attention", "disentangled_attention") for node in graph.nodes):
         raise UnsupportedError(
             f"{name}: expected 1 for a network with a prefix or biases by distance, which are not cut", param=name
         )

@@ -19,33 +19,31 @@ from penstock.llm.open_requests import run_prompts
 from penstock.llm.prompts import check_each
 from penstock.offline.text_tasks.text_task import TextTask, texts_of
 from penstock.runtime.program import Program
-from penstock.text.tasks.options import Options, read_cut
+from penstock.text.tasks.fillings import FillingOptions, fillings_of, find_mask
+from penstock.text.tasks.options import read_cut
 from penstock.validation import refusal, strings, wrong_type
 
 __all__ = ["FillMask"]
 
 _LOG = logging.getLogger(__name__)
 _MAX: Final = 2**31 - 1
-_MASKS: Final = ("[MASK]", "<mask>")
-"""The texts of the mask in tokenizers whose files do not name it."""
 _AT_ONCE: Final = 64
 """The texts whose logits are kept at a time."""
 
 
 @dataclass(frozen=True)
-class FillMaskOptions(Options):
+class FillMaskOptions(FillingOptions):
     """``top_k``: tokens for each mask; ``targets``: the only tokens that are considered.
 
     ``tokenizer_kwargs``: "truncation" or "max_length" cuts a text to so many tokens, or to what the model reads.
     """
 
-    top_k: int = 5
     targets: Any = None
     tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the options."""
-        check_integer("top_k", self.top_k, 1, _MAX)
+        super().__post_init__()
         if self.targets is not None and not strings("targets", self.targets, _MAX):
             raise refusal("targets", "at least one text", self.targets)
         if not isinstance(self.tokenizer_kwargs, Mapping):
@@ -93,15 +91,10 @@ class FillMask(TextTask[FillMaskOptions]):
         """Expect an encoder with a masked-language head."""
         if not self.llm.info.bidirectional or not self.llm.engine.has_language_head:
             raise self.refuse_model("an encoder with a masked-language head")
-        self.mask, self.mask_token = self._find_mask()
-
-    def _find_mask(self) -> tuple[int, str]:
-        named = self.tokenizer.special_tokens.get("mask_token")
-        for text in (named,) if named else _MASKS:
-            token = self.tokenizer.token_id(text)
-            if token is not None:
-                return token, text
-        raise UnsupportedError("task: fill_mask: expected a tokenizer with a mask_token, got none", param="task")
+        mask = find_mask(self.tokenizer)
+        if mask is None:
+            raise UnsupportedError("task: fill_mask: expected a tokenizer with a mask_token, got none", param="task")
+        self.mask, self.mask_token = mask
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
         """Return a list of ``{"score", "token", "token_str", "sequence"}`` for each text, the likeliest first.
@@ -140,26 +133,13 @@ class FillMask(TextTask[FillMaskOptions]):
         targets: list[int] | None,
     ) -> list[Any]:
         places = [i for i, token in enumerate(ids) if token == self.mask]
-        pad = self.tokenizer.special_tokens.get("pad_token")
-        pad_id = None if pad is None else self.tokenizer.token_id(pad)
-        results = []
+        best = []
         for place, row in zip(places, rows, strict=True):
             scores = SCORE_FUNCTIONS["softmax"](row.astype(np.float64))
             tokens = np.arange(len(scores)) if targets is None else np.array(targets)
             order = np.argsort(-scores[tokens], kind="stable")[: options.top_k]
-            best = tokens[order].tolist()
-            whole = [[best_id if i == place else token for i, token in enumerate(ids)] for best_id in best]
-            texts = self.tokenizer.decode_each(
-                [[token for token in each if token != pad_id] for each in whole], skip_special_tokens=len(places) == 1
-            )
-            words = self.tokenizer.decode_each([[token] for token in best], skip_special_tokens=False)
-            results.append(
-                [
-                    {"score": float(scores[token]), "token": token, "token_str": word, "sequence": text}
-                    for token, word, text in zip(best, words, texts, strict=True)
-                ]
-            )
-        return results[0] if len(results) == 1 else results
+            best.append((place, [(token, float(scores[token])) for token in tokens[order].tolist()]))
+        return fillings_of(self.tokenizer, ids, best)
 
     def _target_ids(self, targets: Sequence[str]) -> list[int]:
         """Return the token of each target, or else the first token of its text."""

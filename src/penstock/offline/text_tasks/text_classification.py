@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.checkpoint.pooling.files import network_score_function
-from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS
-from penstock.config import ConfigReader, check_flag
+from penstock.config import ConfigReader
 from penstock.offline.text_tasks.text_task import TextTask, texts_of
 from penstock.text.tasks.classes import ClassificationOptions, classes_of
-from penstock.text.tasks.options import Options, read_cut
+from penstock.text.tasks.options import read_cut
+from penstock.text.tasks.zero_shot import ZeroShotOptions, zero_shot_prompts
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["TextClassification", "ZeroShotClassification"]
@@ -73,39 +69,6 @@ def _pair(item: Any) -> tuple[str, str | None]:
     return item[0], item[1]
 
 
-@dataclass(frozen=True)
-class ZeroShotOptions(Options):
-    """``candidate_labels``: a list, or names with commas between them; ``hypothesis_template`` has ``{}`` for a label.
-
-    ``multi_label``: each label has its own probability; otherwise they sum up to 1.
-    """
-
-    candidate_labels: Any = ()
-    hypothesis_template: str = "This example is {}."
-    multi_label: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        check_flag("multi_label", self.multi_label)
-        labels = self.candidate_labels
-        if isinstance(labels, str):
-            labels = [label.strip() for label in labels.split(",") if label.strip()]
-        if not isinstance(labels, (list, tuple)) or not all(isinstance(label, str) for label in labels):
-            raise wrong_type("candidate_labels", "a list of labels, or a string with commas between them", labels)
-        object.__setattr__(self, "candidate_labels", tuple(labels))
-        if not isinstance(self.hypothesis_template, str) or self.hypothesis("a") == self.hypothesis("b"):
-            raise refusal("hypothesis_template", "a string with {} in place of the label", self.hypothesis_template)
-
-    def hypothesis(self, label: str) -> str:
-        """Return the text that says that a label is right."""
-        try:
-            return self.hypothesis_template.format(label)
-        except (LookupError, ValueError, AttributeError):
-            raise refusal(
-                "hypothesis_template", "a string with {} in place of the label", self.hypothesis_template
-            ) from None
-
-
 class ZeroShotClassification(TextTask[ZeroShotOptions]):
     """Classes that the caller names, by a classifier of natural language inference (Yin et al., arXiv 1909.00161)."""
 
@@ -125,26 +88,5 @@ class ZeroShotClassification(TextTask[ZeroShotOptions]):
 
     def run(self, inputs: list[Any], options: ZeroShotOptions) -> list[Any]:
         """Return the labels of each text.  The text is cut to what the model reads; the label never is."""
-        labels = options.candidate_labels
-        if not labels:
-            raise refusal("candidate_labels", "at least one label", labels)
-        hypotheses = [options.hypothesis(label) for label in labels]
-        pairs = [(text, hypothesis) for text in inputs for hypothesis in hypotheses]
-        found = self.rows([self.text_ids(*pair, self.max_len, "only_first") for pair in pairs])
-        logits = np.array(found, np.float64).reshape(len(inputs), len(labels), len(self.head.labels))
-        return [self._labels(*each, options) for each in zip(inputs, logits, strict=True)]
-
-    def _labels(self, text: str, logits: NDArray[np.float64], options: ZeroShotOptions) -> dict[str, Any]:
-        names = [label.lower() for label in self.head.labels]
-        entailed = next((i for i, name in enumerate(names) if name.startswith("entail")), -1)
-        if options.multi_label or len(options.candidate_labels) == 1:
-            both = logits[:, [-1 if entailed == 0 else 0, entailed]]
-            scores = np.array([SCORE_FUNCTIONS["softmax"](row)[1] for row in both])
-        else:
-            scores = SCORE_FUNCTIONS["softmax"](logits[:, entailed])
-        order = scores.argsort()[::-1]
-        return {
-            "sequence": text,
-            "labels": [options.candidate_labels[i] for i in order],
-            "scores": scores[order].tolist(),
-        }
+        asked = zero_shot_prompts(self.tokenizer, self.head.labels, inputs, options, self.max_len)
+        return asked.results(self.rows(asked.prompts))

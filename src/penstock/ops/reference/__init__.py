@@ -7,7 +7,14 @@ written for clarity, not for speed.
 
 from penstock.ops.pages import PREFIX_ELEMENTS, state_elements
 from penstock.ops.reference import elementwise
-from penstock.ops.reference.attention import attention, kv_append, relative_attention, short_conv, sink_attention
+from penstock.ops.reference.attention import (
+    attention,
+    disentangled_attention,
+    kv_append,
+    relative_attention,
+    short_conv,
+    sink_attention,
+)
 from penstock.ops.reference.collectives import (
     all_gather,
     all_gather_rounded,
@@ -38,6 +45,7 @@ __all__ = [
     "broadcast",
     "combine",
     "context_attention",
+    "disentangled_attention",
     "embedding",
     "expert_linear",
     "gated_delta",

@@ -15,8 +15,8 @@ from penstock.ops.pages import page_elements
 from penstock.ops.reference.linear import round_rows
 
 __all__ = [
-    "AttentionAttrs", "RelativeAttentionAttrs", "ShortConvAttrs", "attend", "attention", "find_page", "kv_append",
-    "relative_attention", "round_half", "short_conv", "sink_attention",
+    "AttentionAttrs", "RelativeAttentionAttrs", "ShortConvAttrs", "attend", "attention", "disentangled_attention",
+    "find_page", "kv_append", "relative_attention", "round_half", "short_conv", "sink_attention",
 ]  # fmt: skip
 
 _SCALE_BYTES = 4 * PAGE_TOKENS
@@ -208,6 +208,46 @@ def relative_attention(
     if attrs["keys"] == "span":
         shared["causal"] = False  # ``added`` hides the later keys
     return _attention(q, state, step, (alibi, sinks), shared, added)
+
+
+def disentangled_attention(
+    q: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    c2p: Tensor | None,
+    p2c: Tensor | None,
+    buckets: Tensor,
+    **attrs: Unpack[AttentionAttrs],
+) -> Tensor:
+    """Return attention over all keys of a request, whose scores have parts by distance (arXiv 2006.03654).
+
+    Before the scale, query i and key j add ``c2p[i, h, b] + p2c[j, h, b]`` for head h: of the query's content and the
+    key's position, and of the key's content and the query's position.  Both are [T, heads, columns]; either may be
+    absent.  Column b is ``buckets[r + j - i]``, where ``buckets`` [2 r + 1] are whole numbers, and distances beyond r
+    count as r.  ``causal`` is False and ``softcap`` 0.  Every request is whole in the step.
+    """
+    for start, end in pairwise(request_starts.tolist()):
+        if end > start and int(positions[start]):
+            raise InvalidArgumentError(
+                f"[disentangled_attention] positions: expected 0 for the first token, got {int(positions[start])}",
+                param="positions",
+            )
+
+    def added(rows: slice, num_keys: int) -> Tensor:
+        places, reach = positions[rows].long(), len(buckets) // 2
+        distances = torch.arange(len(places))[None, :] - places[:, None]
+        columns = buckets[distances.clamp(-reach, reach) + reach].long().expand(q.shape[1], -1, -1)  # [heads, t, keys]
+        extra = torch.zeros(q.shape[1], len(places), num_keys, dtype=torch.float64)
+        own = extra[:, :, : len(places)]
+        if c2p is not None:
+            own += c2p[rows].double().transpose(0, 1).gather(2, columns)
+        if p2c is not None:
+            own += p2c[rows].double().transpose(0, 1).gather(2, columns.transpose(1, 2)).transpose(1, 2)
+        return extra * attrs["scale"]
+
+    return _attention(q, state, (positions, request_starts, page_tables), (None, None), attrs, added)
 
 
 def _attention(

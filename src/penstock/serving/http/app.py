@@ -117,9 +117,8 @@ def ranking_operations() -> list[Operation]:
             responses.PoolingResponse, bodies.PoolingRequest, refusals=_WORK,
         ),
         Operation(
-            "POST", "/predict", "predict", "Classify texts, find entities, or answer questions about texts.",
-            predict.predict, list[responses.PredictResult | list[responses.PredictResult]] | responses.PredictResult,
-            bodies.PredictRequest, refusals=_WORK,
+            "POST", "/predict", "predict", "Classify texts, find entities, answer questions, or fill masks of texts.",
+            predict.predict, responses.PredictResponse, bodies.PredictRequest, refusals=_WORK,
         ),
     ]  # fmt: skip
 

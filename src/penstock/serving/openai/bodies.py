@@ -364,6 +364,7 @@ _Several = Annotated[
     Meta(min_length=1, max_length=MAX_PROMPTS),
 ]
 _Tokens = Annotated[int, Meta(ge=1, le=1024)]
+_Label = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class PredictParameters(Body, kw_only=True):
@@ -371,7 +372,7 @@ class PredictParameters(Body, kw_only=True):
 
     top_k: Annotated[
         Annotated[int, Meta(ge=1, le=1000)] | None,
-        Meta(description="The number of classes, or of answers. Default: all classes, one answer."),
+        Meta(description="The number of classes, answers or fillings. Default: all classes, one answer, 5 fillings."),
     ] = None
     function_to_apply: Annotated[
         Literal["softmax", "sigmoid", "none"] | None,
@@ -400,6 +401,17 @@ class PredictParameters(Body, kw_only=True):
     handle_impossible_answer: Annotated[bool | None, Meta(description='"" may be the answer. Default: false.')] = None
     align_to_words: Annotated[bool | None, Meta(description="Answers begin and end with a word. Default: true.")] = None
     max_question_len: Annotated[_Count | None, WITHOUT_EFFECT] = None
+    candidate_labels: Annotated[
+        Annotated[list[_Label], Meta(min_length=1, max_length=256)] | _Label | None,
+        Meta(description="Zero-shot: the classes, a list or one string with commas. The model infers which are right."),
+    ] = None
+    hypothesis_template: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=4096)] | None,
+        Meta(description='Zero-shot: the text that a label is right. Default: "This example is {}."'),
+    ] = None
+    multi_label: Annotated[
+        bool | None, Meta(description="Zero-shot: each label has its own probability. Default: false.")
+    ] = None
 
 
 class PredictRequest(_PredictFields, kw_only=True):

@@ -1,11 +1,12 @@
-"""``POST /predict``: classes of texts, entities, and answers to questions.
+"""``POST /predict``: classes of texts, entities, answers to questions, fillings of masks, and rows of tokens.
 
 The formats are those of text-embeddings-inference and of transformers' pipelines, which Hugging Face's clients know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -15,10 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api_errors import FieldError, refuse_if
-from penstock.checkpoint.pooling.head import ANSWER_TASK, PoolingHead
+from penstock.checkpoint.pooling.head import ALL_ROWS, ANSWER_TASK, PoolingHead
+from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import InvalidArgumentError
 from penstock.llm.backend import Backend, tokenizer_of
 from penstock.llm.classify import classifier_head
+from penstock.models.families import family_modules
+from penstock.sampling_fields import MAX_LOGPROBS
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.openai.bodies import PredictInput, PredictParameters, PredictRequest
 from penstock.serving.openai.embeddings import pooling_head_of
@@ -27,7 +31,9 @@ from penstock.serving.translation import options_of, pair_ids, prompts_of, vecto
 from penstock.text.tasks.answers import AnswerOptions, answer_prompts
 from penstock.text.tasks.classes import ClassificationOptions, classes_of
 from penstock.text.tasks.entities import TokenOptions, entity_prompts
+from penstock.text.tasks.fillings import FillingOptions, fillings_of, find_mask
 from penstock.text.tasks.options import Options, TaskPrompts, changed_options
+from penstock.text.tasks.zero_shot import ZeroShotOptions, zero_shot_prompts
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.tokenizer_threads import call_tokenizer
 from penstock.validation import MAX_TOKEN
@@ -37,6 +43,8 @@ __all__ = ["Parameters", "answers_to", "entities_of", "logits_of", "predict"]
 OptionsT = TypeVar("OptionsT", bound=Options)
 _MAX_TOKENS: Final = 1 << 17
 """The most tokens of the windows of a request, unless one context is longer."""
+_MAX_ROWS: Final = 1 << 13
+"""The most tokens of a request whose reply has a row for each, unless the context is longer."""
 
 
 class Parameters:
@@ -67,17 +75,16 @@ class Parameters:
 
 
 async def predict(call: Call) -> Reply:
-    """Return what the model is for: classes of texts, entities of texts, or answers to questions."""
+    """Return what the model is for: classes of texts, entities, answers to questions, fillings, or rows of tokens."""
     body: PredictRequest = call.body
     backend = call.model(body.model)
     head, parameters = pooling_head_of(backend), Parameters(body.parameters, "parameters.")
     inputs: list[Any] = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    if head.task:
-        refuse_if(bool(body.raw_scores), "raw_scores: expected false with this model; use /pooling", "raw_scores")
-        if head.task == ANSWER_TASK:
-            results = await answers_to(call, backend, [_question(*one) for one in enumerate(inputs)], body, parameters)
-        else:
-            results = await entities_of(call, backend, [_text(*one) for one in enumerate(inputs)], body, parameters)
+    run = _task_of(head, backend, body)
+    if run is not None:
+        refuse_if(bool(body.raw_scores), "raw_scores: expected false with this task; use /pooling", "raw_scores")
+        read: Callable[[int, Any], Any] = _question if head.task == ANSWER_TASK else _text
+        results = await run(call, backend, [read(*one) for one in enumerate(inputs)], body, parameters)
         return json_reply(results if isinstance(body.inputs, list) else results[0])
     classifier_head(head)
     options = parameters.options(ClassificationOptions(top_k=None), "text_classification")
@@ -98,6 +105,80 @@ async def predict(call: Call) -> Reply:
     logits = await logits_of(call, backend, prompts, body)
     results = [classes_of(each, head.labels, function, options) for each in logits]
     return json_reply(results if is_batch else results[0])
+
+
+_Run = Callable[[Call, Backend, list[Any], PredictRequest, "Parameters"], Awaitable[list[Any]]]
+
+
+def _task_of(head: PoolingHead, backend: Backend, body: PredictRequest) -> _Run | None:
+    """Return the task of a request; None for the classes of a classifier of texts, or a model that has none."""
+    if head.task:
+        return answers_to if head.task == ANSWER_TASK else entities_of
+    if len(head.labels) > 1 and body.parameters is not None and body.parameters.candidate_labels is not None:
+        return _zero_shot
+    return _filled if not head.labels and ".encoders." in family_modules().get(backend.card.network, "") else None
+
+
+async def _zero_shot(
+    call: Call, backend: Backend, texts: Sequence[str], body: ServingFields, parameters: Parameters
+) -> list[Any]:
+    """Return the candidates of each text with their scores, in the format of Hugging Face's inference service."""
+    options = parameters.options(ZeroShotOptions(), "zero_shot_classification")
+    max_len, max_tokens = _limits(backend, body)
+    labels = pooling_head_of(backend).labels
+    make = partial(
+        zero_shot_prompts, labels=labels, inputs=texts, options=options, max_len=max_len, max_tokens=max_tokens
+    )
+    found = await _results(call, backend, body, parameters, make)
+    return [
+        [{"label": label, "score": score} for label, score in zip(one["labels"], one["scores"], strict=True)]
+        for one in found
+    ]
+
+
+async def _filled(
+    call: Call, backend: Backend, texts: list[str], body: ServingFields, parameters: Parameters
+) -> list[Any]:
+    """Return the fillings of texts with masks, or the rows of the tokens of texts without one."""
+    refuse_if(
+        body.truncate_prompt_tokens is not None,
+        "truncate: expected false for fillings and rows of tokens",
+        "truncate_prompt_tokens",
+    )
+    prompts = [ids for ids, _ in await prompts_of(backend, texts, "inputs", body)]
+    call.facts["prompt_tokens"] = sum(map(len, prompts))
+    tokenizer = tokenizer_of(backend)
+    mask = find_mask(tokenizer)
+    if mask is None or not any(mask[0] in ids for ids in prompts):
+        parameters.options(Options(), "feature_extraction")
+        return await _token_rows(call, backend, prompts, body)
+    top_k = parameters.options(FillingOptions(), "fill_mask").top_k
+    limit = min(MAX_LOGPROBS, backend.card.vocab_size)
+    refuse_if(top_k > limit, f"parameters.top_k: expected at most {limit} fillings, got {top_k}", "parameters.top_k")
+    results = []
+    for index, ids in enumerate(prompts):
+        places = [i for i, token in enumerate(ids) if token == mask[0]]
+        if not places or places[-1] == len(ids) - 1:
+            path = f"inputs[{index}]"
+            raise FieldError(path, f"{path}: expected a text with {mask[1]}, which is not its last token")
+        scores = (await backend.score(ids, top_k, options_of(call, body), request_id=call.request_id)).logprobs
+        best = [(place, _likeliest(scores[place + 1])) for place in places]  # row i is listed with token i + 1
+        results.append(await call_tokenizer(tokenizer, MAX_TOKEN, fillings_of, tokenizer, ids, best))
+    return results
+
+
+def _likeliest(row: TokenLogprobs | None) -> list[tuple[int, float]]:
+    return [] if row is None else [(token, math.exp(logprob)) for token, logprob in row.top]
+
+
+async def _token_rows(call: Call, backend: Backend, prompts: Sequence[Sequence[int]], body: ServingFields) -> list[Any]:
+    """Return the hidden rows of each prompt, [1, len, hidden_size], as the pipeline feature_extraction does."""
+    num_tokens, limit = sum(map(len, prompts)), max(_MAX_ROWS, backend.card.max_len)
+    refuse_if(
+        num_tokens > limit, f"inputs: expected at most {limit} tokens, got {num_tokens}; send fewer texts", "inputs"
+    )
+    found = await backend.embed(prompts, ALL_ROWS, False, options_of(call, body), request_id=call.request_id)
+    return [[one.vector.tolist()] for one in found]
 
 
 async def _prompt(backend: Backend, texts: tuple[str, str | None], body: PredictRequest, field: str) -> list[list[int]]:
@@ -170,12 +251,12 @@ async def _results(
 
 
 def _text(index: int, value: Any) -> str:
-    """Return an input of a classifier of tokens."""
+    """Return an input that is one text."""
     (value,) = value if isinstance(value, list) and len(value) == 1 else (value,)
     if isinstance(value, PredictInput) and value.text is not None and value.text_pair is None:
         value = value.text
     if not isinstance(value, str):
-        raise FieldError(f"inputs[{index}]", f"inputs[{index}]: expected a text, because this model classifies tokens")
+        raise FieldError(f"inputs[{index}]", f"inputs[{index}]: expected one text for this task")
     return value
 
 

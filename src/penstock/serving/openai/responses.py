@@ -18,6 +18,7 @@ __all__ = [
     "DetokenizeResponse",
     "EmbeddingResponse",
     "PoolingResponse",
+    "PredictResponse",
     "PredictResult",
     "RerankResponse",
     "ScoreResponse",
@@ -306,7 +307,7 @@ class PoolingResponse(Body):
 
 
 class PredictResult(Body, kw_only=True):
-    """A class of a text with its score; or an entity or an answer, with its score and its place in the text."""
+    """A class of a text or a filling of its mask, with its score; or an entity or an answer, with its place, too."""
 
     score: float
     label: str | UnsetType = UNSET
@@ -315,8 +316,16 @@ class PredictResult(Body, kw_only=True):
     index: Count | UnsetType = UNSET
     word: str | UnsetType = UNSET
     answer: str | UnsetType = UNSET
+    token: Count | UnsetType = UNSET
+    token_str: str | UnsetType = UNSET
+    sequence: str | UnsetType = UNSET
     start: Count | UnsetType = UNSET
     end: Count | UnsetType = UNSET
+
+
+_Rows = list[PredictResult | float | list[float]]
+PredictResponse = list[PredictResult | list[PredictResult | _Rows]] | PredictResult
+"""Results, or a list for each input; rows of tokens are lists of numbers."""
 
 
 class TokenizeResponse(Body):

@@ -1,0 +1,107 @@
+"""Checks tasks and ``generate`` on real, published models against transformers, and prints a table.
+
+    python -m benchmarks.real.tasks FOLDER [--threads 2]
+
+FOLDER keeps the models (``models.py``).  The rows of all-MiniLM-L6-v2 are compared with the pipeline
+feature-extraction.  Qwen2.5-0.5B-Instruct is read from its GGUF file by both, in float32: ids of greedy answers, with
+rules for repetitions, words and ends, and of beam search; and the scores of each step.  It takes some minutes and 5 GB
+of memory.  The exit status is 1 if ids differ, or rows or scores are further away than they may be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.real.models import MODELS, assemble
+from benchmarks.real.texts import PROMPTS, SENTENCES
+
+NEW_TOKENS = 12
+MOST_DIFFERENCE = 1e-5
+MOST_SCORE_DIFFERENCE = 2e-3
+"""Of a score of a token, whose size is some tens."""
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+    "bad_words_ids": {"bad_words_ids": [[11], [13], [374, 264]]},
+    "forced_eos_token_id": {"forced_eos_token_id": 151645},
+    "num_beams": {"num_beams": 3},
+    "num_beams, all returned": {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.5},
+    "num_beams, no_repeat_ngram_size": {"num_beams": 2, "no_repeat_ngram_size": 2, "early_stopping": True},
+}
+
+
+def check_features(folder: Path, threads: int) -> bool:
+    """Compare the rows of a sentence encoder with those of transformers' pipeline."""
+    import transformers
+
+    import penstock
+
+    theirs = transformers.pipeline("feature-extraction", model=str(folder))
+    furthest = 0.0
+    with penstock.pipeline("feature-extraction", folder, threads=threads) as own:
+        for text in SENTENCES:
+            expected = np.array(theirs(text, truncation=True), np.float32)
+            found = np.array(own(text, truncation=True), np.float32)
+            furthest = max(furthest, float(np.abs(found - expected).max()))
+    print(f"feature-extraction: {len(SENTENCES)} texts, at most {furthest:.1e} from transformers\n", flush=True)
+    return furthest < MOST_DIFFERENCE
+
+
+def check_generate(file: Path, threads: int) -> bool:
+    """Compare the calls of CASES on the first prompts with those of transformers, which reads the same file."""
+    import torch
+    import transformers
+
+    import penstock
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    theirs.generation_config = transformers.GenerationConfig(pad_token_id=151643)
+    is_right = True
+    print("| call | equal answers | largest difference of a score |\n|---|---|---|")
+    options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+    with penstock.AutoModel.from_pretrained(file, scheme="f32", kv_cache="f32", max_requests=8, threads=threads) as own:
+        tokenizer = penstock.AutoTokenizer.from_pretrained(file)
+        prompts = [tokenizer(text)["input_ids"] for text in list(PROMPTS.values())[:2]]
+        for name, case in CASES.items():
+            equal, furthest = 0, 0.0
+            for ids in prompts:
+                with torch.no_grad():
+                    answer = theirs.generate(
+                        torch.tensor([ids]), return_dict_in_generate=True, output_scores=True, **options, **case
+                    )
+                if "num_beams" in case:
+                    equal += own.generate([ids], **options, **case) == answer.sequences.tolist()
+                    continue
+                found = own.generate([ids], output_scores=True, return_dict_in_generate=True, **options, **case)
+                equal += found.sequences == answer.sequences.tolist()
+                rows = torch.cat(answer.scores).numpy()
+                finite = np.isfinite(rows)
+                if found.scores[0].shape == rows.shape:
+                    furthest = max(furthest, float(np.abs(found.scores[0][finite] - rows[finite]).max()))
+            is_right &= equal == len(prompts) and furthest < MOST_SCORE_DIFFERENCE
+            print(f"| {name} | {equal} of {len(prompts)} | {furthest:.1e} |", flush=True)
+    return is_right
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    files = {model.name: assemble(model, args.folder) for model in MODELS[:2]}
+    results = [
+        check_features(files["all-MiniLM-L6-v2"], args.threads),
+        check_generate(files["Qwen2.5-0.5B-Instruct"], args.threads),
+    ]
+    print("all as expected" if all(results) else "not as expected")
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
