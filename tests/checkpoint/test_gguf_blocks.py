@@ -21,7 +21,7 @@ from penstock.graph.metadata import decode_metadata
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.scheme import find_scheme
 from tests.support.errors import raises
-from tests.support.gguf_blocks import DEMO_FOLDER, SCALES_AT, TYPES, random_blocks, values_of, write_demo
+from tests.support.gguf_blocks import DEMO_FOLDER, FLOAT_SCALES, SCALES_AT, TYPES, random_blocks, values_of, write_demo
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 IDS = [5, 9, 200, 31, 7, 1000, 44]
@@ -39,7 +39,7 @@ def mixed_type(name: str) -> str:
 @pytest.mark.parametrize("scheme", BLOCK_SCHEMES)
 def test_packed_blocks_have_their_exact_values(scheme: str) -> None:
     layout = find_scheme(scheme).layout
-    for rows, cols in ((33, 512), (16, 96 if BLOCKS[layout].block_len == 32 else 256)):
+    for rows, cols in ((33, 512), (16, 3 * BLOCKS[layout].block_len)):
         blocks = random_blocks(scheme, rows, cols)
         expected = values_of(scheme, blocks)
         for level in LEVELS:
@@ -56,6 +56,8 @@ def test_a_scale_that_is_not_finite_is_refused() -> None:
         blocks, layout = random_blocks(scheme, 2, 256), find_scheme(scheme).layout
         if scheme == "mxfp4":
             blocks[1, 17] = 253
+        elif scheme in FLOAT_SCALES:
+            blocks[1, :4] = 0x00, 0x00, 0x80, 0x7F
         else:
             blocks[1, SCALES_AT[scheme][-1] :][:2] = 0x00, 0x7C
         with native.Context(1) as context, pytest.raises(InvalidArgumentError, match="row 1 has a scale"):
