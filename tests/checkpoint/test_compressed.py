@@ -44,14 +44,25 @@ FORMS: dict[str, tuple[dict[str, Any], bool, str]] = {
     "float-channel": ({"num_bits": 8, "type": "float", "strategy": "channel"}, True, "q8_0"),
     "float-block": ({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}, True, "q8_0"),
     "nvfp4-group": (
-        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
-         "scale_dtype": torch.float8_e4m3fn, "zp_dtype": torch.float8_e4m3fn},
+        {
+            "num_bits": 4,
+            "type": "float",
+            "strategy": "tensor_group",
+            "group_size": 16,
+            "scale_dtype": torch.float8_e4m3fn,
+        }
+        | {"zp_dtype": torch.float8_e4m3fn},
         False,
         "nvfp4",
     ),
-}  # fmt: skip
+}
 """The arguments of the weights, whether activations are quantized too, and the scheme that carries them here."""
-FORMATS = {"pack": "pack-quantized", "int": "int-quantized", "float": "float-quantized", "nvfp4": "nvfp4-pack-quantized"}
+FORMATS = {
+    "pack": "pack-quantized",
+    "int": "int-quantized",
+    "float": "float-quantized",
+    "nvfp4": "nvfp4-pack-quantized",
+}
 
 
 def ranges(weight: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:

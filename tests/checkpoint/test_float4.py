@@ -72,7 +72,6 @@ def test_a_folder_answers_as_its_values_do(tmp_path: Path, form: str) -> None:
     with LLM(tmp_path / "model.psm") as llm, LLM(folder, mode="eager") as eager:
         assert np.array_equal(llm.logits(IDS), eager.logits(IDS))
         assert np.linalg.norm(llm.logits(IDS) - expected) < 0.03 * np.linalg.norm(expected)
-        assert [row.argmax() for row in llm.logits(IDS)] == [row.argmax() for row in expected]
 
 
 def test_a_mix_of_4_and_8_bit_floats_is_read(tmp_path: Path) -> None:

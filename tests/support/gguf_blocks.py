@@ -18,7 +18,7 @@ from penstock.quant.scheme import find_scheme
 __all__ = ["DEMO_FOLDER", "FLOAT_SCALES", "SCALES_AT", "TYPES", "random_blocks", "values_of", "write_demo"]
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo/model"
-TYPES = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items()}
+TYPES = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items() if kind.is_supported}
 SCALES_AT = {
     "q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "uint4": (0,), "q4_1": (0, 2),
     "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,), "iq4_xs": (0,), "q2_k": (80, 82), "q3_k": (108,),
@@ -177,6 +177,20 @@ def _quantize_q3_k(values: np.ndarray) -> np.ndarray:
     return np.concatenate([third, _packed_pairs(q), *packed, d_bytes], axis=1)
 
 
+def _quantize_q2_0(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(-1, 64)
+    d, d_bytes = _half(np.abs(groups).max(axis=1))
+    codes = (np.clip(_ratio(groups, d[:, None] + 0 * groups), -1, 2) + 1).astype(np.uint8).reshape(-1, 16, 4)
+    return np.concatenate([d_bytes, np.bitwise_or.reduce(codes << np.array([0, 2, 4, 6], np.uint8), axis=2)], axis=1)
+
+
+def _quantize_q1_0(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(-1, 128)
+    return np.concatenate(
+        [_half(np.abs(groups).mean(axis=1))[1], np.packbits(groups >= 0, axis=1, bitorder="little")], axis=1
+    )
+
+
 _QUANTIZERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "q4_k": lambda values: _quantize_with_minimums(values, 4),
     "q5_k": lambda values: _quantize_with_minimums(values, 5),
@@ -185,6 +199,8 @@ _QUANTIZERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "iq4_xs": _quantize_iq4_xs,
     "q2_k": _quantize_q2_k,
     "q3_k": _quantize_q3_k,
+    "q2_0": _quantize_q2_0,
+    "q1_0": _quantize_q1_0,
 }
 
 
