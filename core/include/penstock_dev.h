@@ -61,9 +61,19 @@ typedef enum ps_layout {
                          31; u8 [8][4][16][4] as of t16_i4g32}: d * s * value of t16_iq4_nl */
   PS_T16_Q2_K = 35, /* [rows/16][cols/256]{f16 d[16], dmin[16]; u8 [4][16][4], of 16 columns each: s in the low half, m
                        in the high; [8]{u8 [2][16][4]: bits 2j of byte i are q of column 32g+16h+4j+i}}: d*s*q - dmin*m */
-  PS_T16_Q3_K = 36 /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; i8 s[4][16][4], of 16 columns each, from -32 to 31;
+  PS_T16_Q3_K = 36, /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; i8 s[4][16][4], of 16 columns each, from -32 to 31;
                       [8]{u8 [2][16][4] as of t16_q2_k; u8 [16][4]: bit j of byte i is bit 2 of column 32g+4j+i, bit 4+j
                       of 32g+16+4j+i}}: d * s * (q - 4) */
+  PS_T16_NVFP4 = 37, /* [rows/16][cols/256]{f32 d[16]; e4m3 s[4][16][4], of 16 columns each; u8 [8][4][16][4] as of
+                        t16_i4g32}: (d * s) * v / 2, v as of t16_mxfp4 */
+  PS_T16_TQ2_0 = 38, /* [rows/16][cols/256]{f32 d[16]; [8]{u8 [2][16][4] as of t16_q2_k}}: d * (q - 1) */
+  PS_T16_TQ1_0 = 39, /* [rows/16][cols/256]{f32 d[16]; u8 [16][4]: bits 2i of byte p are q of column 64p+60+i;
+                        [4]{i8 [3][16][4]: five of three values a byte, docs/explanation/bundle-format.md}}:
+                        d * (q - 1) */
+  PS_T16_Q2_0 = 40,  /* [rows/16][cols/128]{f16 d[2][16], of 64 columns each; [4]{u8 [2][16][4] as of t16_q2_k}}:
+                        d * (q - 1) */
+  PS_T16_Q1_0 = 41   /* [rows/16][cols/256]{f16 d[2][16], of 128 columns each; [8]{u8 [16][4]: bit j of byte i is that
+                        of column 32g+4j+i}}: d if the bit is set, else -d */
   /* clang-format on */
 } ps_layout;
 

@@ -33,7 +33,7 @@ MAX_VALUES: Final = 1 << 20
 MAX_INT: Final = 2**31 - 1
 MAX_ROTARY_DIM: Final = 1024
 MIN_TOKEN_CHARS: Final = 32
-QUANTIZED_FORMATS: Final = ("gptq", "awq", "compressed-tensors", "fp8")
+QUANTIZED_FORMATS: Final = ("gptq", "awq", "compressed-tensors", "fp8", "modelopt", "bitnet")
 """The values of quant_method of other tools whose weights ``penstock.checkpoint.quantized`` reads."""
 OWN_NAMES: Final = "penstock_names"
 """The key of config.json that is true in a folder of floats whose tensors have the network's own names and forms."""

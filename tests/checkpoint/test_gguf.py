@@ -273,8 +273,8 @@ def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "found", "instead"),
     [(16, "IQ2_XXS", "Q2_K"), (17, "IQ2_XS", "Q2_K"), (22, "IQ2_S", "Q2_K"), (18, "IQ3_XXS", "Q3_K_M"),
-     (21, "IQ3_S", "Q3_K_M"), (19, "IQ1_S", "Q2_K"), (29, "IQ1_M", "Q2_K"), (34, "TQ1_0", "Q4_K_M"),
-     (35, "TQ2_0", "Q4_K_M"), (31, "Q4_0_4_4", "Q4_0"), (99, "type 99", "")],
+     (21, "IQ3_S", "Q3_K_M"), (19, "IQ1_S", "Q2_K"), (29, "IQ1_M", "Q2_K"), (40, "NVFP4", "Q4_K_M"),
+     (31, "Q4_0_4_4", "Q4_0"), (99, "type 99", "")],
 )  # fmt: skip
 def test_an_unknown_element_type_is_refused_by_name(tmp_path: Path, number: int, found: str, instead: str) -> None:
     """Such a tensor is never turned into float32: the error says which type of file to use."""

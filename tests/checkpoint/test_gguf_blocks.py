@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ from penstock.graph.metadata import decode_metadata
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.scheme import find_scheme
 from tests.support.errors import raises
-from tests.support.gguf_blocks import DEMO_FOLDER, SCALES_AT, TYPES, random_blocks, values_of, write_demo
+from tests.support.gguf_blocks import DEMO_FOLDER, FLOAT_SCALES, SCALES_AT, TYPES, random_blocks, values_of, write_demo
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 IDS = [5, 9, 200, 31, 7, 1000, 44]
@@ -39,7 +40,7 @@ def mixed_type(name: str) -> str:
 @pytest.mark.parametrize("scheme", BLOCK_SCHEMES)
 def test_packed_blocks_have_their_exact_values(scheme: str) -> None:
     layout = find_scheme(scheme).layout
-    for rows, cols in ((33, 512), (16, 96 if BLOCKS[layout].block_len == 32 else 256)):
+    for rows, cols in ((33, 512), (16, 3 * BLOCKS[layout].block_len)):
         blocks = random_blocks(scheme, rows, cols)
         expected = values_of(scheme, blocks)
         for level in LEVELS:
@@ -56,6 +57,8 @@ def test_a_scale_that_is_not_finite_is_refused() -> None:
         blocks, layout = random_blocks(scheme, 2, 256), find_scheme(scheme).layout
         if scheme == "mxfp4":
             blocks[1, 17] = 253
+        elif scheme in FLOAT_SCALES:
+            blocks[1, :4] = 0x00, 0x00, 0x80, 0x7F
         else:
             blocks[1, SCALES_AT[scheme][-1] :][:2] = 0x00, 0x7C
         with native.Context(1) as context, pytest.raises(InvalidArgumentError, match="row 1 has a scale"):
@@ -90,6 +93,50 @@ def test_mxfp4_has_every_value_of_its_exponents() -> None:
                 wrong[0, 2, 0] = exponent
                 with pytest.raises(InvalidArgumentError, match="row 0 has a scale"):
                     native.pack_blocks(context, layout, 1, 128, 0, 1, wrong.reshape(1, -1), packed)
+
+
+@pytest.mark.parametrize("scheme", ["tq1_0", "tq2_0"])
+def test_ternary_values_are_those_of_the_gguf_package(scheme: str) -> None:
+    kind = gguf.GGMLQuantizationType(TYPES[scheme])
+    written = gguf.quantize(np.random.default_rng(2).normal(0, 0.1, (20, 512)).astype(np.float32), kind)
+    stored, layout = ELEMENT_TYPES[TYPES[scheme]], find_scheme(scheme).layout
+    assert stored.repacked is not None
+    blocks = stored.repacked(written.reshape(-1, stored.block_bytes)).reshape(20, -1)
+    packed = np.zeros(native.layout_bytes(layout, 20, 512), np.uint8)
+    with native.Context(1) as context:
+        native.pack_blocks(context, layout, 20, 512, 0, 20, blocks, packed)
+        values = native.unpack(context, layout, 20, 512, 0, 20, packed)
+    assert np.array_equal(values, gguf.dequantize(written, kind))
+    # in memory at most a tenth more than in the file, for whole tiles of 16 rows
+    assert native.layout_bytes(layout, 32, 512) <= 1.1 * 32 / 20 * written.size
+
+
+def test_values_of_few_bits_are_those_of_ggml() -> None:
+    """Q1_0 and Q2_0 have no dequantizer in the gguf package: value by value as ggml-common.h describes them."""
+    one, two = random_blocks("q1_0", 1, 128)[0], random_blocks("q2_0", 1, 64)[0]
+    d, e = (float(np.ascontiguousarray(block[:2]).view("<f2")[0]) for block in (one, two))
+    signs = [d if int(one[2 + k // 8]) >> k % 8 & 1 else -d for k in range(128)]
+    codes = [(int(two[2 + k // 4] >> 2 * (k % 4) & 3) - 1) * e for k in range(64)]
+    assert np.array_equal(values_of("q1_0", one[None])[0], np.array(signs, np.float32))
+    assert np.array_equal(values_of("q2_0", two[None])[0], np.array(codes, np.float32))
+
+
+@pytest.mark.parametrize("scheme", ["nvfp4", "tq2_0", "tq1_0", "q2_0", "q1_0"])
+def test_any_bytes_are_packed_or_refused(scheme: str) -> None:
+    rng, layout = np.random.default_rng(3), find_scheme(scheme).layout
+    row_bytes = 512 // BLOCKS[layout].block_len * BLOCKS[layout].block_bytes
+    packed, num_refused = np.zeros(native.layout_bytes(layout, 1, 512), np.uint8), 0
+    with native.Context(1) as context:
+        for _ in range(300):
+            blocks = rng.integers(0, 256, (1, row_bytes), dtype=np.uint8)
+            try:
+                native.pack_blocks(context, layout, 1, 512, 0, 1, blocks, packed)
+            except InvalidArgumentError:
+                num_refused += 1
+            else:
+                values = native.unpack(context, layout, 1, 512, 0, 1, packed)
+                assert scheme in FLOAT_SCALES or np.isfinite(values).all()  # twice a float32 may be infinite
+    assert 0 < num_refused < 300 or scheme == "nvfp4"
 
 
 @pytest.fixture(scope="module")

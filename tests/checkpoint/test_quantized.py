@@ -127,7 +127,7 @@ def test_every_float_of_8_bits_has_its_value(tmp_path: Path) -> None:
         (AWQ | {"version": "gemv"}, awq_layer, {}, "version", "expected 'gemm', got 'gemv'"),
         (AWQ | {"zero_point": False}, awq_layer, {}, "zero_point", "expected true, got false"),
         (AWQ, awq_layer, {"scales": torch.zeros(2, 3)}, "shape", "'a.scales': shape"),
-        (PACKED | {"format": "nvfp4-pack-quantized"}, packed_layer, {}, "format", "'nvfp4-pack-quantized'"),
+        (PACKED | {"format": "mxfp4-pack-quantized"}, packed_layer, {}, "format", "'mxfp4-pack-quantized'"),
         (PACKED | {"quantization_status": "frozen"}, packed_layer, {}, "quantization_status", "got 'frozen'"),
         (PACKED | {"transform_config": {"R1": {}}}, packed_layer, {}, "transform_config", "expected null"),
         (PACKED | {"sparsity_config": {"format": "sparse-24"}}, packed_layer, {}, "format", "expected one of dense"),

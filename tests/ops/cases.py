@@ -74,9 +74,10 @@ def _linear_of_blocks() -> Iterator[Case]:
             yield Case(
                 f"{scheme}-{rows}x{n}x{k}", (randn(rows, k), block_weight(scheme, n, k), randn(n, seed=2)), attrs
             )
-    for scheme in ("q8_0", "mxfp4", "uint4", "q4_1", "q5_0", "q5_1", "iq4_nl"):
+    odd = dict.fromkeys(("q8_0", "mxfp4", "uint4", "q4_1", "q5_0", "q5_1", "iq4_nl", "nvfp4"), 96)
+    for scheme, k in (odd | {"q2_0": 192, "q1_0": 384}).items():
         attrs = {"out_features": 7, "scheme": scheme}
-        yield Case(f"{scheme}-odd-groups", (cut(2, 96), block_weight(scheme, 7, 96), None), attrs)
+        yield Case(f"{scheme}-odd-groups", (cut(2, k), block_weight(scheme, 7, k), None), attrs)
 
 
 def _all_gather() -> Iterator[Case]:

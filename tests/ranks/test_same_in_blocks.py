@@ -15,7 +15,7 @@ from penstock.graph.export import export_bundle
 from penstock.ops.table import BLOCK_SCHEMES
 from tests.support.gguf_blocks import write_demo
 from tests.support.marks import in_turn, mostly_long
-from tests.support.quantized_folders import awq_layer, write_folders
+from tests.support.quantized_folders import NVFP4, awq_layer, float4_layer, write_folders
 from tests.support.rank_threads import RankThreads, logits_of, steps, whole_logits
 
 LAYOUTS = [RankLayout(2), RankLayout(pp=2), RankLayout(3), RankLayout(2, 2)]
@@ -25,9 +25,11 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, 
 
 def write_bundle(folder: Path, scheme: str) -> Path:
     """Write a whole bundle with a scheme that float weights cannot have."""
+    rng = np.random.default_rng(5)
     if scheme == "uint4":
-        rng = np.random.default_rng(5)
         source, _ = write_folders(folder / "awq", AWQ, lambda rows, cols: awq_layer(rng, rows, cols))
+    elif scheme == "nvfp4":
+        source, _ = write_folders(folder / "modelopt", NVFP4, lambda rows, cols: float4_layer(rng, rows, cols))
     else:
         source = folder / f"{scheme}.gguf"
         write_demo(source, lambda name: "q8_0" if "ffn_down" in name else scheme)  # its 704 columns are no whole blocks
@@ -36,7 +38,7 @@ def write_bundle(folder: Path, scheme: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "layout"), in_turn(mostly_long(BLOCK_SCHEMES, "q4_k", "uint4"), LAYOUTS, times=2), ids=str
+    ("scheme", "layout"), in_turn(mostly_long(BLOCK_SCHEMES, "q4_k", "uint4", "tq1_0"), LAYOUTS, times=2), ids=str
 )
 def test_block_schemes_match(
     scheme: str, layout: RankLayout, tmp_path: Path, parts_of: Callable[[Path, RankLayout], list[Path]]

@@ -118,6 +118,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "apertus": ("apertus", {"num_key_value_heads": 1, "pad_token_id": 0}),
+    "bitnet": ("bitnet", {"num_key_value_heads": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3_tied_head_dim": (
         "qwen3",

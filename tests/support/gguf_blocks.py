@@ -15,14 +15,17 @@ from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
 from penstock.core.layouts import BLOCKS
 from penstock.quant.scheme import find_scheme
 
-__all__ = ["DEMO_FOLDER", "SCALES_AT", "TYPES", "random_blocks", "values_of", "write_demo"]
+__all__ = ["DEMO_FOLDER", "FLOAT_SCALES", "SCALES_AT", "TYPES", "random_blocks", "values_of", "write_demo"]
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo/model"
-TYPES = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items()}
+TYPES = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items() if kind.is_supported}
 SCALES_AT = {
     "q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "uint4": (0,), "q4_1": (0, 2),
     "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,), "iq4_xs": (0,), "q2_k": (80, 82), "q3_k": (108,),
+    "q2_0": (0,), "q1_0": (0,),
 }  # fmt: skip
+FLOAT_SCALES = ("nvfp4", "tq2_0", "tq1_0")
+"""The schemes whose blocks begin with a float32."""
 
 
 def random_blocks(scheme: str, rows: int, cols: int, seed: int = 1) -> np.ndarray:
@@ -31,6 +34,11 @@ def random_blocks(scheme: str, rows: int, cols: int, seed: int = 1) -> np.ndarra
     blocks = rng.integers(0, 256, (rows * cols // layout.block_len, layout.block_bytes), dtype=np.uint8)
     if scheme == "mxfp4":
         blocks[:, 0] = rng.integers(118, 126, len(blocks))
+    if scheme in FLOAT_SCALES:
+        blocks[:, :4] = rng.normal(0, 0.01, (len(blocks), 1)).astype("<f4").view(np.uint8)
+    if scheme == "nvfp4":  # one factor of a row
+        blocks[:, :4] = blocks[:: cols // 32, :4].repeat(cols // 32, axis=0)
+        blocks[:, 4:6] %= 0x7F
     if scheme == "uint4":
         blocks[:, 2] = rng.integers(0, 17, len(blocks))
     for at in SCALES_AT.get(scheme, ()):
@@ -40,12 +48,28 @@ def random_blocks(scheme: str, rows: int, cols: int, seed: int = 1) -> np.ndarra
 
 def values_of(scheme: str, blocks: np.ndarray) -> np.ndarray:
     """Return the values of blocks [rows, bytes of a row] of a scheme, float32 [rows, cols]."""
+    if scheme == "nvfp4":
+        return _nvfp4_values(blocks)
+    if scheme in FLOAT_SCALES:  # as of the file with a scale of one, times the scale
+        own = blocks.reshape(-1, BLOCKS[find_scheme(scheme).layout].block_bytes)
+        stored = np.concatenate([own[:, 4:], np.tile(np.array([0x00, 0x3C], np.uint8), (len(own), 1))], axis=1)
+        integers = dequantize(ELEMENT_TYPES[TYPES[scheme]], stored.reshape(-1)).reshape(len(own), -1)
+        return (integers * np.ascontiguousarray(own[:, :4]).view("<f4")).reshape(len(blocks), -1)
     if scheme != "uint4":
         return dequantize(ELEMENT_TYPES[TYPES[scheme]], blocks.reshape(-1)).reshape(len(blocks), -1)
     parts = blocks.reshape(len(blocks), -1, 19)
     scales = np.ascontiguousarray(parts[..., :2]).view("<f2").astype(np.float32)
     integers = np.concatenate([parts[..., 3:] & 15, parts[..., 3:] >> 4], axis=2).astype(np.int16)
     return (scales * (integers - parts[..., 2:3].astype(np.int16))).reshape(len(blocks), -1)
+
+
+def _nvfp4_values(blocks: np.ndarray) -> np.ndarray:
+    parts = torch.from_numpy(blocks.reshape(-1, 22).copy())
+    factor = parts[:, :4].contiguous().view(torch.float32)
+    scales = (parts[:, 4:6].contiguous().view(torch.float8_e4m3fn).float() * factor).repeat_interleave(16, dim=1)
+    codes = torch.cat([parts[:, 6:] & 15, parts[:, 6:] >> 4], dim=1).long()
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])[codes] * scales
+    return values.numpy().reshape(len(blocks), -1)
 
 
 def _half(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -153,6 +177,20 @@ def _quantize_q3_k(values: np.ndarray) -> np.ndarray:
     return np.concatenate([third, _packed_pairs(q), *packed, d_bytes], axis=1)
 
 
+def _quantize_q2_0(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(-1, 64)
+    d, d_bytes = _half(np.abs(groups).max(axis=1))
+    codes = (np.clip(_ratio(groups, d[:, None] + 0 * groups), -1, 2) + 1).astype(np.uint8).reshape(-1, 16, 4)
+    return np.concatenate([d_bytes, np.bitwise_or.reduce(codes << np.array([0, 2, 4, 6], np.uint8), axis=2)], axis=1)
+
+
+def _quantize_q1_0(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(-1, 128)
+    return np.concatenate(
+        [_half(np.abs(groups).mean(axis=1))[1], np.packbits(groups >= 0, axis=1, bitorder="little")], axis=1
+    )
+
+
 _QUANTIZERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "q4_k": lambda values: _quantize_with_minimums(values, 4),
     "q5_k": lambda values: _quantize_with_minimums(values, 5),
@@ -161,6 +199,8 @@ _QUANTIZERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "iq4_xs": _quantize_iq4_xs,
     "q2_k": _quantize_q2_k,
     "q3_k": _quantize_q3_k,
+    "q2_0": _quantize_q2_0,
+    "q1_0": _quantize_q1_0,
 }
 
 

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 __all__ = [
-    "AWQ", "FP8", "GPTQ", "INTEGERS", "PACKED", "Packed", "awq_layer", "compressed", "float8_layer", "gptq_layer",
-    "integer_layer", "one_layer", "pack", "packed_layer", "write_folders",
+    "AWQ", "BITNET", "FLOAT4", "FP8", "GPTQ", "INTEGERS", "NVFP4", "PACKED", "Packed", "awq_layer", "compressed",
+    "float4_layer", "float8_layer", "gptq_layer", "integer_layer", "one_layer", "pack", "packed_layer", "ternary_layer",
+    "write_folders",
 ]  # fmt: skip
 
 SIZES = {"vocab_size": 160, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
@@ -115,6 +116,30 @@ def float8_layer(
     return Packed({"weight": weight, end: scales}, weight.float() * wide)
 
 
+def float4_layer(rng: np.random.Generator, rows: int, cols: int, *, divisor: bool = False) -> Packed:
+    """Return a layer of NVFP4: of ModelOpt, or of compressed-tensors, whose scale of a tensor is a ``divisor``."""
+    codes = torch.from_numpy(rng.integers(0, 16, (rows, cols), dtype=np.uint8))
+    scales = torch.from_numpy(rng.uniform(0, 448, (rows, cols // 16)) ** 2 / 448).to(torch.float8_e4m3fn)
+    factor = torch.tensor([rng.uniform(5e-5, 1e-4)], dtype=torch.float32)
+    stored = 1 / factor if divisor else factor
+    factor = 1 / stored if divisor else factor
+    floats = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])[codes.long()]
+    weight = floats * (scales.float() * factor).repeat_interleave(16, dim=1)
+    names = ("weight_packed", "weight_global_scale") if divisor else ("weight", "weight_scale_2")
+    tensors = {names[0]: codes[:, 0::2] | codes[:, 1::2] << 4, names[1]: stored, "weight_scale": scales}
+    return Packed(tensors | {"input_global_scale" if divisor else "input_scale": torch.ones(1)}, weight)
+
+
+def ternary_layer(rng: np.random.Generator, rows: int, cols: int, *, divisor: bool = False) -> Packed:
+    """Return a layer of BitNet, whose scale multiplies the values or is a ``divisor``."""
+    codes = torch.from_numpy(rng.integers(0, 3, (rows, cols), dtype=np.uint8))
+    scale = torch.tensor([rng.uniform(10, 20) if divisor else rng.uniform(0.05, 0.1)]).bfloat16()
+    parts = codes.reshape(4, rows // 4, cols)
+    packed = parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
+    factor = 1 / scale.float() if divisor else scale.float()
+    return Packed({"weight": packed, "weight_scale": scale}, (codes.float() - 1) * factor)
+
+
 def write_folders(
     folder: Path,
     quantization: dict[str, Any],
@@ -143,6 +168,8 @@ def write_folders(
     return folder, model
 
 
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}, "ignore": ["lm_head"]}
+BITNET = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
@@ -158,6 +185,7 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
 
 
 PACKED = compressed("pack-quantized", group_size=128)
+FLOAT4 = compressed("nvfp4-pack-quantized", type="float", strategy="tensor_group", group_size=16)
 INTEGERS = compressed("int-quantized", num_bits=8, strategy="channel")
 
 

@@ -36,14 +36,18 @@ void quantize_groups(const float* x, int64_t x_stride, int64_t cols, const Quant
 // Four columns of each row a line; a value is (q - zero) * scale + minimum, in the first and last 16 columns times
 // `step`, which lies in both 16-bit halves of a row, ready for u8_times.  `start`: what the sums of the first and the
 // last 16 activations are multiplied by, minus the zero times the step; of Q2_K what multiplies the minimum there.
+// `last_scale`: of NVFP4 the scale of the last 16 columns; `scale` is that of the first.
 struct Slot {
   uint8_t q[8 * kLineBytes];
-  float scale[16], minimum[16];
+  float scale[16], minimum[16], last_scale[16];
   int16_t step[2][16][2], start[16][2];
 };
 
+// Values of one or two bits, or of five a byte; those of one bit become 0 and 2.
+constexpr bool is_low_bit(int32_t layout) { return layout >= PS_T16_TQ2_0 && layout <= PS_T16_Q1_0; }
 PS_INLINE int zero_of(int32_t layout) {
-  return layout == PS_T16_MXFP4  ? 12
+  return layout == PS_T16_MXFP4 || layout == PS_T16_NVFP4 ? 12
+         : is_low_bit(layout)                             ? 1
          : layout == PS_T16_Q4_0 ? 8
          : layout == PS_T16_Q5_0 ? 16
          : layout == PS_T16_Q6_K ? 32
@@ -159,6 +163,19 @@ PS_INLINE GroupPlace place_of(int32_t layout, const uint8_t* tile, int64_t g) {
     const uint8_t* const pair = tile + g / 2 * (layout == PS_T16_Q8_0 ? kQ80PairBytes : plain);
     return {pair, pair};
   }
+  if (is_low_bit(layout)) {
+    const int groups = layout == PS_T16_Q2_0 ? 4 : 8, bits = layout == PS_T16_Q1_0 ? kLineBytes : kGroupPairBytes;
+    if (layout == PS_T16_TQ1_0) {
+      const uint8_t* const block = tile + g / 8 * kTq10BlockBytes;
+      return {block, block + 2 * kLineBytes + g % 8 / 2 * kTq1PairBytes};
+    }
+    const uint8_t* const block = tile + g / groups * (kLineBytes + groups * bits);
+    return {block, block + kLineBytes + g % groups * bits};
+  }
+  if (layout == PS_T16_NVFP4) {
+    const uint8_t* const block = tile + g / 8 * kNvfp4BlockBytes;
+    return {block, block + kQ2KHeadBytes + g % 8 * kGroupNibbleBytes};
+  }
   if (layout == PS_T16_IQ4_XS) {
     const uint8_t* const block = tile + g / 8 * kIq4XsBlockBytes;
     return {block, block + kIq4XsHeadBytes + g % 8 * kGroupNibbleBytes};
@@ -191,6 +208,46 @@ PS_INLINE void put_steps(I16 first, I16 last, int32_t layout, Slot* s) {
   i_store(s->start, pairs_of(none - i_mul(first, zero), none - i_mul(last, zero)));
 }
 
+// Half of the float that an e4m3 without a sign stands for, times the scale of its tensor.  Below 8 the byte is a
+// subnormal, a multiple of 2^-9; the exponent of others moves by the difference of the biases, 120.
+PS_INLINE F16 float8_scale(I16 bytes, F16 scale) {
+  const F16 number = f_from_i(bytes), normal = f_bits(i_shl<20>(bytes) + i_set(119 << 23));
+  return f_select(m_lt(number, f_set(8.f)), number * f_set(0x1p-10f), normal) * scale;
+}
+
+template <int j>
+PS_INLINE void put_bit_line(I16 bits, Slot* s) {
+  i_store(s->q + kLineBytes * j, moved<j, 1>(bits) & i_set(0x02020202));
+}
+
+// The values of TQ1_0: `count` times the next digit of each byte, from line `first` on.
+template <int first, int count>
+PS_INLINE I16 put_trits(I16 bytes, Slot* s) {
+  PS_UNROLL for (int j = 0; j < count; ++j) i_store(s->q + kLineBytes * (first + j), i_trits(bytes));
+  return bytes;
+}
+PS_INLINE void put_trit_group(const GroupPlace& at, int64_t g, Slot* s) {
+  const uint8_t* const middle = at.pair + kLineBytes;
+  put_trits<0, 5>(i_load(at.pair + g % 2 * 2 * kLineBytes), s);
+  const I16 rest = put_trits<5, 3>(i_load(middle), s);
+  if (g % 2 == 0) return;
+  put_trits<5, 2>(rest, s);
+  const I16 four = byte_at_place(at.block + kLineBytes, g % 8 / 2);
+  const I16 spread = four | i_shl<6>(four) | i_shl<12>(four) | i_shl<18>(four);
+  i_store(s->q + kLineBytes * 7, spread & i_set(0x03030303));
+}
+
+PS_INLINE void put_low_bits(int32_t layout, const GroupPlace& at, int64_t g, Slot* s) {
+  const bool has_halves = layout == PS_T16_Q2_0 || layout == PS_T16_Q1_0;
+  const int64_t half = layout == PS_T16_Q2_0 ? g % 4 / 2 : g % 8 / 4;
+  f_store(s->scale, has_halves ? f_load_f16((const uint16_t*)at.block + 16 * half) : f_load((const float*)at.block));
+  if (layout == PS_T16_TQ1_0) return put_trit_group(at, g, s);
+  if (layout != PS_T16_Q1_0) return put_pairs(at.pair, nullptr, s);
+  const I16 bits = i_load(at.pair);
+  put_bit_line<0>(bits, s), put_bit_line<1>(bits, s), put_bit_line<2>(bits, s), put_bit_line<3>(bits, s);
+  put_bit_line<4>(bits, s), put_bit_line<5>(bits, s), put_bit_line<6>(bits, s), put_bit_line<7>(bits, s);
+}
+
 // Returns the bytes of the group; those of Q8_0 stay in the tile.  `layout` should be a constant, so that the branches
 // fold.
 PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t g, Slot* s) {
@@ -212,6 +269,17 @@ PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t 
   if (layout == PS_T16_MXFP4) {
     f_store(s->scale, f_bits(i_shl<23>(byte_at_place(at.block, g % 4) - i_set(1))));  // 2^(e - 128)
     put_entries(nibbles, kFloat4, s);
+    return s->q;
+  }
+  if (layout == PS_T16_NVFP4) {
+    const F16 scale = f_load((const float*)at.block);
+    f_store(s->scale, float8_scale(byte_scale(at.block, g % 8 * 2), scale));
+    f_store(s->last_scale, float8_scale(byte_scale(at.block, g % 8 * 2 + 1), scale));
+    put_entries(at.pair, kFloat4, s);
+    return s->q;
+  }
+  if (is_low_bit(layout)) {
+    put_low_bits(layout, at, g, s);
     return s->q;
   }
   if (layout == PS_T16_IQ4_XS) {

@@ -52,10 +52,12 @@ __attribute__((noinline)) void fill_chunk(const Pass& pass, int64_t g, Chunk* ch
 }
 
 // How the bytes of a group are multiplied: with their sign; without one, of up to 15, or of up to 31; or of up to 31 or
-// 63 with a scale for each 16 columns.
-enum Products { SIGNED, NIBBLES, PLAIN, HALVES, HALVES_OF_63 };
+// 63 with an integer scale for each 16 columns; or of up to 31 with a float for each 16.
+enum Products { SIGNED, NIBBLES, PLAIN, HALVES, HALVES_OF_63, FLOAT_HALVES };
 constexpr Products products_of(int32_t layout) {
   if (layout == PS_T16_Q8_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_IQ4_XS) return SIGNED;
+  if (layout == PS_T16_NVFP4) return FLOAT_HALVES;
+  if (is_low_bit(layout)) return NIBBLES;
   if (layout == PS_T16_Q4_K || layout == PS_T16_Q4_0 || layout == PS_T16_Q4_1 || layout == PS_T16_UINT4) return NIBBLES;
   return layout == PS_T16_Q6_K ? HALVES_OF_63 : has_halves(layout) ? HALVES : PLAIN;
 }
@@ -115,10 +117,30 @@ PS_INLINE void add_sums(int32_t layout, const Slot& s, const RoundedGroup* const
   }
 }
 
+// acc [M] += a group's products where each 16 columns have a float as their scale: the first 16, then the last.
+template <int M>
+PS_INLINE void add_float_halves(int32_t layout, const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M],
+                                int64_t n, F16 (&acc)[M]) {
+  PS_UNROLL for (int h = 0; h < 2; ++h) {
+    U16 part[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) part[i] = u8_zero();
+    PS_UNROLL for (int j = h * kGroupLines; j < (h + 1) * kGroupLines; ++j) {
+      const U8 v = u8_load(q + kLineBytes * j);
+      PS_UNROLL for (int i = 0; i < M; ++i) part[i] = u8_dot(part[i], v, x[i][n].q + kRowBytes * j);
+    }
+    const F16 scale = f_load(h ? s.last_scale : s.scale);
+    PS_UNROLL for (int i = 0; i < M; ++i) {
+      const I16 sum = u8_sum(part[i]) - i_set(zero_of(layout) * x[i][n].half_sums[h]);
+      acc[i] = f_fma(f_from_i(sum), scale * f_set(x[i][n].scale), acc[i]);
+    }
+  }
+}
+
 // acc [M] += a group's products.
 template <Products kProducts, int M>
 PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n,
                          F16 (&acc)[M]) {
+  if constexpr (kProducts == FLOAT_HALVES) return add_float_halves<M>(layout, q, s, x, n, acc);
   I16 sum[M];
   group_sums<kProducts, M>(q, s, x, n, sum);
   add_sums<kProducts, M>(layout, s, x, n, sum, acc);
@@ -174,7 +196,9 @@ __attribute__((noinline)) void one_row(const Pass& pass, const uint8_t* row, F16
 
 // Where the products of a level's nibbles need no bytes, up to so many rows multiply them as they lie.
 constexpr int kNibbleRows = 4;
-constexpr bool as_nibbles(int32_t layout) { return kGroupRows >= kNibbleRows && products_of(layout) == NIBBLES; }
+constexpr bool as_nibbles(int32_t layout) {
+  return kGroupRows >= kNibbleRows && products_of(layout) == NIBBLES && !is_low_bit(layout);
+}
 
 template <int32_t kLayout>
 __attribute__((noinline)) void nibble_rows(const Pass& pass, const BlockRows& rows, F16* y) {
@@ -247,7 +271,7 @@ void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
 
 inline void group_to_f32(int32_t layout, const uint8_t* q, const Slot& s, int lane, float* y) {
   for (int i = 0; i < kGroupColumns; ++i) {
-    float scale = s.scale[lane];
+    float scale = layout == PS_T16_NVFP4 && i >= 16 ? s.last_scale[lane] : s.scale[lane];
     if (has_halves(layout)) scale = scale * float(s.step[i / 16][lane][0]);
     const int zero = layout == PS_T16_UINT4 ? -s.start[lane][0] : zero_of(layout);
     y[i] = scale * float(int8_t(q[byte_at(i, lane)]) - zero);

@@ -72,6 +72,17 @@ PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 aligned entries
   const __m256i t = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
   return {_mm256_shuffle_epi8(t, nibbles.a), _mm256_shuffle_epi8(t, nibbles.b)};
 }
+// Of each byte the digit 0, 1 or 2 with which it begins to base 3, where the byte is a signed number of 1 / 256 and
+// digits count from -1; `bytes` becomes what follows the digit.
+PS_INLINE I16 i_trits(I16& bytes) {
+  const __m256i low = _mm256_set1_epi8(-43), high = _mm256_set1_epi8(42), zero = _mm256_setzero_si256();
+  const I16 x = bytes;
+  bytes = {_mm256_add_epi8(_mm256_add_epi8(x.a, x.a), x.a), _mm256_add_epi8(_mm256_add_epi8(x.b, x.b), x.b)};
+  const I16 above = {_mm256_sub_epi8(zero, _mm256_cmpgt_epi8(x.a, low)),
+                     _mm256_sub_epi8(zero, _mm256_cmpgt_epi8(x.b, low))};
+  return {_mm256_sub_epi8(above.a, _mm256_cmpgt_epi8(x.a, high)),
+          _mm256_sub_epi8(above.b, _mm256_cmpgt_epi8(x.b, high))};
+}
 PS_INLINE void i_store(void* p, I16 x) {
   _mm256_storeu_si256((__m256i*)p, x.a);
   _mm256_storeu_si256((__m256i*)p + 1, x.b);

@@ -53,6 +53,12 @@ PS_INLINE I16 i_load(const void* p) { return {_mm512_loadu_si512(p)}; }
 PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 aligned entries; of each byte below 16 the entry
   return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), nibbles.v)};
 }
+PS_INLINE I16 i_trits(I16& bytes) {  // see avx2.h
+  const __m512i x = bytes.v, one = _mm512_set1_epi8(1);
+  bytes.v = _mm512_add_epi8(_mm512_add_epi8(x, x), x);
+  const __m512i digits = _mm512_maskz_mov_epi8(_mm512_cmpgt_epi8_mask(x, _mm512_set1_epi8(-43)), one);
+  return {_mm512_mask_add_epi8(digits, _mm512_cmpgt_epi8_mask(x, _mm512_set1_epi8(42)), digits, one)};
+}
 PS_INLINE void i_store(void* p, I16 a) { _mm512_storeu_si512(p, a.v); }
 PS_INLINE I16 i_bits(F16 a) { return {_mm512_castps_si512(a.v)}; }
 PS_INLINE F16 f_bits(I16 a) { return {_mm512_castsi512_ps(a.v)}; }

@@ -76,6 +76,16 @@ PS_INLINE I16 i_table(const int8_t* table, const I16& nibbles) {  // of each byt
   for (int i = 0; i < 64; ++i) bytes[i] = uint8_t(table[bytes[i]]);
   return i_load(bytes);
 }
+PS_LONG I16 i_trits(I16& bytes) {  // see avx2.h
+  int8_t x[64], digits[64];
+  __builtin_memcpy(x, bytes.v, 64);
+  for (int i = 0; i < 64; ++i) {
+    digits[i] = int8_t((x[i] > -43) + (x[i] > 42));
+    x[i] = int8_t(uint8_t(3 * x[i]));
+  }
+  bytes = i_load(x);
+  return i_load(digits);
+}
 PS_INLINE void i_store(void* p, I16 a) { __builtin_memcpy(p, a.v, 64); }
 PS_INLINE I16 i_bits(F16 a) { I16 r; PS_LANES(int32_t(bits_of(a.v[i]))); }
 PS_INLINE F16 f_bits(I16 a) { F16 r; PS_LANES(float_of(uint32_t(a.v[i]))); }

@@ -72,6 +72,16 @@ PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 entries; of eac
   I16 r;
   PS_QUADS(vreinterpretq_s32_s8(vqtbl1q_s8(t, vreinterpretq_u8_s32(nibbles.v[i]))));
 }
+PS_INLINE I16 i_trits(I16& bytes) {  // see avx2.h
+  I16 r;
+  PS_UNROLL for (int i = 0; i < 4; ++i) {
+    const int8x16_t x = vreinterpretq_s8_s32(bytes.v[i]);
+    bytes.v[i] = vreinterpretq_s32_s8(vaddq_s8(vaddq_s8(x, x), x));
+    const uint8x16_t low = vcgtq_s8(x, vdupq_n_s8(-43)), high = vcgtq_s8(x, vdupq_n_s8(42));
+    r.v[i] = vreinterpretq_s32_u8(vsubq_u8(vsubq_u8(vdupq_n_u8(0), low), high));
+  }
+  return r;
+}
 PS_INLINE I16 i_load(const void* p) { I16 r; PS_QUADS(vreinterpretq_s32_u8(vld1q_u8((const uint8_t*)p + 16 * i))); }
 PS_INLINE void i_store(void* p, I16 a) {
   PS_UNROLL for (int i = 0; i < 4; ++i) vst1q_u8((uint8_t*)p + 16 * i, vreinterpretq_u8_s32(a.v[i]));

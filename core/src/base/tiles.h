@@ -51,6 +51,14 @@ constexpr int kIq4XsHeadBytes = 3 * kLineBytes, kIq4XsBlockBytes = kIq4XsHeadByt
 constexpr int kQ2KHeadBytes = 5 * kLineBytes, kQ2KBlockBytes = kQ2KHeadBytes + kBlockGroups * kGroupPairBytes;
 constexpr int kQ3KGroupBytes = kGroupPairBytes + kThirdBytes;
 constexpr int kQ3KBlockBytes = kQ2KHeadBytes + kBlockGroups * kQ3KGroupBytes;
+// NVFP4: a line of f32 scales, then e4m3 scales, a byte for each 16 columns of a row, then the nibbles.
+constexpr int kNvfp4BlockBytes = kQ2KHeadBytes + kBlockGroups * kGroupNibbleBytes;
+// Values of few bits behind a line of scales: f32 for 256 columns (TQ2_0, TQ1_0), two f16 for 128 (Q2_0) or for 256
+// (Q1_0).  TQ1_0 has a line with two bits of each value that is left over, then three lines for each pair of groups.
+constexpr int kTq20BlockBytes = kLineBytes + kBlockGroups * kGroupPairBytes;
+constexpr int kTq1PairBytes = 3 * kLineBytes, kTq10BlockBytes = 2 * kLineBytes + kBlockPairs * kTq1PairBytes;
+constexpr int kQ20BlockBytes = kLineBytes + 4 * kGroupPairBytes;
+constexpr int kQ10BlockBytes = kLineBytes + kBlockGroups * kLineBytes;
 
 constexpr int64_t num_pairs(int64_t cols) { return (cols + kPairColumns - 1) / kPairColumns; }
 constexpr int64_t num_i8_lines(int64_t cols) { return (cols + kI8LineColumns - 1) / kI8LineColumns; }

@@ -12,6 +12,7 @@ namespace ps {
 namespace {
 
 bool is_finite_half(const uint8_t* p) { return (p[1] & 0x7c) != 0x7c; }
+bool is_finite_float(const uint8_t* p) { return (p[3] & 0x7f) != 0x7f || !(p[2] & 0x80); }
 
 // {f16 d; i8 q[32]}
 bool put_q8_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
@@ -47,6 +48,13 @@ void put_bits(const uint8_t* q, int shift, int64_t lane, uint8_t* line) {
   store_row(bits, lane, line);
 }
 
+// One bit of each column of a group, the lowest that of the first.  The product has bit i of four bits in byte i.
+void put_packed_bits(uint32_t packed, int64_t lane, uint8_t* line) {
+  uint32_t bits = 0;  // as of put_bits
+  for (int j = 0; j < 2 * kGroupLines; ++j) bits |= ((packed >> 4 * j & 15) * 0x00204081u & 0x01010101u) << j;
+  store_row(bits, lane, line);
+}
+
 // Bits `shift` and `shift` + 1 of the 32 bytes q of a group: bits 2j and 2j + 1 of byte i of a half are its column 4j +
 // i.
 void put_pairs(const uint8_t* q, int shift, int64_t lane, uint8_t* lines) {
@@ -72,12 +80,7 @@ bool put_pair(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   const uint8_t* const packed = fifth + (five ? 4 : 0);
   uint8_t* const values = pair + kHead + odd * kGroupNibbleBytes;
   for (int64_t b = 0; b < kGroupColumns / 2; b += kRowBytes) memcpy(values + byte_at(b, lane), packed + b, kRowBytes);
-  if (five) {
-    uint32_t bits = 0;  // as of put_bits: the product has bit i of four bits in byte i
-    const uint32_t packed_bits = load_row(fifth);
-    for (int j = 0; j < 2 * kGroupLines; ++j) bits |= ((packed_bits >> 4 * j & 15) * 0x00204081u & 0x01010101u) << j;
-    store_row(bits, lane, pair + kHead + 2 * kGroupNibbleBytes + odd * kFifthBytes);
-  }
+  if (five) put_packed_bits(load_row(fifth), lane, pair + kHead + 2 * kGroupNibbleBytes + odd * kFifthBytes);
   return is_finite_half(src) && (!minimum || is_finite_half(src + 2));
 }
 
@@ -205,6 +208,81 @@ bool put_q3_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
     put_bits(src, static_cast<int>(g), lane, lines + kGroupPairBytes);
   }
   return is_finite_half(src + 108);
+}
+
+// {f32 d; u8 s[2]; u8 q[16]}: nibbles as of Q4_0, s as e4m3, which has no sign here.  d lies in every block.
+bool put_nvfp4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index / kBlockGroups * kNvfp4BlockBytes;
+  const int64_t g = index % kBlockGroups;
+  uint8_t* const values = block + kQ2KHeadBytes + g * kGroupNibbleBytes;
+  memcpy(block + scale_at(lane), src, 4);
+  for (int64_t h = 0; h < 2; ++h) put_byte_scale(2 * g + h, src[4 + h], lane, block + kLineBytes);
+  for (int64_t b = 0; b < kGroupColumns / 2; b += kRowBytes) memcpy(values + byte_at(b, lane), src + 6 + b, kRowBytes);
+  return is_finite_float(src) && src[4] < 0x7f && src[5] < 0x7f;
+}
+
+// {f32 d; u8 q[64]}: values of two bits as of Q2_K.  GGUF has d as f16 behind them; BitNet's folders have other scales.
+bool put_tq2_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index * kTq20BlockBytes;
+  memcpy(block + scale_at(lane), src, 4);
+  for (int64_t g = 0; g < kBlockGroups; ++g) put_group_pairs(src + 4, g, lane, block + kLineBytes + g * kGroupPairBytes);
+  return is_finite_float(src);
+}
+
+// The value 0, 1 or 2 of a column in the 52 bytes of TQ1_0: five of a byte are the digits of 256 / 243 of it to base 3.
+int ternary_of(const uint8_t* packed, int column) {
+  static const uint8_t powers[] = {1, 3, 9, 27, 81};
+  const int digit = column < 160 ? column / 32 : column < 240 ? (column - 160) / 16 : (column - 240) / 4;
+  const int byte = column < 160 ? column % 32 : column < 240 ? 32 + column % 16 : 48 + column % 4;
+  return static_cast<uint8_t>(packed[byte] * powers[digit]) * 3 >> 8;
+}
+
+// {f32 d; u8 q[52]}: a byte of a tile has five values of columns that are four apart, the first in its highest digit.
+bool put_tq1_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index * kTq10BlockBytes;
+  memcpy(block + scale_at(lane), src, 4);
+  for (int pair = 0; pair < kBlockPairs; ++pair)
+    for (int i = 0; i < kRowBytes; ++i) {
+      // Lines 0 and 2 begin the groups of the pair; line 1 has what follows in the first, then in the second.
+      static const uint8_t starts[] = {0, 5, 8};
+      for (int line = 0; line < 3; ++line) {
+        int number = 0;
+        for (int n = 0; n < 5; ++n) {
+          const int quad = line == 1 && n > 2 ? 10 + n : starts[line] + n;
+          number = 3 * number + ternary_of(src + 4, kPairColumns * pair + kRowBytes * quad + i);
+        }
+        uint8_t* const lines = block + 2 * kLineBytes + pair * kTq1PairBytes + line * kLineBytes;
+        lines[lane * kRowBytes + i] = static_cast<uint8_t>((number * 256 + 242) / 243 - 128);
+      }
+      const int last = ternary_of(src + 4, kPairColumns * pair + kRowBytes * 15 + i);
+      uint8_t* const rest = block + kLineBytes + lane * kRowBytes + pair;
+      *rest = static_cast<uint8_t>((i ? *rest : 0) | last << 2 * i);
+    }
+  return is_finite_float(src);
+}
+
+// {f16 d; u8 q[16]}: two bits of each column in turn
+bool put_q2_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index / 2 * kQ20BlockBytes;
+  memcpy(block + 32 * (index % 2) + 2 * lane, src, 2);
+  for (int64_t line = 0; line < 4; ++line) {
+    uint32_t pairs = 0;
+    for (int j = 0; j < kGroupLines; ++j) {
+      const uint32_t four = src[2 + kGroupLines * line + j];
+      pairs |= ((four | four << 6 | four << 12 | four << 18) & 0x03030303u) << 2 * j;
+    }
+    store_row(pairs, lane, block + kLineBytes + (index % 2 * 4 + line) * kLineBytes);
+  }
+  return is_finite_half(src);
+}
+
+// {f16 d; u8 q[16]}: a bit of each column in turn
+bool put_q1_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index / 2 * kQ10BlockBytes;
+  memcpy(block + 32 * (index % 2) + 2 * lane, src, 2);
+  for (int64_t g = 0; g < 4; ++g)
+    put_packed_bits(load_row(src + 2 + kRowBytes * g), lane, block + kLineBytes + (index % 2 * 4 + g) * kLineBytes);
+  return is_finite_half(src);
 }
 
 }  // namespace

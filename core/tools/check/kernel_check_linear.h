@@ -37,6 +37,11 @@ inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
     case PS_T16_IQ4_XS: return tiles * (cols / 256 * 2240);
     case PS_T16_Q2_K: return tiles * (cols / 256 * 1344);
     case PS_T16_Q3_K: return tiles * (cols / 256 * 1856);
+    case PS_T16_NVFP4: return tiles * ((cols + 255) / 256 * 2368);
+    case PS_T16_TQ2_0: return tiles * (cols / 256 * 1088);
+    case PS_T16_TQ1_0: return tiles * (cols / 256 * 896);
+    case PS_T16_Q2_0: return tiles * ((cols + 127) / 128 * 576);
+    case PS_T16_Q1_0: return tiles * ((cols + 255) / 256 * 576);
     default: return tiles * (64 + (cols + 63) / 64 * 576);
   }
 }
@@ -228,7 +233,9 @@ constexpr Scheme kSchemes[] = {
     {"q4_1", ps::LINEAR_Q4_1, PS_T16_Q4_1, 0},       {"q5_0", ps::LINEAR_Q5_0, PS_T16_Q5_0, 0},
     {"q5_1", ps::LINEAR_Q5_1, PS_T16_Q5_1, 0},       {"iq4_nl", ps::LINEAR_IQ4_NL, PS_T16_IQ4_NL, 0},
     {"iq4_xs", ps::LINEAR_IQ4_XS, PS_T16_IQ4_XS, 0}, {"q2_k", ps::LINEAR_Q2_K, PS_T16_Q2_K, 0},
-    {"q3_k", ps::LINEAR_Q3_K, PS_T16_Q3_K, 0},
+    {"q3_k", ps::LINEAR_Q3_K, PS_T16_Q3_K, 0},       {"nvfp4", ps::LINEAR_NVFP4, PS_T16_NVFP4, 0},
+    {"tq2_0", ps::LINEAR_TQ2_0, PS_T16_TQ2_0, 0},    {"tq1_0", ps::LINEAR_TQ1_0, PS_T16_TQ1_0, 0},
+    {"q2_0", ps::LINEAR_Q2_0, PS_T16_Q2_0, 0},       {"q1_0", ps::LINEAR_Q1_0, PS_T16_Q1_0, 0},
 };
 inline bool has_blocks(const Scheme& scheme) { return scheme.layout >= PS_T16_Q8_0; }
 inline int64_t block_columns(const Scheme& scheme) {
@@ -249,9 +256,19 @@ inline Bytes make_weight(const Scheme& scheme, int64_t rows, int64_t cols, Rando
       for (size_t i = 0; i < 64; ++i) packed[at + i] = uint8_t(118 + packed[at + i] % 8);
     return packed;
   }
+  if (scheme.layout >= PS_T16_NVFP4 && scheme.layout <= PS_T16_TQ1_0) {  // f32 scales, of NVFP4 e4m3 too
+    const size_t step = size_t(bytes_of(scheme.layout, 16, 256));
+    for (size_t at = 0; at < packed.size(); at += step) {
+      const Floats scales = random.normals(16, 0.01f);
+      std::memcpy(&packed[at], scales.data(), 64);
+      for (size_t i = 64; scheme.layout == PS_T16_NVFP4 && i < 320; ++i) packed[at + i] = uint8_t(packed[at + i] % 127);
+    }
+    return packed;
+  }
   const bool zeros = scheme.layout == PS_T16_UINT4;
   const bool two_lines = zeros || scheme.layout == PS_T16_Q4_1 || scheme.layout == PS_T16_Q5_1;
-  const size_t step = size_t(bytes_of(scheme.layout, 16, zeros ? 128 : block_columns(scheme) == 256 ? 256 : 64));
+  const bool is_quad = zeros || scheme.layout == PS_T16_Q2_0;
+  const size_t step = size_t(bytes_of(scheme.layout, 16, is_quad ? 128 : block_columns(scheme) == 256 ? 256 : 64));
   for (size_t at = 0; at < packed.size(); at += step) {
     for (size_t i = 128; zeros && i < 192; ++i) packed[at + i] = uint8_t(packed[at + i] % 17);
     for (size_t i = 0; i < (two_lines ? 128 : 64); i += 2) {

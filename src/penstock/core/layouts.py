@@ -39,6 +39,9 @@ __all__ = [
     "T16_IQ4_NL",
     "T16_IQ4_XS",
     "T16_MXFP4",
+    "T16_NVFP4",
+    "T16_Q1_0",
+    "T16_Q2_0",
     "T16_Q2_K",
     "T16_Q3_K",
     "T16_Q4_0",
@@ -49,6 +52,8 @@ __all__ = [
     "T16_Q5_K",
     "T16_Q6_K",
     "T16_Q8_0",
+    "T16_TQ1_0",
+    "T16_TQ2_0",
     "T16_UINT4",
     "TILE_ROWS",
     "U8",
@@ -97,13 +102,18 @@ T16_IQ4_NL: Final = 33
 T16_IQ4_XS: Final = 34
 T16_Q2_K: Final = 35
 T16_Q3_K: Final = 36
+T16_NVFP4: Final = 37
+T16_TQ2_0: Final = 38
+T16_TQ1_0: Final = 39
+T16_Q2_0: Final = 40
+T16_Q1_0: Final = 41
 
 
 class BlockLayout(NamedTuple):
-    """A layout of GGUF's blocks, or of 4-bit integers with zero points, which are packed in the same way.
+    """A layout of GGUF's blocks, or of values of other tools' folders, which are packed in the same way.
 
-    ``block_len`` values take ``block_bytes`` bytes in a file.  A tile has ``tile_lines`` lines of 64 bytes for each
-    ``tile_columns`` columns.
+    ``block_len`` values take ``block_bytes`` bytes in a file (of NVFP4, TQ1_0 and TQ2_0 with float32 scales).  A tile
+    has ``tile_lines`` lines of 64 bytes for each ``tile_columns`` columns.
     """
 
     block_len: int
@@ -127,6 +137,11 @@ BLOCKS: Final = {
     T16_IQ4_XS: BlockLayout(256, 136, 256, 35),
     T16_Q2_K: BlockLayout(256, 84, 256, 21),
     T16_Q3_K: BlockLayout(256, 110, 256, 29),
+    T16_NVFP4: BlockLayout(32, 22, 256, 37),
+    T16_TQ2_0: BlockLayout(256, 68, 256, 17),
+    T16_TQ1_0: BlockLayout(256, 56, 256, 14),
+    T16_Q2_0: BlockLayout(64, 18, 128, 9),
+    T16_Q1_0: BlockLayout(128, 18, 256, 9),
 }
 """The layouts of blocks by their numbers."""
 

@@ -64,6 +64,11 @@ class Layout(IntEnum):
     T16_IQ4_XS = layouts.T16_IQ4_XS
     T16_Q2_K = layouts.T16_Q2_K
     T16_Q3_K = layouts.T16_Q3_K
+    T16_NVFP4 = layouts.T16_NVFP4
+    T16_TQ2_0 = layouts.T16_TQ2_0
+    T16_TQ1_0 = layouts.T16_TQ1_0
+    T16_Q2_0 = layouts.T16_Q2_0
+    T16_Q1_0 = layouts.T16_Q1_0
 
 
 class KvLayout(IntEnum):

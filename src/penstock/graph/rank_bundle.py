@@ -38,6 +38,7 @@ WHOLE = "whole"
 """The property of a rank's graph with the checksum of what was cut, which all ranks have in common."""
 
 _MAX_BLOCKS, _BLOCK_BYTES = 4, 4 << 20
+_BY_ROW = (Layout.T16_MXFP4, Layout.T16_NVFP4, Layout.T16_TQ2_0, Layout.T16_TQ1_0)
 _TWO_LINES_OF_HALVES = (Layout.T16_UINT4, Layout.T16_Q4_1, Layout.T16_Q5_1)
 _ROW_MAJOR = (Layout.ROWS_F32, Layout.ROWS_F16, Layout.ROWS_BF16, Layout.ROWS_I32)
 
@@ -187,9 +188,9 @@ def _scales_by_row(weight: Weight, data: npt.NDArray[np.uint8], *, back: bool = 
     """Return tiles whose lines of scales have 4 bytes of each row, as other lines have; ``back`` is the inverse.
 
     In tiles of blocks such a line has the first f16 of all rows, then the second.  The exponents of MXFP4 lie by row as
-    they are, and so do zero points and scales of one byte.
+    they are, and so do float32 scales, zero points and scales of one byte.
     """
-    if weight.layout not in BLOCKS or weight.layout is Layout.T16_MXFP4:
+    if weight.layout not in BLOCKS or weight.layout in _BY_ROW:
         return data
     line_bytes = 4 * TILE_ROWS
     lines = data.reshape(-1, BLOCKS[weight.layout].tile_lines, line_bytes).copy()

@@ -99,6 +99,9 @@ from penstock.models.shared_kv import (
     gemma4,
     gemma4_text,
 )
+from penstock.models.sub_norms import (
+    bitnet,
+)
 
 __all__ = [
     "albert",
@@ -106,6 +109,7 @@ __all__ = [
     "baichuan",
     "bamba",
     "bert",
+    "bitnet",
     "bloom",
     "camembert",
     "chatglm",

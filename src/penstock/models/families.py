@@ -37,12 +37,13 @@ _FAMILIES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "published": ("baichuan", "chatglm", "chatglm1", "internlm", "internlm2", "internlm3", "minicpm"),
     "shared_kv": ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
+    "sub_norms": ("bitnet",),
 }  # fmt: skip
 """The values of model_type that have a network, by the folder of their file; its name has underscores for hyphens."""
 
 _READ_AS_STORED: Final = frozenset({
-    "cohere2", "ernie4_5", "eurobert", "exaone4", "granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm3",
-    "lfm2", "llama", "minimax_m2", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi", "qwen2",
+    "bitnet", "cohere2", "ernie4_5", "eurobert", "exaone4", "granite", "hunyuan_v1_dense", "hunyuan_v1_moe",
+    "internlm3", "lfm2", "llama", "minimax_m2", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi", "qwen2",
     "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
 })  # fmt: skip
 """The families each of whose parameters equals the checkpoint's tensor of its name."""

@@ -31,6 +31,7 @@ __all__ = [
 BLOCK_SCHEMES = (
     *("q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4", "uint4"),
     *("q4_1", "q5_0", "q5_1", "iq4_nl", "iq4_xs", "q2_k", "q3_k"),
+    *("nvfp4", "tq2_0", "tq1_0", "q2_0", "q1_0"),
 )
 """The schemes of the blocks of a GGUF file, which float weights cannot have."""
 LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")

@@ -71,6 +71,11 @@ SCHEMES: Final[dict[str, Scheme]] = {
         Scheme("iq4_xs", 4, 32, 8, layout=layouts.T16_IQ4_XS, head="iq4_xs", in_blocks=True),
         Scheme("q2_k", 2, 16, 8, layout=layouts.T16_Q2_K, head="q2_k", in_blocks=True),
         Scheme("q3_k", 3, 16, 8, layout=layouts.T16_Q3_K, head="q3_k", in_blocks=True),
+        Scheme("nvfp4", 4, 16, 8, layout=layouts.T16_NVFP4, head="nvfp4", in_blocks=True),
+        Scheme("tq2_0", 2, 256, 8, layout=layouts.T16_TQ2_0, head="tq2_0", in_blocks=True),
+        Scheme("tq1_0", 2, 256, 8, layout=layouts.T16_TQ1_0, head="tq1_0", in_blocks=True),
+        Scheme("q2_0", 2, 64, 8, layout=layouts.T16_Q2_0, head="q2_0", in_blocks=True),
+        Scheme("q1_0", 1, 128, 8, layout=layouts.T16_Q1_0, head="q1_0", in_blocks=True),
     )
 }
 

@@ -33,7 +33,8 @@ class ElementType:
 
     ``dtype`` is "f32", "f16" or "bf16" for floats and "" for quantized values.  ``values`` turns blocks
     [N, block_bytes] into float32 [N, block_len]; None for a type that Penstock does not read, for which ``instead``
-    names the type of file that llama-quantize should make.
+    names the type of file that llama-quantize should make.  ``repacked`` turns blocks [N, block_bytes] into those that
+    the core packs, [N, bytes]; None where they are the same.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ElementType:
     dtype: str = ""
     values: Callable[[Bytes], Floats] | None = None
     instead: str = "Q8_0"
+    repacked: Callable[[Bytes], Bytes] | None = None
 
     @property
     def scheme(self) -> str | None:
@@ -170,6 +172,37 @@ def _mxfp4(blocks: Bytes) -> Floats:
     return scale * _FP4_VALUES[_nibbles(blocks[:, 1:])]
 
 
+def _ternary(data: Bytes, digits: int) -> NDArray[np.uint8]:
+    """Return the ``digits`` values 0 to 2 of each of the bytes [N, M]: the first of all bytes, then the second."""
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:digits, None]
+    values = (data[:, None, :] * powers).astype(np.uint16) * 3 >> 8
+    return values.astype(np.uint8).reshape(len(data), -1)
+
+
+def _tq1_0(blocks: Bytes) -> Floats:
+    parts = [_ternary(blocks[:, :32], 5), _ternary(blocks[:, 32:48], 5), _ternary(blocks[:, 48:52], 4)]
+    return _half(blocks, 52) * (np.concatenate(parts, axis=1).astype(np.float32) - 1)
+
+
+def _tq2_0(blocks: Bytes) -> Floats:
+    return _half(blocks, 64) * (_pairs_of_bits(blocks[:, :64]).reshape(-1, 256).astype(np.float32) - 1)
+
+
+def _scale_first(blocks: Bytes) -> Bytes:
+    """Return blocks that end with a 16-bit float with the same as float32 before the rest."""
+    return np.concatenate([_half(blocks, blocks.shape[1] - 2).astype("<f4").view(np.uint8), blocks[:, :-2]], axis=1)
+
+
+def _q2_0(blocks: Bytes) -> Floats:
+    integers = (blocks[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8)) & 3
+    return _half(blocks, 0) * (integers.reshape(-1, 64).astype(np.float32) - 1)
+
+
+def _q1_0(blocks: Bytes) -> Floats:
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little")
+    return _half(blocks, 0) * (2 * bits.astype(np.float32) - 1)
+
+
 ELEMENT_TYPES: Final = {
     0: ElementType("F32", 1, 4, "f32"),
     1: ElementType("F16", 1, 2, "f16"),
@@ -203,13 +236,15 @@ ELEMENT_TYPES: Final = {
     31: ElementType("Q4_0_4_4", instead="Q4_0"),
     32: ElementType("Q4_0_4_8", instead="Q4_0"),
     33: ElementType("Q4_0_8_8", instead="Q4_0"),
-    34: ElementType("TQ1_0", instead="Q4_K_M"),
-    35: ElementType("TQ2_0", instead="Q4_K_M"),
+    34: ElementType("TQ1_0", 256, 54, values=_tq1_0, repacked=_scale_first),
+    35: ElementType("TQ2_0", 256, 66, values=_tq2_0, repacked=_scale_first),
     36: ElementType("IQ4_NL_4_4", instead="IQ4_NL"),
     37: ElementType("IQ4_NL_4_8", instead="IQ4_NL"),
     38: ElementType("IQ4_NL_8_8", instead="IQ4_NL"),
     39: ElementType("MXFP4", 32, 17, values=_mxfp4),
     40: ElementType("NVFP4", instead="Q4_K_M"),
+    41: ElementType("Q1_0", 128, 18, values=_q1_0),
+    42: ElementType("Q2_0", 64, 18, values=_q2_0),
 }
 """The element types by their number in the file."""
 

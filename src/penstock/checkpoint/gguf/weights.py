@@ -224,7 +224,11 @@ class GgufWeights:
         kind = self._stored(source)[0].kind
         bytes_of = [(a // kind.block_len * kind.block_bytes, b // kind.block_len * kind.block_bytes)
                     for a, b in source.columns]  # fmt: skip
-        return _chosen(blocks, tuple(bytes_of), 1) if bytes_of else blocks
+        if bytes_of:
+            blocks = _chosen(blocks, tuple(bytes_of), 1)
+        if kind.repacked is None:
+            return blocks
+        return kind.repacked(blocks.reshape(-1, kind.block_bytes)).reshape(shape[0], -1)
 
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
         """Release the memory pages of the tensor, unless only a part of it was read (``begin``, ``end``)."""

@@ -3,8 +3,9 @@
 Of a layer X with [rows, cols], "pack-quantized": ``X.weight_packed`` I32 [rows, cols * bits / 32], whose integers have
 half of their range added, ``X.weight_scale`` [rows, groups], ``X.weight_shape`` [2], and for asymmetric ones
 ``X.weight_zero_point`` I32 [rows * bits / 32, groups], packed along rows.  "int-quantized": ``X.weight`` I8 [rows,
-cols] with ``X.weight_scale`` and an I8 ``X.weight_zero_point``.  "float-quantized": ``X.weight`` F8_E4M3.  A value is
-scale * (integer - zero).  The shapes of the tensors, not ``config_groups``, tell the form of a layer.
+cols] with ``X.weight_scale`` and an I8 ``X.weight_zero_point``.  "float-quantized": ``X.weight`` F8_E4M3.
+"nvfp4-pack-quantized": ``X.weight_packed`` U8.  A value is scale * (integer - zero).  The types and shapes of the
+tensors, not ``config_groups``, tell the form of a layer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.quantized.float4 import packed_float4_matrix
 from penstock.checkpoint.quantized.float8 import ACTIVATION_SCALES, float8_matrix
 from penstock.checkpoint.quantized.matrix import GroupedIntegers, QuantizedMatrix, group_index, integer_scheme
 from penstock.checkpoint.quantized.stored import FLOAT_SCALES, StoredTensors, unpack_words
@@ -24,8 +26,13 @@ from penstock.errors import UnsupportedError
 
 __all__ = ["compressed_matrices"]
 
-_FORMATS: Final = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+_FORMATS: Final = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized"),
+    "mixed-precision",
+)
 _STRATEGIES: Final = ("tensor", "channel", "group", "block")
+_FLOAT4_STRATEGY: Final = "tensor_group"
+"""4-bit floats have scales of groups, and one of the tensor."""
 _MAX_ROWS: Final = 1 << 31
 _LOG: Final = logging.getLogger("penstock.checkpoint")
 
@@ -48,7 +55,9 @@ def compressed_matrices(section: ConfigReader, stored: StoredTensors) -> dict[st
     if sparsity is not None and sparsity.values:
         sparsity.one_of("format", ("dense",))
     bits, blocks = _read_groups(section)
-    matrices = {f"{base}.weight": _packed(stored, base, bits) for base in stored.bases(".weight_packed")}
+    matrices = {f"{base}.weight": _packed(stored, base, bits) for base in stored.bases(".weight_packed", "i32")}
+    for base in stored.bases(".weight_packed", "u8"):
+        matrices[f"{base}.weight"] = packed_float4_matrix(stored, base)
     for base in stored.bases(".weight", "i8"):
         matrices[f"{base}.weight"] = _integers(stored, base)
     for base in stored.bases(".weight", "f8_e4m3"):
@@ -71,9 +80,8 @@ def _read_groups(section: ConfigReader) -> tuple[set[int], tuple[int, int] | Non
         if number not in (4, 8):
             raise _refusal(weights, "num_bits", "4 or 8", number)
         is_float = weights.one_of("type", ("int", "float"), "int") == "float"
-        if is_float and number != 8:
-            raise _refusal(weights, "num_bits", "8 for floats", number)
-        strategy = weights.one_of("strategy", _STRATEGIES)
+        is_float4 = is_float and number == 4
+        strategy = weights.one_of("strategy", (_FLOAT4_STRATEGY,) if is_float4 else _STRATEGIES)
         if group.object("output_activations") is not None:
             raise _refusal(group, "output_activations", "null", group.values["output_activations"])
         bits.add(number)
@@ -82,9 +90,9 @@ def _read_groups(section: ConfigReader) -> tuple[set[int], tuple[int, int] | Non
             if not is_float or len(block) != 2:
                 raise _refusal(weights, "block_structure", "a block size [rows, columns] for fp8", list(block))
             blocks.add((block[0], block[1]))
-        elif is_float:
+        elif is_float and not is_float4:
             blocks.add(None)
-    if not bits or len(blocks) > 1:
+    if not bits or len(blocks) > 1:  # 4-bit floats have no blocks
         raise section.error("config_groups", "groups with one block_structure", section.values.get("config_groups"))
     return bits, blocks.pop() if blocks else None
 

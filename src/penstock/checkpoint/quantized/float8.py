@@ -7,12 +7,13 @@ have, are not needed: activations are rounded with scales of their own.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.quantized.float8_values import float8_values
 from penstock.checkpoint.quantized.matrix import BLOCK_LEN, QuantizedMatrix
 from penstock.checkpoint.quantized.stored import FLOAT_SCALES, StoredTensors
 from penstock.config import ConfigReader
@@ -22,16 +23,6 @@ __all__ = ["ACTIVATION_SCALES", "float8_matrices", "float8_matrix"]
 ACTIVATION_SCALES: Final = ("input_scale", "input_zero_point", "activation_scale")
 _SCALE_TYPES: Final = (*FLOAT_SCALES, "f8_e8m0")
 _NAN: Final = 0x7F
-
-
-@cache
-def _table() -> NDArray[np.float32]:
-    """Return the value of each byte: a sign, four bits of exponent (bias 7) and three of fraction."""
-    byte = np.arange(256)
-    exponent, fraction = byte >> 3 & 15, byte & 7
-    magnitude = np.where(exponent == 0, np.ldexp(fraction, -9), np.ldexp(8 + fraction, exponent - 10))
-    values: NDArray[np.float32] = np.where(byte & 128, -magnitude, magnitude).astype(np.float32)
-    return values
 
 
 def float8_matrices(section: ConfigReader, stored: StoredTensors) -> dict[str, QuantizedMatrix]:
@@ -74,5 +65,5 @@ def _read(stored: StoredTensors, weight: str, scale: str, block: tuple[int, int]
         scales = np.repeat(scales, block[0], axis=0)[:rows]
     elif scales.size != 1:
         scales = scales.reshape(-1, 1)
-    values: NDArray[np.float32] = _table()[stored_bytes] * (scales.reshape(()) if scales.size == 1 else scales)
+    values: NDArray[np.float32] = float8_values()[stored_bytes] * (scales.reshape(()) if scales.size == 1 else scales)
     return values

@@ -2,7 +2,8 @@
 
 A block has 32 columns of a row: one float16 scale, and integers of 4 bits (``q4_0``, -8 to 7), of 4 bits from which a
 zero point of the block is subtracted (``uint4``), or of 8 bits (``q8_0``, -128 to 127).  A matrix of integers with
-float16 scales for 32 columns or more is exact in one of them.
+float16 scales for 32 columns or more is exact in one of them.  4-bit floats have blocks of their own (``nvfp4``), and
+so have ternary integers (``tq2_0``, 256 columns), both with float32 scales.
 """
 
 from __future__ import annotations
@@ -14,11 +15,19 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK_LEN", "Blocks", "GroupedIntegers", "QuantizedMatrix", "group_index", "integer_scheme", "to_blocks"]
+from penstock.checkpoint.quantized.float8_values import float8_values
+
+__all__ = [
+    "BLOCK_LEN", "TERNARY_BLOCK_LEN", "Blocks", "Float4Groups", "GroupedIntegers", "QuantizedMatrix", "TernaryIntegers",
+    "group_index", "integer_scheme", "to_blocks",
+]  # fmt: skip
 
 BLOCK_LEN: Final = 32
+TERNARY_BLOCK_LEN: Final = 256
 _PIECE_VALUES: Final = 1 << 22
 _RANGES: Final = {"q4_0": (-8, 7), "uint4": (-16, 15), "q8_0": (-128, 127)}
+_FLOAT4: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""The values of E2M1 (OCP Microscaling Formats, version 1.0)."""
 _BLOCK_BYTES: Final = {"q4_0": 18, "uint4": 19, "q8_0": 34}
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -46,7 +55,57 @@ class GroupedIntegers:
             return self.integers * self.scales[:, self.group_of]
 
 
-Values: TypeAlias = GroupedIntegers | Floats
+@dataclass(frozen=True)
+class Float4Groups:
+    """4-bit floats (E2M1), two a byte of ``codes`` uint8 [rows, cols / 2], the first in the low half.
+
+    16 columns share an E4M3 without a sign of ``scales`` uint8 [rows, cols / 16], and all values ``factor``.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.uint8]
+    factor: np.float32
+
+    def values(self) -> Floats:
+        """Return the values: the product of both scales, rounded to float32, times the float, rounded again."""
+        rows, num_bytes = self.codes.shape
+        floats = np.empty((rows, num_bytes, 2), np.float32)
+        floats[..., 0], floats[..., 1] = _FLOAT4[self.codes & 15], _FLOAT4[self.codes >> 4]
+        scales = float8_values()[self.scales] * self.factor
+        values: Floats = (floats.reshape(rows, -1, 16) * scales[..., None]).reshape(rows, -1)
+        return values
+
+    def blocks(self) -> NDArray[np.uint8]:
+        """Return blocks of 32 columns, uint8 [rows, bytes]: the factor, two scales, and nibbles as in ``q4_0``."""
+        rows = len(self.codes)
+        pairs = self.codes.reshape(rows, -1, 2, 8)
+        nibbles = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(rows, -1, 2, 16)
+        body = nibbles[:, :, 0] | nibbles[:, :, 1] << np.uint8(4)
+        head = np.broadcast_to(np.array([self.factor], "<f4").view(np.uint8), (*body.shape[:2], 4))
+        return np.concatenate([head, self.scales.reshape(rows, -1, 2), body], axis=2).reshape(rows, -1)
+
+
+@dataclass(frozen=True)
+class TernaryIntegers:
+    """The value of a ``codes`` uint8 [rows, cols], 0 to 3, less 1, times ``factor``."""
+
+    codes: NDArray[np.uint8]
+    factor: np.float32
+
+    def values(self) -> Floats:
+        """Return the values, rounded once to float32."""
+        return (self.codes.astype(np.float32) - np.float32(1)) * self.factor
+
+    def blocks(self) -> NDArray[np.uint8]:
+        """Return blocks of 256 columns, uint8 [rows, bytes]: the factor, then the bits as GGUF's TQ2_0 has them."""
+        rows = len(self.codes)
+        codes = self.codes.reshape(rows, -1, 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+        body = np.bitwise_or.reduce(codes, axis=3).reshape(rows, -1, TERNARY_BLOCK_LEN // 4)
+        head = np.broadcast_to(np.array([self.factor], "<f4").view(np.uint8), (*body.shape[:2], 4))
+        return np.concatenate([head, body], axis=2).reshape(rows, -1)
+
+
+Values: TypeAlias = GroupedIntegers | Float4Groups | TernaryIntegers | Floats
 
 
 @dataclass(frozen=True)
@@ -64,7 +123,7 @@ class QuantizedMatrix:
     def values(self) -> Floats:
         """Return the exact values, rounded once to float32."""
         data = self.read()
-        return data.values() if isinstance(data, GroupedIntegers) else data
+        return data if isinstance(data, np.ndarray) else data.values()
 
 
 class Blocks(NamedTuple):
@@ -103,8 +162,11 @@ def _has_whole_blocks(group_of: NDArray[np.int64]) -> bool:
 def to_blocks(data: Values, scheme: str) -> Blocks:
     """Return the blocks of ``scheme`` ("q4_0", "uint4" or "q8_0"), exact where the values are those of such blocks.
 
-    Other values are rounded to the nearest of 8 bits, with a scale of the largest magnitude / 127 for 32 columns.
+    4-bit floats and ternary integers have blocks of their own.  Other values are rounded to the nearest of 8 bits, with
+    a scale of the largest magnitude / 127 for 32 columns.
     """
+    if isinstance(data, Float4Groups | TernaryIntegers):
+        return Blocks(data.blocks(), 0.0)
     rows, cols = data.integers.shape if isinstance(data, GroupedIntegers) else data.shape
     row_bytes = cols // BLOCK_LEN * _BLOCK_BYTES[scheme]
     out = np.empty((rows, row_bytes), np.uint8)

@@ -20,7 +20,7 @@ __all__ = ["QUANTIZATION_FILES", "find_section", "packed_tensor", "stored_method
 QUANTIZATION_FILES: Final = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _KEY: Final = "quantization_config"
 _METHODS: Final = {
-    "gptq_marlin": "gptq", "awq_marlin": "awq", "compressed_tensors": "compressed-tensors",
+    "gptq_marlin": "gptq", "awq_marlin": "awq", "compressed_tensors": "compressed-tensors", "modelopt_fp4": "modelopt",
 }  # fmt: skip
 """Other names of the formats."""
 
@@ -74,7 +74,8 @@ def find_section(folder: Path, config: ConfigReader, tensors: Mapping[str, Tenso
 
 def packed_tensor(tensors: Mapping[str, TensorInfo]) -> str | None:
     """Return the name of a tensor that another tool quantized; None if there is none."""
-    packed = next((name for name in tensors if name.endswith((".qweight", ".weight_packed"))), None)
+    ends = (".qweight", ".weight_packed", ".weight_scale_2")
+    packed = next((name for name in tensors if name.endswith(ends)), None)
     return packed or next((name for name, info in tensors.items() if info.dtype == "f8_e4m3"), None)
 
 

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.quantized.awq import awq_matrices
+from penstock.checkpoint.quantized.bitnet import bitnet_matrices
 from penstock.checkpoint.quantized.compressed import compressed_matrices
+from penstock.checkpoint.quantized.float4 import modelopt_matrices
 from penstock.checkpoint.quantized.float8 import float8_matrices
 from penstock.checkpoint.quantized.gptq import gptq_matrices
 from penstock.checkpoint.quantized.matrix import QuantizedMatrix, to_blocks
@@ -25,6 +27,8 @@ _READERS: Final[dict[str, Callable[[ConfigReader, StoredTensors], dict[str, Quan
     "awq": awq_matrices,
     "compressed-tensors": compressed_matrices,
     "fp8": float8_matrices,
+    "modelopt": modelopt_matrices,
+    "bitnet": bitnet_matrices,
 }
 
 

@@ -27,6 +27,8 @@ _PAIRS: Final = (
     layouts.T16_IQ4_NL,
 )
 """Layouts of pairs of groups with f16 scales."""
+_LOW_BITS: Final = (layouts.T16_TQ2_0, layouts.T16_TQ1_0, layouts.T16_Q2_0, layouts.T16_Q1_0)
+"""Layouts of values of one or two bits, or of five a byte."""
 _WITH_MINIMUMS: Final = (layouts.T16_Q4_1, layouts.T16_Q5_1)
 """The types with a second line, of f16 minimums."""
 
@@ -53,6 +55,10 @@ def unpack_blocks(weight: Tensor, layout: int) -> Tensor:
         zeros = _split(lines[..., 2 * _LINE : 3 * _LINE], (1, 16, 4)).transpose(-2, -1).double()
         integers = _nibbles(lines[:, :, None, 3 * _LINE :], 4).double() - zeros.unsqueeze(-1)
         return _rows(integers * scale.unsqueeze(-1))
+    if layout == layouts.T16_NVFP4:
+        return _unpack_nvfp4(lines)
+    if layout in _LOW_BITS:
+        return _unpack_low_bits(lines, layout)
     if layout in (layouts.T16_IQ4_XS, layouts.T16_Q2_K, layouts.T16_Q3_K):
         return _unpack_byte_scales(lines, layout)
     pairs = _split(lines[..., _LINE:], (4, -1))  # [tiles, blocks, pair, bytes]
@@ -88,9 +94,50 @@ def _unpack_byte_scales(lines: Tensor, layout: int) -> Tensor:
     return _rows((products.float() - (minimum * (own >> 4).double()).float()).double())
 
 
-def _bits(raw: Tensor, layout: int) -> Tensor:
-    """Return the integers of two or three bits of eight groups [..., bytes] as uint8 [..., group, row, 32]."""
-    groups = _split(raw, (8, -1))
+def _unpack_nvfp4(lines: Tensor) -> Tensor:
+    """Return the values of blocks [tiles, blocks, bytes] with a scale of 8 bits for each 16 columns."""
+    d = _split(lines[..., :_LINE].contiguous().view(torch.float32), (1, 1, 16, 1))  # [.., 1, 1, row, 1]
+    codes = _split(lines[..., _LINE : 5 * _LINE], (4, 16, 4)).transpose(-2, -1)  # [.., line, byte, row]
+    scale = _split(codes.contiguous().view(torch.float8_e4m3fn).float().flatten(-3), (1, 8, 2, 16)).transpose(-2, -1)
+    values = torch.tensor(_FLOAT4).double()[_nibbles(lines[:, :, None, 5 * _LINE :], 8).long()]
+    return _rows(values * (0.5 * scale * d).double().repeat_interleave(16, dim=-1))
+
+
+def _unpack_low_bits(lines: Tensor, layout: int) -> Tensor:
+    """Return the values of blocks [tiles, blocks, bytes] of ``_LOW_BITS``: -1, 0, 1 or 2 times the scale of a row."""
+    head, rest = lines[..., :_LINE].contiguous(), lines[:, :, None, _LINE:]
+    groups = 4 if layout == layouts.T16_Q2_0 else 8
+    if layout in (layouts.T16_TQ2_0, layouts.T16_TQ1_0):
+        scale = _split(head.view(torch.float32).double(), (1, 1, 16, 1))
+    else:
+        scale = _split(_halves(head), (1, 2, 16, 1)).repeat_interleave(groups // 2, dim=-3)
+    if layout == layouts.T16_TQ1_0:
+        integers = _trits(rest)
+    elif layout == layouts.T16_Q1_0:
+        integers = 2 * _single_bits(_split(rest, (groups, _LINE)))
+    else:
+        integers = _bits(rest, layout, groups)
+    return _rows((integers.double() - 1) * scale)
+
+
+def _trits(raw: Tensor) -> Tensor:
+    """Return the integers 0 to 2 of four pairs of groups [..., bytes] as uint8 [..., group, row, 32]."""
+    last = _split(raw[..., :_LINE], (16, 4)).transpose(-2, -1)  # [..., pair, row]
+    last = (last.unsqueeze(-1) >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3  # [..., pair, row, i]
+    digits, numbers = [], (_split(raw[..., _LINE:], (4, 3, 16, 4)).int() + 128) % 256
+    for _ in range(5):
+        digits.append(3 * numbers // 256)
+        numbers = 3 * numbers % 256
+    five = torch.stack(digits, dim=-2).to(torch.uint8)  # [..., pair, line, row, digit, i]
+    first, middle, second = five.unbind(-4)
+    even = torch.cat((first, middle[..., :3, :]), dim=-2).flatten(-2)
+    odd = torch.cat((second, middle[..., 3:, :], last.unsqueeze(-2)), dim=-2).flatten(-2)
+    return torch.stack((even, odd), dim=-3).flatten(-4, -3)
+
+
+def _bits(raw: Tensor, layout: int, num_groups: int = 8) -> Tensor:
+    """Return the integers of two or three bits of groups [..., bytes] as uint8 [..., group, row, 32]."""
+    groups = _split(raw, (num_groups, -1))
     pairs = _split(groups[..., : 2 * _LINE], (2, 16, 1, 4)).transpose(-4, -3)  # [..., group, row, half, 1, i]
     integers = ((pairs >> torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)) & 3).flatten(-3)
     if layout == layouts.T16_Q3_K:

@@ -8,7 +8,7 @@
                                     bytes of steps and offsets and 2 x 256 bytes of 4-bit values
 
     t16_q8_0 and so on              uint8 [tiles, blocks, lines, 64], for each number of lines one (core.layouts.BLOCKS)
-    t16_mxfp4, t16_iq4_nl           uint8 [tiles, blocks, 2 * lines, 32]
+                                    or uint8 [tiles, blocks, n * lines, 64 / n], where another one has as many lines
 
 A tile holds 16 rows.  Zeros pad the rows to a multiple of 16 and the columns to the layout's step.
 """
@@ -33,14 +33,17 @@ _TILES = {
     (torch.uint8, 3): layouts.T16_I4G32,
 }
 _SCALE_BYTES = 64
-_HALF_LINES = (layouts.T16_MXFP4, layouts.T16_IQ4_NL)
-"""Layouts of blocks with as many lines as another one: their tensors have lines of 32 bytes."""
+_PARTS = {
+    layouts.T16_MXFP4: 2, layouts.T16_IQ4_NL: 2, layouts.T16_NVFP4: 2,
+    layouts.T16_TQ2_0: 4, layouts.T16_Q1_0: 4, layouts.T16_Q2_0: 8,
+}  # fmt: skip
+"""The parts of a line, which are lines of their own in the tensors of layouts with as many lines as another one."""
 _PAIR_LINES = 9
 
 
 def _lines(layout: int) -> tuple[int, int]:
     """Return the number and the bytes of the lines of a block in a tensor, which no other layout of blocks has."""
-    parts = 2 if layout in _HALF_LINES else 1
+    parts = _PARTS.get(layout, 1)
     return layouts.BLOCKS[layout].tile_lines * parts, _SCALE_BYTES // parts
 
 
