@@ -48,11 +48,11 @@ constexpr bool is_low_bit(int32_t layout) { return layout >= PS_T16_TQ2_0 && lay
 PS_INLINE int zero_of(int32_t layout) {
   return layout == PS_T16_MXFP4 || layout == PS_T16_NVFP4 ? 12
          : is_low_bit(layout)                             ? 1
-         : layout == PS_T16_Q4_0 ? 8
-         : layout == PS_T16_Q5_0 ? 16
-         : layout == PS_T16_Q6_K ? 32
-         : layout == PS_T16_Q3_K ? 4
-                                 : 0;
+         : layout == PS_T16_Q4_0                          ? 8
+         : layout == PS_T16_Q5_0                          ? 16
+         : layout == PS_T16_Q6_K                          ? 32
+         : layout == PS_T16_Q3_K                          ? 4
+                                                          : 0;
 }
 PS_INLINE bool has_minimum(int32_t layout) {
   return layout == PS_T16_Q4_K || layout == PS_T16_Q5_K || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1 ||
