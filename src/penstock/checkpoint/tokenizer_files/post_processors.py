@@ -40,8 +40,9 @@ def post_processor(
         begin, end = _special(bos, 0), _special(eos, 0)
         return _template([begin, _A, end], [begin, _A, end, end, _zero(_B), end], ids)
     if name == "DebertaV2Tokenizer":
-        cls, sep = (_special(_text(role, ids, roles), 0) for role in ("cls_token", "sep_token"))
-        return _template([cls, _A, sep], [cls, _A, sep, _B, _special(sep["SpecialToken"]["id"], 1)], ids)
+        first, last = (_text(role, ids, roles) for role in ("cls_token", "sep_token"))
+        around = [_special(first, 0), _A, _special(last, 0)]
+        return _template(around, [*around, _B, _special(last, 1)], ids)
     if name == "T5Tokenizer":
         end = _special(_text("eos_token", ids, roles), 0)
         return _template([_A, end], [_A, end, _zero(_B), end], ids)

@@ -70,7 +70,7 @@ def zero_shot_prompts(
         raise refusal("candidate_labels", "at least one label", candidates)
     pairs = [(text, options.hypothesis(label)) for text in inputs for label in candidates]
     requests = [WindowRequest(text, hypothesis, max_len, cut="only_first") for text, hypothesis in pairs]
-    prompts = [windows[0].ids for windows in windows_of(tokenizer, requests, max_tokens)]
+    prompts: list[Sequence[int]] = [windows[0].ids for windows in windows_of(tokenizer, requests, max_tokens)]
 
     def results(rows: Sequence[NDArray[np.float32]]) -> list[Any]:
         logits = np.array(rows, np.float64).reshape(len(inputs), len(candidates), len(labels))
