@@ -33,7 +33,7 @@ BLOCK_SCHEMES = (
     *("q4_1", "q5_0", "q5_1", "iq4_nl", "iq4_xs", "q2_k", "q3_k"),
 )
 """The schemes of the blocks of a GGUF file, which float weights cannot have."""
-LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
+LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8", "w8a8_h32", "w4a8_h32")
 """The schemes that float weights can have."""
 
 

@@ -37,7 +37,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, a GGUF file, or ORG/NAME of a downloaded model"
     )
     parser.add_argument("out", metavar="OUT", help="the folder to write; it must not exist")
-    parser.add_argument("--scheme", required=True, help="w8a16, w8a8, w4a16 or w4a8 (required)")
+    parser.add_argument(
+        "--scheme",
+        required=True,
+        help="w8a16, w8a8, w4a16 or w4a8, or w8a8_h32 or w4a8_h32, which also rotate inputs by blocks of 32 columns "
+        "before they round them, against outliers (required)",
+    )
     parser.add_argument(
         "--method",
         choices=_METHODS,
