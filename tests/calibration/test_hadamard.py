@@ -47,7 +47,7 @@ def test_folders_and_bundles_have_the_same_weights(tmp_path: Path, scheme: str) 
     quantize_checkpoint(source, tmp_path / "out", scheme)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["scheme"] == scheme
     for folder, bundle, own in ((tmp_path / "out", "a.psm", None), (source, "b.psm", scheme)):
-        export_bundle(folder, tmp_path / bundle, own)
+        export_bundle(folder, tmp_path / bundle, scheme=own)
     graphs = [read_graph(tmp_path / name)[0] for name in ("a.psm", "b.psm")]
     assert rotated_weights(graphs[0])
     assert {node.attrs["scheme"] for node in graphs[0].nodes if node.op == "linear"} == {scheme, "w8a8"}
@@ -78,14 +78,13 @@ def test_methods_see_the_rotated_inputs(tmp_path: Path, method: str) -> None:
 
 
 def test_rotated_schemes_mix(tmp_path: Path) -> None:
-    source = write_tiny_llama(tmp_path / "model")
-    report = quantize_mixed(
-        source, tmp_path / "out", "w4a8_h32", MixedOptions(Budget(bits=6.5), num_tokens=256), None, None
-    )
+    source = write_tiny_llama(tmp_path / "model", tied=True)
+    options = MixedOptions(Budget(bits=6.0), num_tokens=256)
+    report = quantize_mixed(source, tmp_path / "out", "w4a8_h32", options)
     assert set(report.counts()) == {"w4a8_h32", "w8a8_h32"}
     checkpoint = Checkpoint.open(tmp_path / "out")
     schemes = checkpoint.mixed_schemes or {}
-    assert {schemes[name] for name in schemes if name.endswith("lm_head.weight")} <= {"w8a8", "w4a8"}
+    assert {schemes[name] for name in schemes if name == "model.embed_tokens.weight"} <= {"w8a8", "w4a8"}
     assert divergence(logits(tmp_path / "out"), logits(source, "f32")) == pytest.approx(
         report.divergence.mean, rel=5.0, abs=0.02
     )
@@ -98,9 +97,8 @@ def test_auto_tries_the_rotation() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("scheme", "share"), [("w8a8", 0.15), ("w4a8", 0.4)])
-def test_rotation_cures_planted_outliers(tmp_path: Path, scheme: str, share: float) -> None:
+def test_rotation_cures_planted_outliers(tmp_path: Path) -> None:
     plant_outliers(FOLDER, tmp_path / "planted", ("channels", "down", "values"), 32.0)
     expected = logits(tmp_path / "planted", "f32")
-    losses = [divergence(logits(tmp_path / "planted", own), expected) for own in (scheme, f"{scheme}_h32")]
-    assert losses[1] < share * losses[0]
+    losses = [divergence(logits(tmp_path / "planted", own), expected) for own in ("w8a8", "w8a8_h32")]
+    assert losses[1] < 0.15 * losses[0]

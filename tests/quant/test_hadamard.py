@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import ops
 from penstock.core.layouts import HADAMARD_SIGNS
 from penstock.nn.packing import pack_matrix
+from penstock.ops.eager import ops
 from penstock.ops.reference.linear import rotate_rows
 from penstock.quant.hadamard import restore_weight, rotate_inputs, rotate_products, rotate_weight, spread_squares
 from penstock.quant.scheme import find_scheme
@@ -55,15 +55,14 @@ def test_numpy_and_pytorch_have_the_same_bits(cols: int) -> None:
     assert rotate_rows(torch.from_numpy(x)).numpy().tobytes() == rotate_inputs(x).tobytes()
 
 
-@pytest.mark.parametrize("scheme", ["w8a8_h32", "w4a8_h32"])
-def test_rotation_takes_away_the_loss_of_one_large_column(scheme: str) -> None:
+def test_rotation_takes_away_the_loss_of_one_large_column() -> None:
     x, weight = inputs(16, 256), inputs(48, 256)
     x[:, 70] *= 50
     weight[:, 70] /= 50
     exact, errors = x.astype(np.float64) @ weight.T.astype(np.float64), {}
-    for name in (scheme, find_scheme(scheme).plain):
+    for name in ("w8a8", "w8a8_h32"):
         row = find_scheme(name)
         packed = pack_matrix(torch.from_numpy(weight), row.layout, row.hadamard)
         y = ops.linear(torch.from_numpy(x), packed, None, out_features=48, scheme=name).numpy()
         errors[name] = float(np.linalg.norm(y - exact) / np.linalg.norm(exact))
-    assert errors[scheme] < 0.55 * errors[find_scheme(scheme).plain]
+    assert errors["w8a8_h32"] < 0.55 * errors["w8a8"]

@@ -61,7 +61,7 @@ def _per_block(x: NDArray[Any], *, before: bool) -> NDArray[Any]:
         blocks = blocks * signs
     distance = GROUP_LEN // 2
     while distance:
-        pairs = blocks.reshape(len(blocks), -1, 2, distance)
+        pairs = blocks.reshape(len(blocks), GROUP_LEN // 2 // distance, 2, distance)
         blocks = np.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), axis=2)
         blocks = blocks.reshape(-1, GROUP_LEN)
         distance //= 2

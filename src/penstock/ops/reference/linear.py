@@ -52,7 +52,7 @@ def rotate_rows(x: Tensor) -> Tensor:
     whole = x.shape[-1] // GROUP_LEN * GROUP_LEN
     blocks = x[..., :whole].reshape(-1, GROUP_LEN) * torch.tensor(HADAMARD_SIGNS)
     for distance in (16, 8, 4, 2, 1):
-        low, high = blocks.reshape(len(blocks), -1, 2, distance).unbind(2)
+        low, high = blocks.reshape(len(blocks), 16 // distance, 2, distance).unbind(2)
         blocks = torch.stack((low + high, low - high), 2).reshape(-1, GROUP_LEN)
     x[..., :whole] = blocks.reshape(*x.shape[:-1], whole)
     return x
