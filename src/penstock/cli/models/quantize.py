@@ -70,6 +70,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="also write the statistics to FILE, an importance matrix in GGUF for llama.cpp's tools (default: none)",
     )
+    parser.add_argument(
+        "--rotate",
+        choices=("r1", "r2", "r1r2"),
+        help="fold rotations into the weights first, against outliers: r1 of the residual stream, r2 of the values of "
+        "each head (default: none)",
+    )
     add_mixed_options(parser)
     add_options(parser, "--threads")
     parser.set_defaults(run=run)
@@ -77,6 +83,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Quantize; show progress on standard error and print one line of figures."""
+    if args.rotate is None:
+        return _quantize(args)
+    from penstock.calibration.rotate import rotated_folder
+
+    with rotated_folder(downloaded_path(args.checkpoint), Path(args.out), args.rotate) as folder:
+        args.checkpoint = str(folder)
+        return _quantize(args)
+
+
+def _quantize(args: argparse.Namespace) -> int:
     from penstock.checkpoint.quantize import quantize_checkpoint
     from penstock.models.mapped import open_mapped
     from penstock.runtime.build import Progress
