@@ -18,6 +18,9 @@ from penstock.core.layouts import GROUP_LEN, HADAMARD_SIGNS
 
 __all__ = ["restore_weight", "rotate_inputs", "rotate_products", "rotate_weight", "spread_squares"]
 
+_CHUNK = 2048
+"""Blocks that are rotated at once, in the processor's cache."""
+
 
 def rotate_inputs(x: NDArray[Any]) -> NDArray[Any]:
     """Return ``x`` [..., columns] with each block times ``D H``, in the type of ``x``."""
@@ -53,17 +56,20 @@ def spread_squares(squares: NDArray[Any]) -> NDArray[Any]:
 
 def _per_block(x: NDArray[Any], *, before: bool) -> NDArray[Any]:
     """Multiply each block by the Hadamard matrix, and by the signs ``before`` or after it."""
-    result = np.array(x, order="C")
     whole = x.shape[-1] // GROUP_LEN * GROUP_LEN
-    signs = np.array(HADAMARD_SIGNS, x.dtype)
+    result = np.array(x, order="C")
     blocks = np.ascontiguousarray(result[..., :whole]).reshape(-1, GROUP_LEN)
-    if before:
-        blocks = blocks * signs
-    distance = GROUP_LEN // 2
-    while distance:
-        pairs = blocks.reshape(len(blocks), GROUP_LEN // 2 // distance, 2, distance)
-        blocks = np.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), axis=2)
-        blocks = blocks.reshape(-1, GROUP_LEN)
-        distance //= 2
-    result[..., :whole] = (blocks if before else blocks * signs).reshape(*x.shape[:-1], whole)
+    signs = np.array(HADAMARD_SIGNS, x.dtype)[:, None]
+    for start in range(0, len(blocks), _CHUNK):
+        piece = blocks[start : start + _CHUNK]
+        columns = np.ascontiguousarray(piece.T)  # the same column of all blocks lies together
+        columns = columns * signs if before else columns
+        for distance in (16, 8, 4, 2, 1):
+            pairs = columns.reshape(GROUP_LEN // 2 // distance, 2, distance, -1)
+            columns = np.empty_like(columns)
+            sums = columns.reshape(pairs.shape)
+            np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
+            np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
+        piece[:] = (columns if before else columns * signs).T
+    result[..., :whole] = blocks.reshape(*x.shape[:-1], whole)
     return result
