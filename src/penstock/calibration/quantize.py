@@ -16,6 +16,7 @@ from penstock.calibration.arguments import MethodArguments
 from penstock.calibration.awq import scaling_of
 from penstock.calibration.bundle import open_calibrated
 from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups
+from penstock.calibration.keys import check_family, smooth_keys
 from penstock.calibration.outputs import check_outputs
 from penstock.calibration.smooth import NO_SMOOTHING, find_folds, smoothing_of
 from penstock.calibration.texts import (
@@ -58,6 +59,7 @@ class DataOptions:
     ``num_tokens``: use this many tokens of it at most.  ``threads``: 0 is all allowed cores.  ``imatrix_out``: a file
     to which the statistics are written, as an importance matrix in GGUF.  ``data``: sequences to use instead of
     ``calibration``.  ``arguments``: those of single methods.  ``blacklist``: of ``checkpoint.quantize.plan_weights``.
+    ``smooth_keys``: also make the dimensions of keys more equal, for KV pages of int8 (``calibration.keys``).
     """
 
     method: str
@@ -68,6 +70,7 @@ class DataOptions:
     data: CalibrationData | None = None
     arguments: MethodArguments = field(default_factory=MethodArguments)
     blacklist: tuple[str, ...] = ()
+    smooth_keys: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an unknown method, and too few tokens."""
@@ -108,10 +111,16 @@ def quantize_with_data(
     check_outputs(final, options.imatrix_out)
     checkpoint = open_mapped(source)
     check_float_weights(checkpoint)
+    if options.smooth_keys:
+        check_family(checkpoint)
     plan = plan_weights(checkpoint, row, options.blacklist)
     tell = progress or _ignore
     file = options.calibration
     if file is not None and is_imatrix(file):
+        if options.smooth_keys:
+            raise InvalidArgumentError(
+                f"calibration: expected texts for smooth_keys, got the importance matrix {file}", param="calibration"
+            )
         statistics = _read_statistics(file, options, checkpoint, plan)
         rounding = _DataRounding(statistics, _recipe(options, statistics), plan)
     else:
@@ -176,6 +185,8 @@ def _calibrated(
             if "awq" in options.steps:
                 grid = options.arguments.grid
                 rounding.smoothing = scaling_of(checkpoint, program, plan, grid, passes.begin)
+            if options.smooth_keys:
+                rounding.smoothing = smooth_keys(checkpoint, program, rounding.smoothing, passes.begin("keys"))
             if "imatrix" in options.steps and scheme.hadamard:
                 rounding.rotated_squares = _rotated_squares(program, rounding, passes, plan)
             if "gptq" in options.steps:
@@ -219,6 +230,7 @@ def _recipe(options: DataOptions, statistics: InputStatistics) -> dict[str, Any]
         "calibration_tokens": statistics.num_tokens,
         "calibration_sha256": statistics.digest,
     }
+    recipe |= {"smooth_keys": True} if options.smooth_keys else {}
     recipe |= {"strength": options.arguments.strength} if "smooth" in options.steps else {}
     return recipe | ({"damping": options.arguments.damping} if "gptq" in options.steps else {})
 

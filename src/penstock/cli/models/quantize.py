@@ -71,6 +71,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="also write the statistics to FILE, an importance matrix in GGUF for llama.cpp's tools (default: none)",
     )
     parser.add_argument(
+        "--smooth-keys",
+        action="store_true",
+        help="with a --method that has calibration data: also make the dimensions of keys more equal, for --kv-cache "
+        "int8 (default: leave them)",
+    )
+    parser.add_argument(
         "--rotate",
         choices=("r1", "r2", "r1r2"),
         help="fold rotations into the weights first, against outliers: r1 of the residual stream, r2 of the values of "
@@ -97,6 +103,11 @@ def _quantize(args: argparse.Namespace) -> int:
     from penstock.models.mapped import open_mapped
     from penstock.runtime.build import Progress
 
+    if args.smooth_keys and (is_mixed(args) or args.method in ("rtn", "auto")):
+        raise InvalidArgumentError(
+            "--smooth-keys: expected a single --method with calibration data, such as smooth, and no budget",
+            param="smooth_keys",
+        )
     if is_mixed(args):
         return run_mixed(args)
     if args.method == "auto":
@@ -128,7 +139,7 @@ def _run_with_data(args: argparse.Namespace) -> int:
     tokens = DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens
     file = None if args.calibration is None else Path(args.calibration)
     imatrix_out = None if args.imatrix_out is None else Path(args.imatrix_out)
-    options = DataOptions(args.method, file, tokens, args.threads, imatrix_out)
+    options = DataOptions(args.method, file, tokens, args.threads, imatrix_out, smooth_keys=args.smooth_keys)
     with ProgressLine() as line:
         report = quantize_with_data(downloaded_path(args.checkpoint), args.out, args.scheme, options, line)
     _print_report(args, report)
