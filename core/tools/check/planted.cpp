@@ -89,7 +89,8 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end) {
   const bool off = plant == SPLIT_K         ? args.m > 1
                    : plant == SPLIT_THREADS ? !whole
                                             : strcmp(original->level, "generic") != 0;
-  if (off && scheme >= LINEAR_W8A16 && scheme <= LINEAR_W4A8_H32) scale_linear(original->linear[scheme], args, begin, end);
+  if (off && scheme >= LINEAR_W8A16 && scheme <= LINEAR_W4A8_H32)
+    scale_linear(original->linear[scheme], args, begin, end);
   else if (off && !args.gated) split_linear<scheme == LINEAR_BF16>(original, args, begin, end);
   else original->linear[scheme](args, begin, end);
 }
