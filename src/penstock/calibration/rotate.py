@@ -60,7 +60,8 @@ def random_hadamard(width: int, seed: int) -> Rotate:
             blocks = np.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), axis=2)
             blocks = blocks.reshape(-1, block)
             distance //= 2
-        return (blocks / math.sqrt(block)).reshape(x.shape)
+        rotated: NDArray[np.float64] = (blocks / math.sqrt(block)).reshape(x.shape)
+        return rotated
 
     return rotate
 
