@@ -19,8 +19,8 @@ import penstock
 from penstock.runtime.program import KV_LAYOUTS, ProgramLimits
 
 ROOT = Path(__file__).parents[1]
-SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
-LIMITS = {"f32": 0.0, "w8a16": 0.3, "w8a8": 0.3, "w4a16": 0.8, "w4a8": 0.9}
+SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w8a8_h32", "w4a16", "w4a8", "w4a8_h32")
+LIMITS = {"f32": 0.0, "w8a16": 0.3, "w8a8": 0.3, "w8a8_h32": 0.2, "w4a16": 0.8, "w4a8": 0.9, "w4a8_h32": 0.9}
 
 
 def read_windows(llm: penstock.LLM, args: argparse.Namespace) -> list[list[int]]:

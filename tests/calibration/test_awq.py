@@ -58,7 +58,7 @@ class Calibrated:
         weight, exponents = self.tensors[name], smoothing.columns.get(name, np.zeros(1, np.int32))
         with Context(1) as context:
             pieces = list(quantize_rows(context, find_scheme(scheme), np.ldexp(weight, exponents), "f32"))
-        values = np.ldexp(values_of(concatenate_rows(pieces)), -exponents)
+        values = np.ldexp(values_of(concatenate_rows(pieces), find_scheme(scheme)), -exponents)
         return float(((self.inputs[name].astype(np.float64) @ (values - weight).T) ** 2).sum())
 
 

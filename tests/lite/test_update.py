@@ -30,7 +30,7 @@ def named(weights: dict[str, npt.NDArray[np.float32]]) -> list[lite.Tensor]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("scheme", mostly_long(["f32", "w8a8", "w4a8"], "w4a8"))
+@pytest.mark.parametrize("scheme", mostly_long(["f32", "w8a8", "w4a8", "w4a8_h32"], "w4a8_h32"))
 def test_as_a_bundle_of_the_new_checkpoint(scheme: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     old, new = (tmp_path / f"{one.name}.psm" for one in folders)
     for source, out in zip(folders, (old, new), strict=True):

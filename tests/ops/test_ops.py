@@ -186,8 +186,9 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
 
 def test_integer_kernels_equal_their_reference_bit_for_bit() -> None:
     """Sums of integers are exact in any order, and so nothing is left to a tolerance."""
-    cases = [case for case in CASES["linear"]() if case.attrs["scheme"] in ("w8a16", "w8a8", "w4a16", "w4a8")]
-    assert len(cases) >= 24
+    schemes = ("w8a16", "w8a8", "w4a16", "w4a8", "w8a8_h32", "w4a8_h32")
+    cases = [case for case in CASES["linear"]() if case.attrs["scheme"] in schemes]
+    assert len(cases) >= 36
     for case in cases:
         found = ops.linear(*case.tensors, **case.attrs)
         assert found.equal(reference.linear(*case.tensors, **case.attrs)), case.name

@@ -98,7 +98,7 @@ def test_the_result_is_deterministic(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
-    with pytest.raises(InvalidArgumentError, match="w8a16, w8a8, w4a16, w4a8, got 'f16'"):
+    with pytest.raises(InvalidArgumentError, match="w8a16, w8a8, w4a16, w4a8, w8a8_h32, w4a8_h32, got 'f16'"):
         quantize_checkpoint(source, tmp_path / "out", "f16")
     with pytest.raises(InvalidArgumentError, match="already exists"):
         quantize_checkpoint(source, source, "w8a8")

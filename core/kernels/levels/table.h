@@ -14,6 +14,7 @@
 #include "rows/reduce.h"
 #include "general/softmax.h"
 #include "rows/quantize.h"
+#include "rows/hadamard.h"
 #include "linear/store_lines.h"
 #include "linear/blocks.h"
 #include "linear/float32.h"
@@ -50,8 +51,9 @@ struct Bf16Kernels {
 constexpr bool kBf16 = builds_scheme("bf16");
 // Ops that multiply panels of values.
 constexpr bool kPanels = builds_op("matmul") || builds_op("sdpa") || builds_op("lstm") || builds_op("gru");
+constexpr bool kRotated = builds_scheme("w8a8_h32") || builds_scheme("w4a8_h32");
 constexpr bool kInteger =
-    builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
+    builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8") || kRotated;
 constexpr bool kAttention = builds_attention();
 // Fused activations are kinds of unary.
 constexpr bool kActivations =
@@ -90,6 +92,7 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
       .level = level,
       .linear = {},  // below
       .quantize_rows = integers.quantize_rows,
+      .rotate_row = kRotated ? rotate_row : nullptr,
       .quantize_groups = kBlocks ? quantize_groups : nullptr,
       .linear_panel_bytes = integers.panel_bytes,
       .round_rows_bf16 = bf16.round_rows,
@@ -137,6 +140,7 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
   kernels.linear[LINEAR_BF16] = bf16.linear;
   kernels.linear[LINEAR_W8A16] = kernels.linear[LINEAR_W8A8] = integers.linear;
   kernels.linear[LINEAR_W4A16] = kernels.linear[LINEAR_W4A8] = integers.linear;
+  kernels.linear[LINEAR_W8A8_H32] = kernels.linear[LINEAR_W4A8_H32] = integers.linear;
 #define PS_BLOCKS(id, ...) kernels.linear[LINEAR_##id] = kBlocks ? linear_blocks : nullptr;
 #include "base/block_schemes.inc"
   return kernels;

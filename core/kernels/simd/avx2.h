@@ -50,6 +50,11 @@ PS_INLINE F16 f_fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a
 PS_INLINE F16 f_max(F16 x, F16 y) { return PS_BOTH(_mm256_max_ps, x, y); }
 PS_INLINE F16 f_min(F16 x, F16 y) { return PS_BOTH(_mm256_min_ps, x, y); }
 PS_INLINE F16 f_sqrt(F16 x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+template <int n> PS_INLINE F16 f_swap(F16 x) {  // each lane for the one n away
+  if constexpr (n == 8) return {x.b, x.a};
+  else if constexpr (n == 4) return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+  else return {_mm256_permute_ps(x.a, n == 2 ? 0x4e : 0xb1), _mm256_permute_ps(x.b, n == 2 ? 0x4e : 0xb1)};
+}
 PS_INLINE F16 f_abs(F16 x) {
   const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};

@@ -38,6 +38,11 @@ PS_INLINE F16 f_fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v
 PS_INLINE F16 f_max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 PS_INLINE F16 f_min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 PS_INLINE F16 f_sqrt(F16 a) { return {_mm512_sqrt_ps(a.v)}; }
+template <int n> PS_INLINE F16 f_swap(F16 a) {  // each lane for the one n away
+  constexpr int order = n == 8 || n == 2 ? 0x4e : 0xb1;
+  if constexpr (n >= 4) return {_mm512_shuffle_f32x4(a.v, a.v, order)};
+  else return {_mm512_permute_ps(a.v, order)};
+}
 PS_INLINE F16 f_abs(F16 a) { return {_mm512_abs_ps(a.v)}; }
 
 PS_INLINE M16 m_range(int lo, int hi) {

@@ -62,6 +62,7 @@ PS_LONG F16 f_fma(const F16& a, const F16& b, const F16& c) {
 PS_INLINE F16 f_max(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 PS_INLINE F16 f_min(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 PS_LONG F16 f_sqrt(const F16& a) { F16 r; PS_LANES(__builtin_sqrtf(a.v[i])); }
+template <int n> PS_INLINE F16 f_swap(F16 a) { F16 r; PS_LANES(a.v[i ^ n]); }  // each lane for the one n away
 PS_INLINE F16 f_abs(F16 a) { F16 r; PS_LANES(float_of(bits_of(a.v[i]) & 0x7fffffffu)); }
 
 PS_LONG M16 m_range(int lo, int hi) { M16 r; PS_LANES(i >= lo && i < hi ? -1 : 0); }

@@ -55,6 +55,12 @@ PS_INLINE F16 f_fma(F16 a, F16 b, F16 c) { F16 r; PS_QUADS(vfmaq_f32(c.v[i], a.v
 PS_INLINE F16 f_max(F16 a, F16 b) { F16 r; PS_QUADS(vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
 PS_INLINE F16 f_min(F16 a, F16 b) { F16 r; PS_QUADS(vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
 PS_INLINE F16 f_sqrt(F16 a) { F16 r; PS_QUADS(vsqrtq_f32(a.v[i])); }
+template <int n> PS_INLINE F16 f_swap(F16 a) {  // each lane for the one n away
+  F16 r;
+  if constexpr (n >= 4) PS_QUADS(a.v[i ^ (n / 4)]);
+  else if constexpr (n == 2) PS_QUADS(vextq_f32(a.v[i], a.v[i], 2));
+  else PS_QUADS(vrev64q_f32(a.v[i]));
+}
 PS_INLINE F16 f_abs(F16 a) { F16 r; PS_QUADS(vabsq_f32(a.v[i])); }
 
 PS_INLINE M16 m_range(int lo, int hi) {

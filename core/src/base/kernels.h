@@ -58,6 +58,8 @@ enum LinearScheme {
   LINEAR_W8A8,
   LINEAR_W4A16,
   LINEAR_W4A8,
+  LINEAR_W8A8_H32,  // with activations that are rotated before they are rounded
+  LINEAR_W4A8_H32,
 #define PS_BLOCKS(id, ...) LINEAR_##id,
 #include "base/block_schemes.inc"
   NUM_LINEAR_SCHEMES
@@ -308,6 +310,9 @@ struct Kernels {
   // begin, end: tokens.  layout: the weight layout that the rows will meet
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,
                         const QuantizedRows& out, int64_t begin, int64_t end);
+  // One row times blocks of a Hadamard matrix of 32, unscaled; columns after the last whole block are copied.  y may be
+  // x.
+  void (*rotate_row)(const float* x, float* y, int64_t cols);
   // For GGUF's blocks: row after row of RoundedGroup, out.stride bytes apart, an even number of groups: the last may be
   // zero.  q and stride of `out` are used and no others; cols is a multiple of 32.
   void (*quantize_groups)(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin,

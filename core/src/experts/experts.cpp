@@ -30,10 +30,7 @@ int64_t most_tiles(const Call& c) {
   return rows % kTileRows ? rows / kTileRows + 2 : rows / kTileRows;
 }
 
-int32_t planes(const Call& c) {
-  const int64_t scheme = c.attrs[kExpertScheme].i;
-  return scheme == LINEAR_W8A8 || scheme == LINEAR_W4A8 ? 1 : scheme == LINEAR_W8A16 || scheme == LINEAR_W4A16 ? 2 : 0;
-}
+int32_t planes(const Call& c) { return activation_planes(c.attrs[kExpertScheme].i); }
 bool is_bf16(const Call& c) { return c.attrs[kExpertScheme].i == LINEAR_BF16; }
 bool has_blocks(const Call& c) { return c.attrs[kExpertScheme].i >= LINEAR_Q8_0; }
 
@@ -138,6 +135,7 @@ void run_gather(const Call& c, int64_t begin, int64_t end, int32_t) {
   for (int64_t p = begin; p < end; ++p) {
     const int64_t token = s.sources[p] / slots, slot = c.in[0].rank == 3 ? s.sources[p] % slots : 0;
     memcpy(x + p * stride, f32(c.in[0]) + token * c.in[0].row_stride + slot * cols, static_cast<size_t>(cols) * 4);
+    if (is_rotated(c.attrs[kExpertScheme].i)) c.kernels->rotate_row(x + p * stride, x + p * stride, cols);
   }
   if (!s.o.stride) return;
   int64_t e = std::upper_bound(s.starts, s.starts + c.attrs[kExpertNum].i + 1, begin) - s.starts - 1;

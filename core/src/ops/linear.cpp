@@ -1,5 +1,7 @@
 // The phases of linear and embedding.
 // Hot: runs in every step.
+#include <algorithm>
+
 #include "base/memory.h"
 #include "base/tiles.h"
 #include "ops/ops.h"
@@ -13,10 +15,7 @@ float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 // Activations rounded to integers lie in the shared scratch: rows, sums of groups, sums of rows, scales.
 struct QuantizedBytes { int64_t q, group_sums, sums, total; };
 
-int32_t planes(const Call& c) {
-  const int64_t scheme = c.attrs[kLinearScheme].i;
-  return scheme == LINEAR_W8A8 || scheme == LINEAR_W4A8 ? 1 : scheme == LINEAR_W8A16 || scheme == LINEAR_W4A16 ? 2 : 0;
-}
+int32_t planes(const Call& c) { return activation_planes(c.attrs[kLinearScheme].i); }
 
 ps_status quantized_bytes(int64_t tokens, int32_t planes, int64_t cols, QuantizedBytes* out) {
   const int64_t stride = round_up(cols, kPairColumns);  // cols of a weight are bounded
@@ -82,7 +81,18 @@ QuantizedRows grouped_rows(const Call& c) {
 int64_t linear_rows(const Call& c) { return c.in[0].dims[0]; }
 int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.out[0].dims[1] + kTileRows - 1) / kTileRows : 0; }
 
-void run_quantize(const Call& c, int64_t begin, int64_t end, int32_t) {
+// Each row goes through the thread's scratch, which is free in this phase, and is the row that all strides lead to.
+void run_rotate(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  float* const rotated = reinterpret_cast<float*>(c.thread_scratch + thread * c.thread_scratch_bytes);
+  for (int64_t row = begin; row < end; ++row) {
+    c.kernels->rotate_row(f32(c.in[0]) + row * c.in[0].row_stride, rotated, c.in[0].dims[1]);
+    c.kernels->quantize_rows(rotated, 0, c.in[0].dims[1], c.in[0].dims[0], c.in[kLinearWeight].layout,
+                             quantized_rows(c), row, row + 1);
+  }
+}
+
+void run_quantize(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  if (is_rotated(c.attrs[kLinearScheme].i)) return run_rotate(c, begin, end, thread);
   c.kernels->quantize_rows(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], c.in[0].dims[0],
                            c.in[kLinearWeight].layout, quantized_rows(c), begin, end);
 }
@@ -182,6 +192,9 @@ ps_status linear_scratch(const Call& c, Scratch* out) {
   out->shared = bytes.total;
   out->per_thread = c.kernels->linear_panel_bytes(c.in[kLinearWeight].layout, c.in[kLinearWeight].dims[1],
                                                   c.in[0].dims[0], planes(c));
+  if (is_rotated(c.attrs[kLinearScheme].i)) {
+    out->per_thread = std::max<int64_t>(out->per_thread, round_up(c.in[0].dims[1], 16) * 4);
+  }
   return PS_OK;
 }
 

@@ -14,6 +14,12 @@
 
 namespace ps {
 
+// The int8 rows that a scheme rounds a row of activations to; 0: it keeps floats, or rounds groups.
+constexpr int32_t activation_planes(int64_t scheme) {
+  return scheme < LINEAR_W8A16 || scheme >= LINEAR_Q8_0 ? 0 : scheme == LINEAR_W8A16 || scheme == LINEAR_W4A16 ? 2 : 1;
+}
+constexpr bool is_rotated(int64_t scheme) { return scheme == LINEAR_W8A8_H32 || scheme == LINEAR_W4A8_H32; }
+
 // A parsed schema.
 // ATTR_INTS: a list of sizes, stored as a string (base/size_list.h).
 enum AttrType { ATTR_INT = 1, ATTR_FLOAT = 2, ATTR_STRING = 3, ATTR_BOOL = 4, ATTR_INTS = 5 };

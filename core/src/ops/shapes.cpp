@@ -57,10 +57,15 @@ struct SchemeRow {
   bool integer, built;
 };
 constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
-    {"f32", PS_T16_F32, false, builds_scheme("f32")},    {"f16", PS_T16_F16, false, builds_scheme("f16")},
-    {"bf16", PS_T16_BF16, false, builds_scheme("bf16")}, {"w8a16", PS_T16_I8, true, builds_scheme("w8a16")},
-    {"w8a8", PS_T16_I8, true, builds_scheme("w8a8")},    {"w4a16", PS_T16_I4G32, true, builds_scheme("w4a16")},
+    {"f32", PS_T16_F32, false, builds_scheme("f32")},
+    {"f16", PS_T16_F16, false, builds_scheme("f16")},
+    {"bf16", PS_T16_BF16, false, builds_scheme("bf16")},
+    {"w8a16", PS_T16_I8, true, builds_scheme("w8a16")},
+    {"w8a8", PS_T16_I8, true, builds_scheme("w8a8")},
+    {"w4a16", PS_T16_I4G32, true, builds_scheme("w4a16")},
     {"w4a8", PS_T16_I4G32, true, builds_scheme("w4a8")},
+    {"w8a8_h32", PS_T16_I8, true, builds_scheme("w8a8_h32")},
+    {"w4a8_h32", PS_T16_I4G32, true, builds_scheme("w4a8_h32")},
 #define PS_BLOCKS(id, name, ...) {#name, PS_T16_##id, false, builds_scheme(#name)},
 #include "base/block_schemes.inc"
 };

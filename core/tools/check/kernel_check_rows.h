@@ -240,8 +240,33 @@ inline void check_reductions(Random& random) {
   }
 }
 
+// Blocks of 32 columns, rotated; x of this length, and no element behind it.
+inline void check_rotation(int64_t cols, Random& random) {
+  const Floats x = random.normals(cols);
+  Floats expected(x.size());
+  ps::kernels_generic->rotate_row(x.data(), expected.data(), cols);
+  for (const ps::Kernels* k : levels()) {
+    Floats y(x.size(), 9.f), own = x;
+    k->rotate_row(x.data(), y.data(), cols);
+    expect_same(y, expected, "rotate_row", k->level);
+    k->rotate_row(own.data(), own.data(), cols);
+    expect_same(own, expected, "rotate_row in place", k->level);
+    for (int64_t i = 0; i < cols; ++i) {
+      double sum = 0;
+      for (int64_t j = i / 32 * 32; j < i / 32 * 32 + 32 && j < cols; ++j) {
+        const bool is_negative = __builtin_popcountll(uint64_t(i & j & 31)) % 2;
+        const bool turns = (j & 3) == 3 ? (j & 12) != 12 : (j & 12) == 12;
+        sum += (is_negative != turns ? -1 : 1) * double(x[size_t(j)]);
+      }
+      const double wanted = i < cols / 32 * 32 ? sum : double(x[size_t(i)]);
+      expect_near(y[size_t(i)], wanted, 1e-5, "rotate_row " + std::to_string(cols), k->level);
+    }
+  }
+}
+
 inline void check_rows() {
   Random random = {3};
+  for (int64_t cols : {1, 31, 32, 33, 64, 160, 1003}) check_rotation(cols, random);
   for (int64_t dim : {1, 15, 16, 40, 160, 1000})
     for (int with = 0; with < 2; ++with) {
       check_norm(false, 1, dim, with, random);

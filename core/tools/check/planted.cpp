@@ -89,7 +89,8 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end) {
   const bool off = plant == SPLIT_K         ? args.m > 1
                    : plant == SPLIT_THREADS ? !whole
                                             : strcmp(original->level, "generic") != 0;
-  if (off && scheme >= LINEAR_W8A16 && scheme <= LINEAR_W4A8) scale_linear(original->linear[scheme], args, begin, end);
+  if (off && scheme >= LINEAR_W8A16 && scheme <= LINEAR_W4A8_H32)
+    scale_linear(original->linear[scheme], args, begin, end);
   else if (off && !args.gated) split_linear<scheme == LINEAR_BF16>(original, args, begin, end);
   else original->linear[scheme](args, begin, end);
 }
@@ -125,6 +126,8 @@ const Kernels* plant_level(const Kernels* kernels) {
   table.linear[LINEAR_W8A8] = linear<level, LINEAR_W8A8>;
   table.linear[LINEAR_W4A16] = linear<level, LINEAR_W4A16>;
   table.linear[LINEAR_W4A8] = linear<level, LINEAR_W4A8>;
+  table.linear[LINEAR_W8A8_H32] = linear<level, LINEAR_W8A8_H32>;
+  table.linear[LINEAR_W4A8_H32] = linear<level, LINEAR_W4A8_H32>;
 #define PS_BLOCKS(id, ...) table.linear[LINEAR_##id] = linear<level, LINEAR_##id>;
 #include "base/block_schemes.inc"
   return &table;

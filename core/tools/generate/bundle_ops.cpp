@@ -12,7 +12,7 @@ namespace ps {
 namespace {
 
 constexpr const char* kSchemeNames[] = {
-    "f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8",
+    "f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8", "w8a8_h32", "w4a8_h32",
 #define PS_BLOCKS(id, name, ...) #name,
 #include "base/block_schemes.inc"
 };

@@ -21,12 +21,13 @@ from penstock.checkpoint.quantize import check_float_weights, quantize_checkpoin
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.models.mapped import open_mapped
 from penstock.quant.folder import check_new_folder
-from penstock.quant.scheme import Scheme, quantizing_scheme
+from penstock.quant.scheme import ROTATED_SUFFIX, SCHEMES, Scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
 __all__ = ["AutoReport", "Candidate", "methods_for", "quantize_auto"]
 
 _NEAREST: Final = "rtn"
+_ROTATED: Final = "hadamard"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def methods_for(scheme: Scheme) -> tuple[str, ...]:
     """Return the methods that are tried for a scheme.
 
     Importance matrices choose the lines of 4 bits only.  Smoothing is a cure for inputs of 8 bits, scales that are
-    searched (awq) for weights of 4 bits.
+    searched (awq) for weights of 4 bits.  A scheme that also exists with a rotation is tried with it, as ``hadamard``.
     """
 
     def is_sensible(method: str) -> bool:
@@ -62,7 +63,10 @@ def methods_for(scheme: Scheme) -> tuple[str, ...]:
         is_fitting = "smooth" not in steps or scheme.activation_bits == 8
         return is_fitting and (scheme.weight_bits == 4 or not {"imatrix", "awq"} & set(steps))
 
-    return (_NEAREST, *(method for method in METHODS if is_sensible(method)))
+    methods = (_NEAREST, *(method for method in METHODS if is_sensible(method)))
+    if f"{scheme.name}{ROTATED_SUFFIX}" not in SCHEMES:
+        return methods
+    return (*methods, _ROTATED, f"{_ROTATED}+gptq")
 
 
 def quantize_auto(
@@ -124,12 +128,15 @@ class _Trial:
         """Quantize by a method to a folder of its name, and judge it; one that needs more tokens is left out."""
         out = self.work.folder / method
         shutil.rmtree(out, ignore_errors=True)
+        steps, scheme = method.split("+"), self.scheme
+        if steps[0] == _ROTATED:
+            steps, scheme = steps[1:] or [_NEAREST], f"{scheme}{ROTATED_SUFFIX}"
         try:
-            if method == _NEAREST:
-                quantize_checkpoint(self.checkpoint, out, self.scheme)
+            if steps == [_NEAREST]:
+                quantize_checkpoint(self.checkpoint, out, scheme)
             else:
-                own = replace(self.options, method=method, calibration=None, data=judge.seen, imatrix_out=None)
-                quantize_with_data(self.source, out, self.scheme, own, self.progress)
+                own = replace(self.options, method="+".join(steps), calibration=None, data=judge.seen, imatrix_out=None)
+                quantize_with_data(self.source, out, scheme, own, self.progress)
         except InvalidArgumentError as error:
             if error.code != "too_few_tokens":
                 raise

@@ -227,7 +227,7 @@ class _Search:
         columns, total = self._fold.of_columns(exponents), 0.0
         for scheme, weight in self._weights:
             scaled = np.ldexp(weight, columns)
-            rounded = values_of(concatenate_rows(list(quantize_rows(self._context, scheme, scaled, "f32"))))
+            rounded = values_of(concatenate_rows(list(quantize_rows(self._context, scheme, scaled, "f32"))), scheme)
             change = np.ldexp(rounded, -columns) - weight
             total += float(np.einsum("ij,ij->", change @ self._hessian, change, dtype=np.float64))
         return total

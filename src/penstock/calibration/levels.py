@@ -21,7 +21,7 @@ from penstock.core.native import Context
 from penstock.errors import InvalidArgumentError
 from penstock.quant.folder import add_quantized, new_folder, quantized_entries
 from penstock.quant.matrix import quantize_rows
-from penstock.quant.mixed_schemes import mixed_config
+from penstock.quant.mixed_schemes import is_head, mixed_config
 from penstock.quant.scheme import find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 from penstock.runtime.build import ProgressCallback
@@ -37,6 +37,8 @@ _LADDERS: Final = {
     "w4a16": ("w4a16", "w8a16"),
     "w8a8": ("w8a8", "bf16"),
     "w8a16": ("w8a16", "bf16"),
+    "w4a8_h32": ("w4a8_h32", "w8a8_h32"),
+    "w8a8_h32": ("w8a8_h32", "bf16"),
 }
 
 
@@ -100,7 +102,11 @@ class Levels:
                 taken |= {name} | self.base.companions(name)
         homes.append(_LevelPart(self.base, [name for name in self.base.tensors if name not in taken]))
         config = self.base.stored_config
-        higher = {name: scheme for name, scheme in schemes.items() if scheme != self.schemes[0]}
+        higher = {
+            name: find_scheme(scheme).plain if is_head(name) else scheme
+            for name, scheme in schemes.items()
+            if scheme != self.schemes[0]
+        }
         values = mixed_config(config.values, self.schemes[0], higher)
         if recipe is not None:
             values["quantization_config"] = {**values["quantization_config"], "recipe": dict(recipe)}
@@ -166,9 +172,11 @@ def _low_head(checkpoint: Checkpoint, work: Path, scheme: str) -> tuple[str, Ten
     """Round the head to 4 bits, which a folder of 4 bits does not, and return its name and file; None for 8 bits."""
     row = find_scheme(scheme)
     unread = checkpoint.redundant_names()
-    names = [name for name, own in plan_weights(checkpoint, row).items() if own.name != row.name and name not in unread]
+    plan = plan_weights(checkpoint, row)
+    names = [name for name, own in plan.items() if own.layout != row.layout and name not in unread]
     if row.weight_bits != 4 or not names:
         return None
+    row = find_scheme(row.plain)
     name, path = names[0], work / f"head-{scheme}.safetensors"
     if not path.exists():
         info = checkpoint.tensors[name]

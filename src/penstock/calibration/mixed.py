@@ -152,7 +152,7 @@ def _check_levels(levels: Sequence[str], scheme: str, method: str, checkpoint: C
     is_known = all(row.quantized or row.name == own for row in rows)
     if levels[0] != scheme or len(levels) < 2 or not is_known or len(set(levels)) < len(levels):
         raise InvalidArgumentError(
-            f"levels: expected {scheme} and higher schemes, of w8a16, w8a8, w4a16 and {own}, the type of the "
+            f"levels: expected {scheme} and higher schemes, of w8a16, w8a8, w8a8_h32, w4a16 and {own}, the type of the "
             f"checkpoint; got {','.join(levels)}",
             param="levels",
         )

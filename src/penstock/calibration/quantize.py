@@ -16,6 +16,7 @@ from penstock.calibration.arguments import MethodArguments
 from penstock.calibration.awq import scaling_of
 from penstock.calibration.bundle import open_calibrated
 from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups
+from penstock.calibration.keys import check_family, smooth_keys
 from penstock.calibration.outputs import check_outputs
 from penstock.calibration.smooth import NO_SMOOTHING, find_folds, smoothing_of
 from penstock.calibration.texts import (
@@ -34,6 +35,7 @@ from penstock.core.native import Context, QuantizedRows
 from penstock.errors import InvalidArgumentError
 from penstock.models.mapped import open_mapped
 from penstock.quant.folder import check_new_folder
+from penstock.quant.hadamard import rotate_inputs, rotate_products, rotate_weight, spread_squares
 from penstock.quant.input_statistics import InputStatistics
 from penstock.quant.matrix import quantize_rows
 from penstock.quant.methods.gptq import gptq_round, inverse_factor
@@ -57,6 +59,7 @@ class DataOptions:
     ``num_tokens``: use this many tokens of it at most.  ``threads``: 0 is all allowed cores.  ``imatrix_out``: a file
     to which the statistics are written, as an importance matrix in GGUF.  ``data``: sequences to use instead of
     ``calibration``.  ``arguments``: those of single methods.  ``blacklist``: of ``checkpoint.quantize.plan_weights``.
+    ``smooth_keys``: also make the dimensions of keys more equal, for KV pages of int8 (``calibration.keys``).
     """
 
     method: str
@@ -67,6 +70,7 @@ class DataOptions:
     data: CalibrationData | None = None
     arguments: MethodArguments = field(default_factory=MethodArguments)
     blacklist: tuple[str, ...] = ()
+    smooth_keys: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an unknown method, and too few tokens."""
@@ -107,10 +111,16 @@ def quantize_with_data(
     check_outputs(final, options.imatrix_out)
     checkpoint = open_mapped(source)
     check_float_weights(checkpoint)
+    if options.smooth_keys:
+        check_family(checkpoint)
     plan = plan_weights(checkpoint, row, options.blacklist)
     tell = progress or _ignore
     file = options.calibration
     if file is not None and is_imatrix(file):
+        if options.smooth_keys:
+            raise InvalidArgumentError(
+                f"calibration: expected texts for smooth_keys, got the importance matrix {file}", param="calibration"
+            )
         statistics = _read_statistics(file, options, checkpoint, plan)
         rounding = _DataRounding(statistics, _recipe(options, statistics), plan)
     else:
@@ -175,10 +185,28 @@ def _calibrated(
             if "awq" in options.steps:
                 grid = options.arguments.grid
                 rounding.smoothing = scaling_of(checkpoint, program, plan, grid, passes.begin)
+            if options.smooth_keys:
+                rounding.smoothing = smooth_keys(checkpoint, program, rounding.smoothing, passes.begin("keys"))
+            if "imatrix" in options.steps and scheme.hadamard:
+                rounding.rotated_squares = _rotated_squares(program, rounding, passes, plan)
             if "gptq" in options.steps:
                 unfinished = UnfinishedWeights(final, _unfinished_key(scheme, options, rounding), checkpoint)
                 _GptqWork(checkpoint, plan, rounding, unfinished, options).run(program, passes)
     return rounding
+
+
+def _rotated_squares(
+    program: CalibrationProgram, rounding: _DataRounding, passes: _Passes, plan: Mapping[str, Scheme]
+) -> dict[str, NDArray[np.float32]]:
+    """Return the mean squares of the columns of the inputs, folded and rotated, by the names of the weights."""
+    linears = [own for own in program.linears if any(name in plan and plan[name].hadamard for name in own.names)]
+    squares = {linear.index: np.zeros(linear.cols) for linear in linears}
+    factors = {linear.index: rounding.smoothing.factors_of(linear.names[0], linear.cols) for linear in linears}
+    for inputs in program.inputs(linears, passes.begin("rotated statistics")):
+        for index, x in inputs.items():
+            squares[index] += np.square(rotate_inputs(x * factors[index])).sum(axis=0, dtype=np.float64)
+    count = program.data.num_tokens
+    return {name: (squares[own.index] / count).astype(np.float32) for own in linears for name in own.names}
 
 
 def _unfinished_key(scheme: Scheme, options: DataOptions, rounding: _DataRounding) -> dict[str, Any]:
@@ -202,6 +230,7 @@ def _recipe(options: DataOptions, statistics: InputStatistics) -> dict[str, Any]
         "calibration_tokens": statistics.num_tokens,
         "calibration_sha256": statistics.digest,
     }
+    recipe |= {"smooth_keys": True} if options.smooth_keys else {}
     recipe |= {"strength": options.arguments.strength} if "smooth" in options.steps else {}
     return recipe | ({"damping": options.arguments.damping} if "gptq" in options.steps else {})
 
@@ -232,6 +261,8 @@ class _DataRounding:
         self.unfinished: UnfinishedWeights | None = None
         self.smoothing = NO_SMOOTHING
         self.without_gptq: list[str] = []
+        self.rotated_squares: dict[str, NDArray[np.float32]] = {}
+        """The mean squares of the columns of rotated inputs, which those of the inputs do not tell."""
 
     def has_data(self, name: str) -> bool:
         """Return True if the weight had an input that was not zero."""
@@ -259,7 +290,11 @@ class _DataRounding:
     def weighted(self, context: Context, name: str, matrix: NDArray[np.float32], scheme: Scheme) -> QuantizedRows:
         """Return the integers of a weight, rounded with its statistics."""
         inputs = self.smoothing.inputs_of(name, self.statistics.weights[name])
-        return round_weighted(context, matrix, scheme, inputs.mean_squares)
+        if not scheme.hadamard:
+            return round_weighted(context, matrix, scheme, inputs.mean_squares)
+        squares = self.rotated_squares.get(name)
+        means = spread_squares(inputs.mean_squares) if squares is None else squares
+        return round_weighted(context, rotate_weight(matrix), scheme, means)
 
 
 class _GptqWork:
@@ -313,15 +348,18 @@ class _GptqWork:
     def _round(self, context: Context, linear: LinearNode, hessian: NDArray[np.float32]) -> None:
         """Round the tensors of a weight together: their rows do not depend on each other."""
         names = self._open_names(linear)
+        scheme = self._plan[names[0]]
         hessian = self._rounding.smoothing.hessian_of(names[0], hessian)
+        if scheme.hadamard:
+            hessian = rotate_products(hessian)
         try:
             factor, _ = inverse_factor(hessian, self._options.arguments.damping)
         except InvalidArgumentError:
             self._rounding.without_gptq += names
             return
         parts = [self._floats(name) for name in names]
-        scheme = self._plan[names[0]]
-        rows = gptq_round(context, np.concatenate(parts), scheme, hessian, factor)
+        matrix = np.concatenate(parts)
+        rows = gptq_round(context, rotate_weight(matrix) if scheme.hadamard else matrix, scheme, hessian, factor)
         start = 0
         for name, part in zip(names, parts, strict=True):
             own = slice(start, start + len(part))

@@ -75,8 +75,13 @@ class Smoothing:
         """Return the sum of products of the inputs after folding."""
         if name not in self.columns:
             return hessian
-        factors = np.ldexp(np.float32(1), -self.columns[name])
+        factors = self.factors_of(name, len(hessian))
         return (hessian * factors) * factors[:, None]
+
+    def factors_of(self, name: str, cols: int) -> NDArray[np.float32]:
+        """Return what folding multiplies the columns of the inputs of a weight by."""
+        exponents = self.columns.get(name)
+        return np.ones(cols, np.float32) if exponents is None else np.ldexp(np.float32(1), -exponents)
 
 
 def find_folds(graph: Graph) -> list[Fold]:

@@ -7,20 +7,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.weights import to_float32
 from penstock.errors import InvalidArgumentError
 
 __all__ = ["FLOATS", "convert_floats", "to_float32"]
 
 FLOATS: Final = ("f32", "f16", "bf16")
-
-
-def to_float32(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    """Return the float32 values of an array of ``dtype``; f16 and bf16 come as uint16 bits."""
-    if dtype == "bf16":
-        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if dtype == "f16":
-        return values.view(np.float16).astype(np.float32)
-    return values.view(np.float32)
 
 
 def convert_floats(values: NDArray[Any], source: str, target: str) -> NDArray[Any]:

@@ -36,12 +36,11 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.file_kinds import is_bundle, is_gguf, refuse_mindspore
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.folder import QUANTIZED_VERSION
-from penstock.quant.mixed_schemes import MIXED_VERSION, mixed_schemes
+from penstock.quant.mixed_schemes import MIXED_VERSION, is_head, mixed_schemes
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
 __all__ = ["Checkpoint", "FileStamp", "TensorInfo", "WeightFile", "stored_dtype"]
 
-HEAD_NAME: Final = "lm_head.weight"
 _SCALE: Final = "_scale"
 _GROUPS: Final = "_groups"
 _COMPARE_BYTES: Final = 1 << 22
@@ -324,6 +323,18 @@ class Checkpoint:
         if not np.isfinite(scales).all():
             raise InvalidFileError(f"{name}{_SCALE}: expected finite scales")
         return scales
+
+    def check_rotation(self, name: str, rotated: bool) -> None:
+        """Refuse a quantized tensor whose columns are rotated where the network's linear does not rotate its inputs, or
+        the other way round: that of a head under a name that ``plan_weights`` does not know.  UnsupportedError."""
+        if self.scheme is None or self.mixed_schemes is not None or not self.is_quantized(name):
+            return
+        if find_scheme(self.scheme).hadamard and rotated == is_head(name):
+            raise UnsupportedError(
+                f"{self.folder}: scheme: expected {find_scheme(self.scheme).plain}, because {show(name)} is the output "
+                f"head of this network, got {self.scheme}",
+                param="scheme",
+            )
 
     def choose_scheme(self, scheme: str | None) -> str:
         """Return the requested scheme, or else the folder's own type; a quantized folder has only its own scheme.

@@ -15,13 +15,14 @@ from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
 
-from penstock.checkpoint.folder import HEAD_NAME, Checkpoint
+from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.side_files import write_side_files
 from penstock.config import show
 from penstock.core.native import Context, QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
 from penstock.quant.matrix import quantize_rows
+from penstock.quant.mixed_schemes import HEAD_NAME, TOKEN_TABLES
 from penstock.quant.ptq_config import check_blacklist, is_listed
 from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
@@ -29,7 +30,6 @@ from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 __all__ = ["QuantizeReport", "Rounding", "check_float_weights", "plan_weights", "quantize_checkpoint"]
 
 EMBEDDING_WORDS: Final = ("embed", "wte", "wpe")
-TOKEN_TABLES: Final = ("embed_tokens", "shared")
 FLOAT_LAYERS: Final = ("gate", "router", "wg", "shared_expert_gate", "conv", "conv1d", "relative_attention_bias")
 """The names of routers and convolutions, which networks compute in float32 under every scheme."""
 FLOATS: Final = ("f32", "f16", "bf16")

@@ -55,8 +55,8 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "help": "download a model that is not on this machine without asking (default: ask)",
     },
     "--scheme": {
-        "help": "store the weights of a checkpoint folder as f32, f16, bf16, w8a16, w8a8, w4a16 or w4a8 (default: the "
-        "type in the checkpoint, of a GGUF file those of its tensors)",
+        "help": "store the weights of a checkpoint folder as f32, f16, bf16, w8a16, w8a8, w4a16, w4a8, w8a8_h32 or "
+        "w4a8_h32 (default: the type in the checkpoint, of a GGUF file those of its tensors)",
     },
     "--threads": {
         "type": int,

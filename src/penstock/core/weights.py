@@ -19,6 +19,7 @@ from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "DTYPE_BYTES", "Data", "QuantizedRows", "check_finite", "crc32", "data_address", "groups_shape", "layout_bytes",
+    "to_float32",
 ]  # fmt: skip
 
 Data: TypeAlias = npt.NDArray[Any] | int
@@ -65,6 +66,15 @@ def layout_bytes(layout: int, rows: int, cols: int) -> int:
 def groups_shape(layout: int, num_rows: int, cols: int) -> tuple[int, int, int] | None:
     """Return the shape of a quantized weight's steps and offsets; None for a layout without them."""
     return (num_rows, -(-cols // GROUP_LEN), 2) if layout == T16_I4G32 else None
+
+
+def to_float32(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
+    """Return the float32 values of an array of ``dtype``; f16 and bf16 come as uint16 bits."""
+    if dtype == "bf16":
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "f16":
+        return values.view(np.float16).astype(np.float32)
+    return values.view(np.float32)
 
 
 def check_finite(values: npt.NDArray[Any], dtype: int, first_row: int = 0) -> None:

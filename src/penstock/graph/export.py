@@ -22,13 +22,15 @@ from penstock.config import OWN_NAMES, show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import BLOCKS, FLOAT_DTYPES, TILE_ROWS
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
-from penstock.core.weights import check_finite
+from penstock.core.weights import check_finite, to_float32
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.file_kinds import is_bundle
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
+from penstock.graph.passes.assign_scheme import rotated_weights
 from penstock.graph.tokenizer.compiler import compile_tokenizer
+from penstock.quant.hadamard import rotate_weight
 
 if TYPE_CHECKING:
     from penstock.graph.builder import Capture as GraphCapture
@@ -103,7 +105,7 @@ def export_bundle(
     total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
     out = Path(out() if callable(out) else out)
     with native.Context() as context, BundleWriter(out, graph, segments, durable=False) as writer:
-        packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
+        packer = _Packer(graph, checkpoint, constants, context, lambda done: tell("pack", done, total))
         if without_weights:
             writer.leave_weights(0)
         else:
@@ -253,10 +255,12 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
         raise InvalidFileError(
             f"{checkpoint.folder}: has {show_tensors(sorted(extra))}, which network {graph.network} does not read"
         )
+    rotated = rotated_weights(graph)
     for weight in graph.weights.values():
         for part in weight.parts:
             if part.name not in constants:
                 _check_part(weight, part, checkpoint)
+                checkpoint.check_rotation(part.name, weight.name in rotated)
 
 
 def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
@@ -299,11 +303,13 @@ class _Packer:
 
     def __init__(
         self,
+        graph: Graph,
         checkpoint: Checkpoint,
         constants: dict[str, NDArray[np.float32]],
         context: native.Context,
         tell: Callable[[int], None],
     ) -> None:
+        self._rotated = rotated_weights(graph)
         self._checkpoint = checkpoint
         self._constants = constants
         self._context = context
@@ -386,4 +392,6 @@ class _Packer:
         self, weight: Weight, row_start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
     ) -> None:
         at = (int(weight.layout), weight.rows, weight.cols, row_start, len(source))
+        if weight.name in self._rotated:
+            source, dtype = rotate_weight(to_float32(source, dtype)), "f32"
         native.pack(self._context, *at, FLOAT_DTYPES[dtype], source, packed)

@@ -17,7 +17,10 @@ from penstock.validation import refusal
 __all__ = ["AscendOptions", "Context", "CpuOptions", "GpuOptions", "ParallelOptions"]
 
 _MAX_WORKERS: Final = 256
-_PRECISIONS: Final = ("", "enforce_fp32", "f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
+_PRECISIONS: Final = (
+    *("", "enforce_fp32", "f32", "f16", "bf16"),
+    *("w8a16", "w8a8", "w4a16", "w4a8", "w8a8_h32", "w4a8_h32"),
+)
 
 
 class CpuOptions:

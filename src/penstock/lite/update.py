@@ -12,8 +12,11 @@ from penstock.core.layouts import F16, F32
 from penstock.core.metadata import StoredPart, StoredWeight, read_metadata, stored_weights
 from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError
+from penstock.graph.metadata import decode_metadata
+from penstock.graph.passes.assign_scheme import rotated_weights
 from penstock.lite.open_model import OpenModel
 from penstock.lite.tensor import Tensor, array_of
+from penstock.quant.hadamard import rotate_weight
 from penstock.validation import nearest, wrong_type
 
 __all__ = ["pack_updates", "write_updates"]
@@ -26,7 +29,8 @@ Updates = list[tuple[StoredWeight, npt.NDArray[np.uint8]]]
 def pack_updates(opened: OpenModel, new_weights: object) -> Updates:
     """Return the new bytes of every weight that the tensors change.  Does not write them."""
     tensors = _by_name(new_weights)
-    weights = stored_weights(read_metadata(opened.path, opened.native.stamp))
+    metadata = read_metadata(opened.path, opened.native.stamp)
+    weights, rotated = stored_weights(metadata), rotated_weights(decode_metadata(metadata)[0])
     known = {part.name for weight in weights for part in weight.parts}
     for name in tensors:
         if name not in known:
@@ -47,7 +51,11 @@ def pack_updates(opened: OpenModel, new_weights: object) -> Updates:
             )
         packed = np.frombuffer(segment, np.uint8)[weight.offset : weight.offset + weight.num_bytes].copy()
         for part in parts:
-            _pack_part(opened.bind().native, weight, part, tensors[part.name], packed)
+            array = tensors[part.name]
+            _check_shape(weight, part, array)
+            if weight.name in rotated:
+                array = rotate_weight(array.astype(np.float32))
+            _pack_part(opened.bind().native, weight, part, array, packed)
         updates.append((weight, packed))
     return updates
 
@@ -92,6 +100,15 @@ def _expected_shape(weight: StoredWeight, part: StoredPart) -> list[int]:
     return [weight.cols] if len(weight.parts) == 1 else [part.num_rows]
 
 
+def _check_shape(weight: StoredWeight, part: StoredPart, array: npt.NDArray[Any]) -> None:
+    expected = _expected_shape(weight, part)
+    shape = list(array.shape)
+    if weight.rows == 1 and len(shape) == 2 and shape[0] == 1:
+        shape = shape[1:]
+    if shape != expected:
+        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, got {shape}", param=part.name)
+
+
 def _pack_part(
     context: native.Context,
     weight: StoredWeight,
@@ -99,12 +116,6 @@ def _pack_part(
     array: npt.NDArray[Any],
     packed: npt.NDArray[np.uint8],
 ) -> None:
-    expected = _expected_shape(weight, part)
-    shape = list(array.shape)
-    if weight.rows == 1 and len(shape) == 2 and shape[0] == 1:
-        shape = shape[1:]
-    if shape != expected:
-        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, got {shape}", param=part.name)
     dtype = _DTYPES[array.dtype]
     try:
         check_finite(array, dtype)

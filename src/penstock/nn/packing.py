@@ -24,6 +24,7 @@ from penstock.nn.linear import Linear
 from penstock.nn.weight import MatrixLayer, WeightPart
 from penstock.ops.eager import core_context
 from penstock.ops.reference import shape_packed
+from penstock.quant.hadamard import rotate_weight
 from penstock.quant.scheme import find_scheme
 
 __all__ = [
@@ -108,15 +109,23 @@ def _empty(layout: int, rows: int, cols: int) -> Tensor:
     return torch.zeros(native.layout_bytes(layout, rows, cols), dtype=torch.uint8, device="cpu")
 
 
-def pack_matrix(values: Tensor, layout: int) -> Tensor:
-    """Pack ``values`` [rows, cols] of float32, float16 or bfloat16; an integer ``layout`` rounds to nearest."""
+def pack_matrix(values: Tensor, layout: int, rotated: bool = False) -> Tensor:
+    """Pack ``values`` [rows, cols] of float32, float16 or bfloat16; an integer ``layout`` rounds to nearest.
+
+    ``rotated``: they are rotated first, for a scheme that has ``hadamard``.
+    """
     rows, cols = values.shape
-    values = values.detach().contiguous()
+    values = _prepared(values, rotated)
     packed = _empty(layout, rows, cols)
     native.pack(
         core_context(), layout, rows, cols, 0, rows, _DTYPES[values.dtype], values.data_ptr(), packed.data_ptr()
     )
     return shape_packed(packed, layout, rows)
+
+
+def _prepared(values: Tensor, rotated: bool) -> Tensor:
+    values = values.detach().contiguous()
+    return torch.from_numpy(rotate_weight(values.float().numpy())) if rotated else values
 
 
 def pack_quantized(values: native.QuantizedRows, layout: int) -> Tensor:
@@ -136,14 +145,19 @@ def pack_blocks(parts: Sequence[tuple[NDArray[np.uint8], int]], layout: int, row
     return shape_packed(packed, layout, rows)
 
 
-def pack_parts(parts: Sequence[tuple[Tensor | native.QuantizedRows, int]], layout: int, rows: int) -> Tensor:
-    """Pack a matrix of ``rows`` rows from parts, each with the row at which it begins: floats or quantized values."""
+def pack_parts(
+    parts: Sequence[tuple[Tensor | native.QuantizedRows, int]], layout: int, rows: int, rotated: bool = False
+) -> Tensor:
+    """Pack a matrix of ``rows`` rows from parts, each with the row at which it begins: floats or quantized values.
+
+    ``rotated``: floats are rotated first.
+    """
     first = parts[0][0]
     cols = (first if isinstance(first, Tensor) else first.q).shape[1]
     packed = _empty(layout, rows, cols)
     for values, start in parts:
         if isinstance(values, Tensor):
-            values = values.detach().contiguous()
+            values = _prepared(values, rotated)
             at = (layout, rows, cols, start, len(values), _DTYPES[values.dtype], values.data_ptr())
             native.pack(core_context(), *at, packed.data_ptr())
         else:
@@ -156,21 +170,21 @@ def load_weights(
     network: nn.Module,
     scheme: str,
     table_dtype: str,
-    read: Callable[[str, int], Tensor],
+    read: Callable[[str, int, bool], Tensor],
     schemes: Mapping[str, str] | None = None,
 ) -> None:
-    """Set every matrix and vector of a network, one at a time, to what ``read(name, layout)`` returns.
+    """Set every matrix and vector of a network, one at a time, to what ``read(name, layout, rotated)`` returns.
 
-    ``read`` gets a checkpoint name and a ``ps_layout`` and returns the packed tensor, or the float32 values of a vector
-    (layout 0).  ``table_dtype`` ("f32", "f16", "bf16") is the type that embedding tables keep.  ``schemes``: those of
-    the checkpoint's tensors, if they differ.
+    ``read`` gets a checkpoint name, a ``ps_layout`` and whether floats are rotated before they are packed, and returns
+    the packed tensor, or the float32 values of a vector (layout 0).  ``table_dtype`` ("f32", "f16", "bf16") is the type
+    that embedding tables keep.  ``schemes``: those of the checkpoint's tensors, if they differ.
     """
     for matrix in list(shared_matrices(network)):
         placed, layout = matrix.placement(scheme, table_dtype, schemes)
-        matrix.set_packed(read(matrix.name, layout), placed)
+        matrix.set_packed(read(matrix.name, layout, find_scheme(placed).hadamard), placed)
     for path, module in network.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            values = read(f"{path}.{name}" if path else name, 0)
+            values = read(f"{path}.{name}" if path else name, 0, False)
             if values.shape != parameter.shape:
                 raise InvalidFileError(
                     f"tensor {path}.{name}: shape: expected {list(parameter.shape)}, got {list(values.shape)}"
@@ -186,4 +200,4 @@ def pack_network(network: nn.Module, scheme: str, table_dtype: str = "f32") -> N
         if layout in _ROWS_LAYOUTS.values():
             dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
             values = values.to(dtypes[table_dtype])
-        matrix.set_packed(pack_matrix(values, layout), placed)
+        matrix.set_packed(pack_matrix(values, layout, find_scheme(placed).hadamard), placed)

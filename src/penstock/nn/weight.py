@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from penstock.errors import InvalidArgumentError
 from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.module import Module
+from penstock.quant.hadamard import restore_weight
+from penstock.quant.scheme import find_scheme
 
 __all__ = ["MatrixLayer", "WeightPart"]
 
@@ -64,7 +66,8 @@ class MatrixLayer(Module):
         if packed is not None:
             from penstock.ops.reference import unpack_weight
 
-            return unpack_weight(packed, self.rows, self.cols).float()
+            values = unpack_weight(packed, self.rows, self.cols).float()
+            return torch.from_numpy(restore_weight(values.numpy())) if find_scheme(self.scheme).hadamard else values
         return super().__getattr__(name)
 
     def extra_repr(self) -> str:

@@ -34,7 +34,7 @@ BLOCK_SCHEMES = (
     *("nvfp4", "tq2_0", "tq1_0", "q2_0", "q1_0"),
 )
 """The schemes of the blocks of a GGUF file, which float weights cannot have."""
-LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
+LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8", "w8a8_h32", "w4a8_h32")
 """The schemes that float weights can have."""
 
 

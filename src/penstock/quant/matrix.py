@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from penstock.core import native
 from penstock.core.layouts import FLOAT_DTYPES, TILE_ROWS
 from penstock.core.native import QuantizedRows
+from penstock.core.weights import to_float32
+from penstock.quant.hadamard import restore_weight, rotate_weight
 from penstock.quant.scheme import GROUP_LEN, Scheme
 
 if TYPE_CHECKING:
@@ -25,13 +27,16 @@ def quantize_rows(context: Context, scheme: Scheme, matrix: NDArray[Any], dtype:
     """Quantize a matrix and yield it in runs of rows.
 
     ``matrix`` [rows, cols] holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.  The packer rounds the
-    rows and they are unpacked again, so that packing the result gives the same bytes as packing the matrix.
+    rows and they are unpacked again, so that packing the result gives the same bytes as packing the matrix.  A scheme
+    with ``hadamard`` has the rows rotated first.
     """
     rows, cols = matrix.shape
     step = max(TILE_ROWS, _PIECE_VALUES // max(cols, 1) // TILE_ROWS * TILE_ROWS)
     for start in range(0, rows, step):
         piece = matrix[start : start + step]
         num_rows = len(piece)
+        if scheme.hadamard:
+            piece, dtype = rotate_weight(to_float32(piece, dtype)), "f32"
         packed = np.zeros(native.layout_bytes(scheme.layout, num_rows, cols), np.uint8)
         source = np.ascontiguousarray(piece)
         native.pack(context, scheme.layout, num_rows, cols, 0, num_rows, FLOAT_DTYPES[dtype], source, packed)
@@ -48,14 +53,15 @@ def concatenate_rows(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
     )
 
 
-def values_of(rows: QuantizedRows) -> NDArray[np.float32]:
-    """Return the float32 values that a kernel computes with."""
+def values_of(rows: QuantizedRows, scheme: Scheme) -> NDArray[np.float32]:
+    """Return the float32 values that a kernel computes with, those of a rotated weight as they were before."""
     integers = rows.q.astype(np.float32)
     if rows.groups is not None:
         steps, offsets = rows.groups[..., 0].view(np.uint8), rows.groups[..., 1]
         wide = [np.repeat(part, GROUP_LEN, axis=1)[:, : rows.q.shape[1]] for part in (steps, offsets)]
         integers = integers * wide[0] + wide[1]
-    return np.multiply(integers, rows.scales[:, None], dtype=np.float32)
+    values = np.multiply(integers, rows.scales[:, None], dtype=np.float32)
+    return restore_weight(values) if scheme.hadamard else values
 
 
 def stored_values(scheme: Scheme, values: NDArray[np.int8]) -> NDArray[Any]:

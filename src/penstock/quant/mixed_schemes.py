@@ -9,8 +9,10 @@ from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 from penstock.quant.scheme import SCHEMES, Scheme, default_scheme, find_scheme
 
-__all__ = ["MIXED_VERSION", "mixed_config", "mixed_schemes"]
+__all__ = ["HEAD_NAME", "MIXED_VERSION", "TOKEN_TABLES", "is_head", "mixed_config", "mixed_schemes"]
 
+HEAD_NAME: Final = "lm_head.weight"
+TOKEN_TABLES: Final = ("embed_tokens", "shared")
 MIXED_VERSION: Final = 3
 """The version of folders with several schemes.  Programs that know only version 2 refuse them."""
 _STORED: Final = {"i8": 8, "u8": 4}
@@ -22,7 +24,8 @@ def mixed_schemes(config: ConfigReader, dtypes: Mapping[str, str]) -> dict[str, 
     """Return the scheme of a linear with each of the tensors, by name; None if the folder has one scheme.
 
     ``dtypes``: the element types of the tensors.  A tensor that ``quantization_config.schemes`` does not name has the
-    folder's scheme, or as int8 in a folder of 4 bits that of its head; floats have their own type.  Names of other
+    folder's scheme, or as int8 in a folder of 4 bits that of its head; a head has it without rotation, and floats have
+    their own type.  Names of other
     tensors are ignored: a rank has only some.  Raises InvalidFileError for a scheme that a tensor is not stored for.
     """
     section = config.quantization()
@@ -34,7 +37,7 @@ def mixed_schemes(config: ConfigReader, dtypes: Mapping[str, str]) -> dict[str, 
     for name, dtype in dtypes.items():
         if dtype not in (*_STORED, *_FLOATS) or name.endswith(_GROUPS):
             continue
-        default = _default(base, dtype)
+        default = _default(base, name, dtype)
         chosen = table.one_of(name, tuple(SCHEMES), default) if table.has(name) else default
         if not _can_have(find_scheme(chosen), dtype):
             raise InvalidFileError(
@@ -44,10 +47,19 @@ def mixed_schemes(config: ConfigReader, dtypes: Mapping[str, str]) -> dict[str, 
     return schemes
 
 
-def _default(base: Scheme, dtype: str) -> str:
+def _default(base: Scheme, name: str, dtype: str) -> str:
     if dtype in _FLOATS:
         return default_scheme(dtype)
-    return base.name if _STORED[dtype] == base.weight_bits else base.head
+    is_own = _STORED[dtype] == base.weight_bits and not is_head(name)
+    return base.name if is_own else base.plain if _STORED[dtype] == base.weight_bits else base.head
+
+
+def is_head(name: str) -> bool:
+    """Return True for the weight of the output head, and for an embedding, which is quantized only if it is the head.
+
+    Its columns are never rotated.
+    """
+    return name == HEAD_NAME or name.split(".")[-2:-1] in [[table] for table in TOKEN_TABLES]
 
 
 def _can_have(scheme: Scheme, dtype: str) -> bool:

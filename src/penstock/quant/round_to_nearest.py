@@ -40,7 +40,7 @@ _DTYPES: Final = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "b
 
 @dataclass(frozen=True)
 class RoundToNearestConfig:
-    """The configuration: ``scheme`` is w8a16, w8a8, w4a16 or w4a8."""
+    """The configuration: ``scheme`` is w8a16, w8a8, w4a16, w4a8, w8a8_h32 or w4a8_h32."""
 
     scheme: str
 
@@ -182,7 +182,7 @@ class RoundToNearest:
     def _round(self, name: str, scheme: Scheme, layers: list[Any], rows: QuantizedRows) -> None:
         weight = layers[0].weight
         self._quantized[name] = _Quantized(scheme, tuple(layers), rows)
-        rounded = torch.from_numpy(values_of(rows))
+        rounded = torch.from_numpy(values_of(rows, scheme))
         parameter = nn.Parameter(rounded.to(weight.device), requires_grad=False)
         for layer in layers:
             layer.weight = parameter

@@ -15,7 +15,10 @@ from penstock.core.layouts import GROUP_LEN
 from penstock.errors import InvalidArgumentError
 from penstock.validation import refusal
 
-__all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme"]
+__all__ = ["GROUP_LEN", "ROTATED_SUFFIX", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme"]
+
+
+ROTATED_SUFFIX: Final = "_h32"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Scheme:
     ``version``: counts changes of the packed values, and is part of cache keys.
     ``in_blocks``: the weights are blocks of a GGUF file, with a scale for each group of ``group_len`` columns, and only
     such a file can have the scheme.  Activations are int8 with a scale for each 32 columns.
+    ``hadamard``: True if inputs and weights are rotated by blocks of 32 columns (``quant.hadamard``) before they are
+    rounded.  The output head is not, because an embedding may share its weight.
     """
 
     name: str
@@ -40,6 +45,12 @@ class Scheme:
     head: str
     version: int = 1
     in_blocks: bool = False
+    hadamard: bool = False
+
+    @property
+    def plain(self) -> str:
+        """The name of the scheme without rotation: its own, if it has none."""
+        return self.name.removesuffix(ROTATED_SUFFIX)
 
     @property
     def quantized(self) -> bool:
@@ -57,6 +68,8 @@ SCHEMES: Final[dict[str, Scheme]] = {
         Scheme("w8a8", 8, 0, 8, layout=layouts.T16_I8, head="w8a8", version=2),
         Scheme("w4a16", 4, GROUP_LEN, 16, layout=layouts.T16_I4G32, head="w8a16", version=2),
         Scheme("w4a8", 4, GROUP_LEN, 8, layout=layouts.T16_I4G32, head="w8a8", version=2),
+        Scheme("w8a8_h32", 8, 0, 8, layout=layouts.T16_I8, head="w8a8", hadamard=True),
+        Scheme("w4a8_h32", 4, GROUP_LEN, 8, layout=layouts.T16_I4G32, head="w8a8", hadamard=True),
         Scheme("q8_0", 8, 32, 8, layout=layouts.T16_Q8_0, head="q8_0", in_blocks=True),
         Scheme("q4_0", 4, 32, 8, layout=layouts.T16_Q4_0, head="q4_0", in_blocks=True),
         Scheme("q4_k", 4, 32, 8, layout=layouts.T16_Q4_K, head="q4_k", in_blocks=True),

@@ -338,11 +338,13 @@ class _WeightReader:
         schemes = self._checkpoint.weight_schemes(self._scheme)
         load_weights(network, self._scheme, self._checkpoint.dtype, self._read, schemes)
 
-    def _read(self, name: str, layout: int) -> Tensor:
+    def _read(self, name: str, layout: int, rotated: bool) -> Tensor:
         if layout == _VECTOR:
             return self._floats(name).float()
         matrix = self._matrices[name]
         rows, cols = matrix.rows, matrix.cols
+        for part in matrix.parts:
+            self._checkpoint.check_rotation(part.name, rotated)
         if layout in layouts.BLOCKS:
             parts = [(self._checkpoint.read_blocks(part.name), part.row_start) for part in matrix.parts]
             if self._shape_of(matrix.parts) != [rows, cols]:
@@ -351,12 +353,13 @@ class _WeightReader:
                 )
             return pack_blocks(parts, layout, rows, cols)
         if len(matrix.parts) > 1:
-            return pack_parts([(self._part(part, cols), part.row_start) for part in matrix.parts], layout, rows)
+            stacked = [(self._part(part, cols), part.row_start) for part in matrix.parts]
+            return pack_parts(stacked, layout, rows, rotated)
         shape = self._checkpoint.logical_shape(name)
         if not self._checkpoint.is_quantized(name):
             if tuple(shape) != (rows, cols):
                 raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}")
-            return pack_matrix(self._floats(name), layout)
+            return pack_matrix(self._floats(name), layout, rotated)
         if shape[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
             raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}")
         return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)

@@ -43,7 +43,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "network",
     )
     parser.add_argument("out", metavar="OUT", help="the folder, or the bundle, to write; a folder must not exist")
-    parser.add_argument("--scheme", required=True, help="w8a16, w8a8, w4a16 or w4a8 (required)")
+    parser.add_argument(
+        "--scheme",
+        required=True,
+        help="w8a16, w8a8, w4a16 or w4a8, or w8a8_h32 or w4a8_h32, which also rotate inputs by blocks of 32 columns "
+        "before they round them, against outliers (required)",
+    )
     parser.add_argument(
         "--method",
         choices=_METHODS,
@@ -72,6 +77,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="also write the statistics to FILE, an importance matrix in GGUF for llama.cpp's tools (default: none)",
     )
+    parser.add_argument(
+        "--smooth-keys",
+        action="store_true",
+        help="with a --method that has calibration data: also make the dimensions of keys more equal, for --kv-cache "
+        "int8 (default: leave them)",
+    )
+    parser.add_argument(
+        "--rotate",
+        choices=("r1", "r2", "r1r2"),
+        help="fold rotations into the weights first, against outliers: r1 of the residual stream, r2 of the values of "
+        "each head (default: none)",
+    )
     add_mixed_options(parser)
     add_network_options(parser)
     add_options(parser, "--threads")
@@ -80,12 +97,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Quantize; show progress on standard error and print one line of figures."""
+    if args.rotate is None:
+        return _quantize(args)
+    from penstock.calibration.rotate import rotated_folder
+
+    with rotated_folder(downloaded_path(args.checkpoint), Path(args.out), args.rotate) as folder:
+        args.checkpoint = str(folder)
+        return _quantize(args)
+
+
+def _quantize(args: argparse.Namespace) -> int:
     from penstock.checkpoint.quantize import quantize_checkpoint
     from penstock.models.mapped import open_mapped
     from penstock.runtime.build import Progress
 
     if is_network(args):
         return run_network(args)
+    if args.smooth_keys and (is_mixed(args) or args.method in ("rtn", "auto")):
+        raise InvalidArgumentError(
+            "--smooth-keys: expected a single --method with calibration data, such as smooth, and no budget",
+            param="smooth_keys",
+        )
     if is_mixed(args):
         return run_mixed(args)
     if args.method == "auto":
@@ -117,7 +149,7 @@ def _run_with_data(args: argparse.Namespace) -> int:
     tokens = DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens
     file = None if args.calibration is None else Path(args.calibration)
     imatrix_out = None if args.imatrix_out is None else Path(args.imatrix_out)
-    options = DataOptions(args.method, file, tokens, args.threads, imatrix_out)
+    options = DataOptions(args.method, file, tokens, args.threads, imatrix_out, smooth_keys=args.smooth_keys)
     with ProgressLine() as line:
         report = quantize_with_data(downloaded_path(args.checkpoint), args.out, args.scheme, options, line)
     _print_report(args, report)

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["add_network_options", "is_network", "run_network"]
 
 _OWN: Final = ("ranges", "keep", "max_error")
-_OTHERS: Final = ("calibration_tokens", "imatrix_out", "budget", "max_kl", "min_speed", "levels", "units", "plot")
+_OTHERS: Final = (
+    "calibration_tokens", "imatrix_out", "smooth_keys", "rotate", "budget", "max_kl", "min_speed", "levels", "units",
+    "plot",
+)  # fmt: skip
 
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +62,7 @@ def is_network(args: argparse.Namespace) -> bool:
         )
     found = suffix == ".psm"
     for name in _OTHERS if found else _OWN:
-        if getattr(args, name) is not None:
+        if getattr(args, name) not in (None, False):
             option = "--" + name.replace("_", "-")
             kind = "a checkpoint of a language model" if found else "the bundle of a general network"
             raise InvalidArgumentError(f"{option}: expected {kind}, got {args.checkpoint}", param=name)

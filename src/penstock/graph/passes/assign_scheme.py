@@ -9,7 +9,7 @@ from penstock.graph.ir import Graph, Layout, Weight
 from penstock.graph.passes.rewrite import is_router
 from penstock.quant.scheme import find_scheme
 
-__all__ = ["assign_scheme", "set_schemes"]
+__all__ = ["assign_scheme", "rotated_weights", "set_schemes"]
 
 _LINEARS = ("linear", "expert_linear", "head_linear")
 _ROWS = {"f32": Layout.ROWS_F32, "f16": Layout.ROWS_F16, "bf16": Layout.ROWS_BF16}
@@ -64,6 +64,12 @@ def assign_scheme(
         row.layout = layouts.get(name, Layout.ROWS_F32)
     graph.scheme = scheme
     return graph
+
+
+def rotated_weights(graph: Graph) -> set[str]:
+    """Return the names of the weights that linears with ``hadamard`` read: their columns are rotated."""
+    linears = (node for node in graph.nodes if node.op in _LINEARS)
+    return {node.inputs[1].name for node in linears if find_scheme(str(node.attrs["scheme"])).hadamard}
 
 
 def _table_layout(weight: Weight, table_dtype: str, schemes: Mapping[str, str] | None) -> Layout:

@@ -47,4 +47,4 @@ def _bits(graph: Graph, reader: Node, result: str) -> int:
     if reader.op not in _LINEARS or not has_rows:
         return 0
     scheme = find_scheme(str(reader.attrs["scheme"]))
-    return scheme.activation_bits if scheme.quantized else 0
+    return scheme.activation_bits if scheme.quantized and not scheme.hadamard else 0

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from penstock.core import layouts
+from penstock.core.layouts import GROUP_LEN, HADAMARD_SIGNS
 from penstock.errors import InvalidArgumentError
 from penstock.ops.reference.packing import layout_of_tensor, unpack_integers, unpack_weight
 from penstock.ops.table import BLOCK_SCHEMES
 
-__all__ = ["embedding", "linear", "round_groups", "round_rows"]
+__all__ = ["embedding", "linear", "rotate_rows", "round_groups", "round_rows"]
 
-_LIMITS: Final = {"w8a8": 127, "w4a8": 127, "w8a16": 32512, "w4a16": 32512}
+_LIMITS: Final = {"w8a8": 127, "w4a8": 127, "w8a16": 32512, "w4a16": 32512, "w8a8_h32": 127, "w4a8_h32": 127}
 """The largest integer of a rounded activation, by scheme."""
 _PLANE_BASE: Final = 255
 _MIN_SCALE: Final = 1e-37
@@ -42,13 +43,31 @@ def round_groups(x: Tensor) -> Tensor:
     return (q.double() * scale.double()).flatten(-2)
 
 
+def rotate_rows(x: Tensor) -> Tensor:
+    """Return float32 ``x`` [..., n] with each 32 columns times fixed signs and the Hadamard matrix of Sylvester.
+
+    Sums and differences of values that are 16, 8, 4, 2 and 1 apart, in this order: the order is part of the op.
+    """
+    x = x.float().clone()
+    whole = x.shape[-1] // GROUP_LEN * GROUP_LEN
+    blocks = x[..., :whole].reshape(-1, GROUP_LEN) * torch.tensor(HADAMARD_SIGNS)
+    for distance in (16, 8, 4, 2, 1):
+        low, high = blocks.reshape(len(blocks), 16 // distance, 2, distance).unbind(2)
+        blocks = torch.stack((low + high, low - high), 2).reshape(-1, GROUP_LEN)
+    x[..., :whole] = blocks.reshape(*x.shape[:-1], whole)
+    return x
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_features: int, scheme: str) -> Tensor:
     """Return y = x W^T + b, [T, N] with N = ``out_features``: x [T, K], weight [N, K] or packed, bias [N] or None.
 
     ``scheme`` selects the rounding of the activation: to bf16 ("bf16"), per token to int8 ("w8a8", "w4a8"), per token
-    to 16-bit integers ("w8a16", "w4a16"), in groups of 32 columns to int8 (the blocks of GGUF), or none.  Over packed
-    integers with a scale per row the result equals the kernels' bit for bit.
+    to 16-bit integers ("w8a16", "w4a16"), in groups of 32 columns to int8 (the blocks of GGUF), or none.  The schemes
+    that end in "_h32" rotate it first (``rotate_rows``); ``weight`` is rotated already.  Over packed integers with a
+    scale per row the result equals the kernels' bit for bit.
     """
+    if scheme.endswith("_h32"):
+        x = rotate_rows(x)
     if scheme in _LIMITS and layout_of_tensor(weight) in (layouts.T16_I8, layouts.T16_I4G32):
         return _integer_linear(x, weight, bias, out_features, _LIMITS[scheme])
     values = unpack_weight(weight, out_features, x.shape[1])

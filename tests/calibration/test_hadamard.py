@@ -1,0 +1,104 @@
+"""Rotated schemes of whole models: folders, bundles, methods with data, mixed schemes, and planted outliers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.plant_outliers import plant_outliers
+from penstock.calibration.auto import methods_for
+from penstock.calibration.budget import Budget
+from penstock.calibration.mixed import MixedOptions, quantize_mixed
+from penstock.calibration.quantize import DataOptions, quantize_with_data
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.quantize import quantize_checkpoint
+from penstock.errors import UnsupportedError
+from penstock.graph.bundle import read_graph
+from penstock.graph.export import export_bundle
+from penstock.graph.passes.assign_scheme import rotated_weights
+from penstock.graph.unpack_bundle import unpack_bundle
+from penstock.llm.llm import LLM
+from penstock.quant.scheme import find_scheme
+from tests.support.command import FOLDER
+from tests.support.errors import raises
+from tests.support.tiny_llama import write_tiny_llama
+
+IDS = list(range(5, 69))
+
+
+def logits(path: Path, scheme: str | None = None) -> np.ndarray:
+    with LLM(path, scheme=scheme, kv_cache="f32", use_cache=False) as llm:
+        return np.asarray(llm.logits(IDS))
+
+
+def divergence(found: np.ndarray, expected: np.ndarray) -> float:
+    """The mean Kullback-Leibler divergence, in nats per token."""
+    logs = [x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
+            for x in (expected.astype(np.float64), found.astype(np.float64))]  # fmt: skip
+    return float((np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1).mean())
+
+
+@pytest.mark.parametrize("scheme", ["w8a8_h32", "w4a8_h32"])
+def test_folders_and_bundles_have_the_same_weights(tmp_path: Path, scheme: str) -> None:
+    source = write_tiny_llama(tmp_path / "model")
+    quantize_checkpoint(source, tmp_path / "out", scheme)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["scheme"] == scheme
+    for folder, bundle, own in ((tmp_path / "out", "a.psm", None), (source, "b.psm", scheme)):
+        export_bundle(folder, tmp_path / bundle, scheme=own)
+    graphs = [read_graph(tmp_path / name)[0] for name in ("a.psm", "b.psm")]
+    assert rotated_weights(graphs[0])
+    assert {node.attrs["scheme"] for node in graphs[0].nodes if node.op == "linear"} == {scheme, "w8a8"}
+    assert logits(tmp_path / "a.psm").tobytes() == logits(tmp_path / "b.psm").tobytes()
+    unpack_bundle(tmp_path / "b.psm", tmp_path / "unpacked")
+    export_bundle(tmp_path / "unpacked", tmp_path / "again.psm")
+    assert logits(tmp_path / "again.psm").tobytes() == logits(tmp_path / "a.psm").tobytes()
+
+
+def test_a_head_with_another_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_tiny_llama(tmp_path / "model")
+    monkeypatch.setattr("penstock.checkpoint.quantize.HEAD_NAME", "model.layers.0.mlp.up_proj.weight")
+    quantize_checkpoint(source, tmp_path / "out", "w8a8_h32")
+    monkeypatch.undo()
+    monkeypatch.setattr("penstock.checkpoint.folder.is_head", lambda name: name.endswith("layers.0.mlp.up_proj.weight"))
+    with raises(UnsupportedError, param="scheme"):
+        export_bundle(tmp_path / "out", tmp_path / "out.psm")
+
+
+@pytest.mark.parametrize("method", ["gptq", "imatrix", "smooth+gptq", "awq"])
+def test_methods_see_the_rotated_inputs(tmp_path: Path, method: str) -> None:
+    source = write_tiny_llama(tmp_path / "model")
+    expected, losses = logits(source, "f32"), {}
+    for scheme in ("w4a8_h32", "w4a8"):
+        quantize_with_data(source, tmp_path / scheme, scheme, DataOptions(method, num_tokens=512))
+        losses[scheme] = divergence(logits(tmp_path / scheme), expected)
+    assert losses["w4a8_h32"] < 1.5 * losses["w4a8"]
+
+
+def test_rotated_schemes_mix(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "model", tied=True)
+    options = MixedOptions(Budget(bits=6.0), num_tokens=256)
+    report = quantize_mixed(source, tmp_path / "out", "w4a8_h32", options)
+    assert set(report.counts()) == {"w4a8_h32", "w8a8_h32"}
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    schemes = checkpoint.mixed_schemes or {}
+    assert {schemes[name] for name in schemes if name == "model.embed_tokens.weight"} <= {"w8a8", "w4a8"}
+    assert divergence(logits(tmp_path / "out"), logits(source, "f32")) == pytest.approx(
+        report.divergence.mean, rel=5.0, abs=0.02
+    )
+
+
+def test_auto_tries_the_rotation() -> None:
+    assert {"hadamard", "hadamard+gptq"} <= set(methods_for(find_scheme("w4a8")))
+    assert not {name for name in methods_for(find_scheme("w4a8_h32")) if "hadamard" in name}
+    assert not {name for name in methods_for(find_scheme("w8a16")) if "hadamard" in name}
+
+
+@pytest.mark.long
+def test_rotation_cures_planted_outliers(tmp_path: Path) -> None:
+    plant_outliers(FOLDER, tmp_path / "planted", ("channels", "down", "values"), 32.0)
+    expected = logits(tmp_path / "planted", "f32")
+    losses = [divergence(logits(tmp_path / "planted", own), expected) for own in ("w8a8", "w8a8_h32")]
+    assert losses[1] < 0.15 * losses[0]

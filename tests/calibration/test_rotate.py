@@ -1,0 +1,81 @@
+"""Folded rotations: float logits of transformers' models stay, and other families are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.plant_outliers import plant_outliers
+from penstock.calibration.rotate import random_hadamard, rotate_checkpoint
+from penstock.checkpoint.folder import Checkpoint
+from penstock.cli.main import main
+from penstock.errors import UnsupportedError
+from penstock.llm.llm import LLM
+from tests.support.checkpoint_folders import write_folder
+from tests.support.command import FOLDER
+from tests.support.errors import raises
+from tests.support.families import build
+
+IDS = list(range(3, 35))
+NAMES = ("llama_biases", "llama_head_dim", "qwen2_tied_one_kv_head", "qwen3")
+
+
+def logits(path: Path, scheme: str = "f32") -> np.ndarray:
+    with LLM(path, scheme=scheme, use_cache=False) as llm:
+        return np.asarray(llm.logits(IDS))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models of transformers, whose norms and biases are random."""
+    folders = {}
+    for name in NAMES:
+        folders[name] = tmp_path_factory.mktemp(name) / "model"
+        build(name).save_pretrained(folders[name])
+    return folders
+
+
+@pytest.mark.parametrize("rotation", ["r1", "r2"])
+@pytest.mark.parametrize("name", NAMES)
+def test_float_logits_stay(tmp_path: Path, models: dict[str, Path], name: str, rotation: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    rotate_checkpoint(models[name], tmp_path / "out", rotation)
+    before, after = Checkpoint.open(models[name]), Checkpoint.open(tmp_path / "out")
+    v_proj = "model.layers.0.self_attn.v_proj.weight"
+    assert before.read(v_proj).tobytes() != after.read(v_proj).tobytes()
+    found = logits(tmp_path / "out")
+    assert np.abs(found - logits(models[name])).max() < 1e-4
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.no_grad():
+        theirs = network(torch.tensor([IDS])).logits[0].numpy()
+    assert np.abs(found - theirs).max() < 1e-4
+
+
+def test_a_width_without_power_of_two_is_rotated_by_blocks() -> None:
+    rotate = random_hadamard(96, 0)
+    matrix = rotate(np.eye(96))
+    assert matrix @ matrix.T == pytest.approx(np.eye(96), abs=1e-12)
+    assert np.count_nonzero(matrix) == 96 * 32
+
+
+def test_outliers_of_channels_are_spread(tmp_path: Path) -> None:
+    plant_outliers(FOLDER, tmp_path / "planted", ("channels", "values"), 32.0)
+    out = tmp_path / "out"
+    assert main(["quantize", str(tmp_path / "planted"), str(out), "--scheme", "w8a8", "--rotate", "r1r2"]) == 0
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+    expected = logits(tmp_path / "planted")
+    losses = [np.square(logits(path, "w8a8") - expected).mean() for path in (tmp_path / "planted", out)]
+    assert losses[1] < 0.2 * losses[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "planted"]
+
+
+def test_another_family_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", model_type="gemma2")
+    with raises(UnsupportedError, param="rotate"):
+        rotate_checkpoint(folder, tmp_path / "out", "r1r2")
+    assert not (tmp_path / "out").exists()
