@@ -1,5 +1,5 @@
-// Convolutions of int8 activations: sums of integers, which are exact, or of a depthwise one a chain of float32.  A block
-// of sums becomes values, gets bias, residual and activation, and is rounded to int8 again while it is stored.
+// Convolutions of int8 activations: sums of integers, which are exact, or of a depthwise one a chain of float32.  A
+// block of sums becomes values, gets bias, residual and activation, and is rounded to int8 again while it is stored.
 #ifndef PENSTOCK_KERNELS_GENERAL_CONV_INT8_H
 #define PENSTOCK_KERNELS_GENERAL_CONV_INT8_H
 
