@@ -78,8 +78,8 @@ def shared_objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def release_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder where CMake is configured for a release of the core and its tools; ``build`` makes targets there."""
-    return configured(tmp_path_factory, "release", "-DPENSTOCK_TOOLS=ON")
+    """A folder where CMake is configured for a release of the core; ``build`` makes targets there."""
+    return configured(tmp_path_factory, "release")
 
 
 @pytest.fixture(scope="session")
