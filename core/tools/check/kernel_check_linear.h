@@ -475,7 +475,7 @@ inline void check_linear() {
       if (scheme.planes || has_blocks(scheme)) check_bad_rows(c, random);
       if (rows >= 96) check_epilogues(c, random);
     }
-  // Realistic widths and prompt lengths, with remainders in every dimension; 67 rows are two panels of 32 and part of one.
+  // Realistic widths and prompt lengths, with remainders in every dimension: 67 rows are two panels of 32 and a part.
   const int64_t large[][2] = {{40, 1024}, {48, 2817}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : large) {
