@@ -32,7 +32,7 @@ def command() -> Command:
 @pytest.fixture(scope="session")
 def installed(release_build: Path, command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prefix of ``cmake --install``."""
-    build(release_build, "penstock", "penstock_static", "penstock-lite")
+    build(release_build)
     prefix = tmp_path_factory.mktemp("prefix")
     command("cmake", "--install", release_build, "--prefix", prefix)
     return prefix

@@ -31,23 +31,14 @@ TILES = [f"ps::{name}" for name in TILES] if X86 else []
 EXPORTS = {"avx512": [*TABLES, *STORE], "avx512_bf16": DOTS, "amx": TILES}
 
 
-def check_kernels(folder: Path, *words: str) -> None:
-    """Run every kernel of every level that runs here; ``--part`` and ``--short`` leave out numbers of rows."""
-    build(folder, "kernel_check")
-    output = run(folder / "core" / "tools" / "kernel_check", *words)
+@pytest.mark.parametrize("words", [["--part"], pytest.param([], marks=pytest.mark.exhaustive)], ids=["part", "whole"])
+def test_kernels_match_the_reference_under_sanitizers(sanitized_build: Path, words: list[str]) -> None:
+    """Every kernel of every level that runs here; ``--part`` leaves out numbers of rows, which take minutes."""
+    build(sanitized_build, "kernel_check")
+    (program,) = (path for path in sanitized_build.rglob("kernel_check") if path.is_file())
+    output = run(program, *words)
     assert "generic" in output.splitlines()[0]
     assert output.splitlines()[-1] == "0 failures"
-
-
-@pytest.mark.parametrize("words", [["--short"], pytest.param([], marks=pytest.mark.exhaustive)], ids=["short", "whole"])
-def test_kernels_match_the_reference_under_sanitizers(sanitized_build: Path, words: list[str]) -> None:
-    """``--short`` has each kernel with each kind of shape and prompts beyond a panel; the whole takes minutes."""
-    check_kernels(sanitized_build, *words)
-
-
-def test_kernels_of_a_release_match_the_reference(release_build: Path) -> None:
-    """As they are built for users, with -O3, and with longer prompts than under sanitizers."""
-    check_kernels(release_build, "--part")
 
 
 @pytest.fixture(scope="module")

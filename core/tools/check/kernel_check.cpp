@@ -1,6 +1,6 @@
 // Compares every kernel of every level that this machine can run with a plain double-precision reference, and all
 // levels with the generic one bit for bit.  Prints what differs; the exit status is 1 if anything does.  `--part`:
-// fewer rows of a shape; `--short`: also shorter prompts, for sanitizers.
+// fewer rows of a shape.
 #include "base/cpu.h"
 #include "kernel_check.h"
 #include "kernel_check_attention.h"
@@ -39,9 +39,7 @@ inline void check_order() {
 }  // namespace check
 
 int main(int argc, char** argv) {
-  const std::string word = argc < 2 ? "" : argv[1];
-  check::whole = word != "--part" && word != "--short";
-  if (word == "--short") check::longest = 45;
+  check::whole = argc < 2 || std::strcmp(argv[1], "--part") != 0;
   check::check_order();
   std::string names;
   for (const ps::Kernels* k : check::levels()) names += std::string(" ") + k->level;

@@ -28,8 +28,6 @@ inline int failures = 0;
 // False: every kernel with each kind of shape, but not each shape with each number of rows, which take minutes under
 // the sanitizers.
 inline bool whole = true;
-// Rows of the longest prompt.  45 are a panel of 32, after which kernels begin again, and part of one.
-inline int32_t longest = 131;
 
 inline void fail(const std::string& what, const char* level, const std::string& how) {
   if (++failures <= 4000000) std::printf("FAIL %s [%s]: %s\n", what.c_str(), level, how.c_str());
