@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ import numpy.typing as npt
 
 from penstock.core import native
 from penstock.graph.bundle import read_graph
-from penstock.networks.predictor import Predictor
+from penstock.networks.int8.quantize import quantize_network
+from penstock.networks.predictor import Predictor, open_predictor
 
 __all__ = ["FOLDER", "SIZES", "NetworkAnswer", "answers_of", "arrays_of"]
 
@@ -65,16 +67,27 @@ def answers_of(path: Path, cpu_level: str | None = None) -> list[list[NetworkAns
     ]
 
 
-def main() -> None:
-    from tests.golden.network_modules import capture_all, write_int8  # only making a set needs PyTorch
+def write_int8(path: Path) -> None:
+    """Write ``images`` of the set 1.1 with int8 convolutions and linears."""
+    source = FOLDER / "1.1" / "images.psm"
+    with tempfile.TemporaryDirectory() as folder, open_predictor(source) as predictor:
+        for number, sizes in enumerate(SIZES["images"]):
+            np.save(Path(folder) / f"{number}.npy", arrays_of(predictor, sizes)[0])
+        quantize_network(source, path, folder)
 
-    target = FOLDER / sys.argv[1]
-    makers: dict[str, Any] = {"int8": write_int8} | {name: own.save for name, own in capture_all().items()}
+
+def main() -> None:
+    target, is_int8 = FOLDER / sys.argv[1], sys.argv[2:] == ["int8"]
     target.mkdir(parents=True)  # a set that is there stays as it is
+    makers: dict[str, Any] = {"int8": write_int8}
+    if not is_int8:
+        from tests.golden.network_modules import capture_all  # only making these needs PyTorch
+
+        makers = {name: network.save for name, network in capture_all().items()}
     expected = {}
-    for name in sys.argv[2:] or ("images", "sequences"):
+    for name, make in makers.items():
         path = target / f"{name}.psm"
-        makers[name](path)
+        make(path)
         expected[name] = answers_of(path)
         print(name, path.stat().st_size, sorted({node.op for node in read_graph(path)[0].nodes}))
     (target / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")

@@ -56,9 +56,8 @@ constexpr bool kInteger =
     builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8") || kRotated;
 constexpr bool kAttention = builds_attention();
 // Fused activations are kinds of unary.
-constexpr bool kActivations =
-    builds_op("unary") || builds_op("chain") || builds_op("conv") || builds_op("conv_int8") ||
-    builds_op("conv_transpose") || builds_op("sdpa");
+constexpr bool kActivations = builds_op("unary") || builds_op("chain") || builds_op("conv") || builds_op("conv_int8") ||
+                              builds_op("conv_transpose") || builds_op("sdpa");
 #define PS_BLOCKS(id, name, ...) || builds_scheme(#name)
 constexpr bool kBlocks = false
 #include "base/block_schemes.inc"
