@@ -237,6 +237,13 @@ PS_INLINE void put_trit_group(const GroupPlace& at, int64_t g, Slot* s) {
   i_store(s->q + kLineBytes * 7, spread & i_set(0x03030303));
 }
 
+PS_INLINE void put_nvfp4(const GroupPlace& at, int64_t g, Slot* s) {
+  const F16 scale = f_load((const float*)at.block);
+  f_store(s->scale, float8_scale(byte_scale(at.block, g % 8 * 2), scale));
+  f_store(s->last_scale, float8_scale(byte_scale(at.block, g % 8 * 2 + 1), scale));
+  put_entries(at.pair, kFloat4, s);
+}
+
 PS_INLINE void put_low_bits(int32_t layout, const GroupPlace& at, int64_t g, Slot* s) {
   const bool has_halves = layout == PS_T16_Q2_0 || layout == PS_T16_Q1_0;
   const int64_t half = layout == PS_T16_Q2_0 ? g % 4 / 2 : g % 8 / 4;
@@ -271,17 +278,8 @@ PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t 
     put_entries(nibbles, kFloat4, s);
     return s->q;
   }
-  if (layout == PS_T16_NVFP4) {
-    const F16 scale = f_load((const float*)at.block);
-    f_store(s->scale, float8_scale(byte_scale(at.block, g % 8 * 2), scale));
-    f_store(s->last_scale, float8_scale(byte_scale(at.block, g % 8 * 2 + 1), scale));
-    put_entries(at.pair, kFloat4, s);
-    return s->q;
-  }
-  if (is_low_bit(layout)) {
-    put_low_bits(layout, at, g, s);
-    return s->q;
-  }
+  if (layout == PS_T16_NVFP4) return put_nvfp4(at, g, s), s->q;
+  if (is_low_bit(layout)) return put_low_bits(layout, at, g, s), s->q;
   if (layout == PS_T16_IQ4_XS) {
     f_store(s->scale, f_load_f16((const uint16_t*)at.block) * f_from_i(with_sign(byte_scale(at.block, g % 8))));
     put_entries(at.pair, kIq4, s);

@@ -229,10 +229,15 @@ __attribute__((noinline)) void nibble_rows(const Pass& pass, const BlockRows& ro
   PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
 }
 
+// The generic level is small: of NVFP4 and the layouts of few bits it computes one row as several.
+constexpr bool has_one_row(int32_t layout) { return kIntRows > 2 || layout < PS_T16_NVFP4; }
+
 // y [rows.count, rounded up to kBlockRows]: rows against a tile.
 template <int32_t kLayout>
 PS_INLINE void tile_rows(const Pass& pass, const BlockRows& rows, F16* y) {
-  if (rows.count == 1) return one_row<kLayout>(pass, rows.x, y);
+  if constexpr (has_one_row(kLayout)) {
+    if (rows.count == 1) return one_row<kLayout>(pass, rows.x, y);
+  }
   if constexpr (as_nibbles(kLayout)) {
     if (rows.count <= kNibbleRows) return nibble_rows<kLayout>(pass, rows, y);
   }

@@ -225,7 +225,8 @@ bool put_nvfp4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
 bool put_tq2_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index * kTq20BlockBytes;
   memcpy(block + scale_at(lane), src, 4);
-  for (int64_t g = 0; g < kBlockGroups; ++g) put_group_pairs(src + 4, g, lane, block + kLineBytes + g * kGroupPairBytes);
+  for (int64_t g = 0; g < kBlockGroups; ++g)
+    put_group_pairs(src + 4, g, lane, block + kLineBytes + g * kGroupPairBytes);
   return is_finite_float(src);
 }
 
