@@ -143,8 +143,8 @@ def run(seconds: float, seed: int = 0) -> Outcome:
             except PenstockError:
                 outcome.refused += 1
             except (Exception, SlowReadError) as error:
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                outcome.wrong.append(f"{seed}:{at}: {type(error).__name__}: {error!s:.200} ({place.name})")
+                places = [frame.name for frame in traceback.extract_tb(error.__traceback__)[-4:]]
+                outcome.wrong.append(f"{seed}:{at}: {type(error).__name__}: {error!s:.200} ({', '.join(places)})")
             finally:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         return outcome

@@ -16,6 +16,7 @@ from penstock.graph.general.sizes import as_text
 from penstock.graph.onnx.reader import read_onnx
 from penstock.networks.network import read_network
 from penstock.networks.predictor import open_predictor
+from tests.graph import onnx_mutants
 from tests.support.errors import raises
 
 
@@ -197,6 +198,22 @@ def test_damaged_files_are_refused() -> None:
     for wrong in (b"", b"\xff" * 40, whole[:-30]):
         with pytest.raises(InvalidFileError):
             read_onnx(wrong)
+
+
+def test_numbers_that_are_too_large_are_refused() -> None:
+    split = helper.make_node("Split", ["x"], ["y"], num_outputs=(1 << 63) - 1)
+    with pytest.raises(InvalidFileError):
+        read_onnx(model([split], {"x": (4,)}, ["y"]).SerializeToString())
+    with raises(UnsupportedError, param="x"):
+        read_onnx(relu((2, 1 << 62)))
+
+
+@pytest.mark.long
+def test_mutants_are_read_or_refused() -> None:
+    outcome = onnx_mutants.run(10)
+    assert outcome.wrong == []
+    assert outcome.read > 100
+    assert outcome.refused > 100
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,36 +122,6 @@ class RegNet(nn.Module):
         return F.hardswish(y * self.excite(y) + self.short(x))
 
 
-class MaxVit(nn.Module):
-    """Attention in windows of 4 x 4 and over a grid of 4 x 4, with biases of relative positions, as MaxViT has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = conv(3, 8, 3, 2), nn.LayerNorm(8)
-        self.qkv, self.merge = nn.Linear(8, 24), nn.Linear(8, 8)
-        self.table = nn.Parameter(torch.randn(49, 2))
-        at = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")).flatten(1)
-        apart = (at[:, :, None] - at[:, None]) + 3
-        self.register_buffer("places", apart[0] * 7 + apart[1])
-
-    def attend(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm(x)).reshape(*x.shape[:-1], 3, 2, 4).unbind(-3)
-        q, k, v = (part.transpose(-2, -3) for part in (q, k, v))
-        bias = self.table[self.places.flatten()].view(16, 16, 2).permute(2, 0, 1)  # type: ignore[operator, index]
-        weights = torch.einsum("bghid,bghjd->bghij", q, k) * 0.5 + bias
-        y = torch.einsum("bghij,bghjd->bghid", weights.softmax(-1), v).transpose(-2, -3)
-        return x + self.merge(y.reshape(x.shape))  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        b, c, h, w = x.shape
-        windows = x.reshape(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 3, 5, 1).reshape(b, -1, 16, c)
-        windows = self.attend(windows).swapaxes(1, 2)
-        windows = self.attend(windows.reshape(b, 16, -1, c).swapaxes(1, 2)).swapaxes(1, 2)
-        x = windows.reshape(b, 4, 4, h // 4, w // 4, c).permute(0, 5, 3, 1, 4, 2)
-        return x.reshape(b, c, h, w)
-
-
 class UNet(nn.Module):
     """A step of denoising: group norms, attention over pixels, a time as sines, and skips, as diffusion has them."""
 
@@ -178,16 +148,20 @@ class UNet(nn.Module):
 
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
-    kind.__name__: kind for kind in (Vgg, DenseNet, Inception, SqueezeNet, ShuffleNet, RegNet, MaxVit, UNet)
+    kind.__name__: kind for kind in (Vgg, DenseNet, Inception, SqueezeNet, ShuffleNet, RegNet, UNet)
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
+QUICK = ("Vgg", "ShuffleNet")
+FIXED = ("Vgg",)  # a pool to 4 x 4 needs one size of images
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in MODULES])
 def test_blocks_of_classic_networks(name: str) -> None:
     torch.manual_seed(0)
     module = randomised(MODULES[name]())
     argument = "input" if name == "Vgg" else "x"  # of nn.Sequential
-    fixed = name == "Vgg"  # its pool to 4 x 4 needs sizes
+    fixed = name in FIXED
     shapes = {argument: ("B", 3, 32, 32) if fixed else ("B", 3, "H", "W"), "t": ("B",)}
     examples = [(torch.randn(b, 3, *((32, 32) if fixed else size)),) for b, size in ((2, (32, 48)), (3, (64, 40)))]
     if name == "UNet":

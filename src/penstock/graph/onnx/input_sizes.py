@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.general.sizes import MAX_SIZE, SizeLike, symbol, symbols_of
 
 __all__ = ["MAX_FREE_SIZE", "InputSizes", "SizeChoice"]
@@ -73,6 +73,10 @@ class InputSizes:
             if choice is not None and choice != dim:
                 raise InvalidArgumentError(
                     f"sizes: axis {axis} of input {name} is {dim} in the file, got {choice}", param="sizes"
+                )
+            if dim > MAX_SIZE:
+                raise UnsupportedError(
+                    f"input {name}: expected sizes of at most {MAX_SIZE}, got {dim} on axis {axis}", param=name
                 )
             return dim
         if isinstance(choice, int) and not isinstance(choice, bool):

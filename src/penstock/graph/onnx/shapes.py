@@ -18,6 +18,7 @@ from penstock.graph.onnx.registry import reads
 __all__ = ["padded"]
 
 _FAR: Final = 1 << 31
+_MAX_PARTS: Final = 1 << 16
 
 
 @reads("Shape")
@@ -124,7 +125,7 @@ def _split(site: Site) -> tuple[Tensor, ...]:
         sizes = site.ints("split") or ()
     else:
         count = site.int_attr("num_outputs", count) if site.version >= 18 else count
-        site.expect(count > 0, "an output or more")
+        site.expect(0 < count <= _MAX_PARTS, f"1 to {_MAX_PARTS} outputs")
         chunk = (x.shape[axis] + count - 1) // count
         sizes = (*[chunk] * (count - 1), x.shape[axis] - chunk * (count - 1))
     parts, begin = [], 0
