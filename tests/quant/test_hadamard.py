@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.layouts import HADAMARD_SIGNS
+from penstock.core.layouts import HADAMARD_FACTORS
 from penstock.nn.packing import pack_matrix
 from penstock.ops.eager import ops
 from penstock.ops.reference.linear import rotate_rows
@@ -19,7 +19,7 @@ def matrix() -> np.ndarray:
     hadamard = np.ones((1, 1))
     while len(hadamard) < 32:
         hadamard = np.kron(np.array([[1, 1], [1, -1]]), hadamard)
-    return np.diag(HADAMARD_SIGNS) @ hadamard
+    return np.diag(HADAMARD_FACTORS) @ hadamard
 
 
 def inputs(rows: int = 5, cols: int = 75) -> np.ndarray:
@@ -32,7 +32,7 @@ def test_blocks_are_multiplied_by_the_matrix() -> None:
     for start in (0, 32):
         assert rotated[:, start : start + 32] == pytest.approx(x[:, start : start + 32] @ matrix(), abs=1e-4)
     assert rotated[:, 64:].tobytes() == x[:, 64:].tobytes()
-    assert np.abs(np.ones(32) @ matrix()).max() == 8  # of a mean no column has more than its share, 32 / sqrt(32) = 5.7
+    assert np.abs(np.ones(32) @ matrix()).max() == 2  # a mean of 1 adds up to 8 in no column
 
 
 def test_products_stay_what_they_were() -> None:

@@ -1,6 +1,7 @@
 // Rotation of rows before they are rounded: each 32 columns times the Hadamard matrix of Sylvester, of ones and minus
 // ones, after fixed signs, so that one large value spreads over its block (Ashkboos et al., QuaRot, arXiv 2404.00456).
-// The weights are rotated in the same way and divided by 32 when they are packed, which makes the product what it was.
+// The weights are rotated in the same way and multiplied by an eighth when they are packed, which makes the product
+// what it was.
 #ifndef PENSTOCK_KERNELS_ROWS_HADAMARD_H
 #define PENSTOCK_KERNELS_ROWS_HADAMARD_H
 
@@ -20,10 +21,14 @@ PS_INLINE F16 butterfly(const F16& x) {
   static constexpr Signs signs;
   return f_swap<n>(x) + x * f_load(signs.v);
 }
-// A bent sequence, which no row of the matrix resembles: inputs that are all positive do not add up in one value.
-alignas(64) constexpr float kRotationSigns[16] = {1, 1, 1, -1, 1, 1, 1, -1, 1, 1, 1, -1, -1, -1, -1, 1};
+// The signs are a bent sequence, which no row of the matrix resembles: inputs that are all positive do not add up in
+// one value.  A quarter is near 1 / sqrt(32), and exact: values keep about their size beside columns that are not
+// rotated.
+constexpr float kQ = 0.25f;
+alignas(64) constexpr float kRotationFactors[16] = {kQ, kQ, kQ, -kQ, kQ,  kQ,  kQ,  -kQ,
+                                                    kQ, kQ, kQ, -kQ, -kQ, -kQ, -kQ, kQ};
 PS_LONG F16 butterflies(const F16& x) {
-  return butterfly<1>(butterfly<2>(butterfly<4>(butterfly<8>(x * f_load(kRotationSigns)))));
+  return butterfly<1>(butterfly<2>(butterfly<4>(butterfly<8>(x * f_load(kRotationFactors)))));
 }
 
 // y: the blocks of x, rotated, and the columns after the last whole block as they are.  y may be x.

@@ -310,8 +310,8 @@ struct Kernels {
   // begin, end: tokens.  layout: the weight layout that the rows will meet
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,
                         const QuantizedRows& out, int64_t begin, int64_t end);
-  // One row times blocks of a Hadamard matrix of 32, unscaled; columns after the last whole block are copied.  y may be
-  // x.
+  // One row times blocks of a Hadamard matrix of 32, and a quarter; columns after the last whole block are copied.  y
+  // may be x.
   void (*rotate_row)(const float* x, float* y, int64_t cols);
   // For GGUF's blocks: row after row of RoundedGroup, out.stride bytes apart, an even number of groups: the last may be
   // zero.  q and stride of `out` are used and no others; cols is a multiple of 32.

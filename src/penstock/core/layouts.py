@@ -15,7 +15,7 @@ __all__ = [
     "F32",
     "FLOAT_DTYPES",
     "GROUP_LEN",
-    "HADAMARD_SIGNS",
+    "HADAMARD_FACTORS",
     "I8",
     "I32",
     "I64",
@@ -150,9 +150,9 @@ TILE_ROWS: Final = 16
 """Rows of a tile in every ``T16`` layout."""
 GROUP_LEN: Final = 32
 """Columns that share a step and an offset in a 4-bit weight."""
-HADAMARD_SIGNS: Final = tuple(-1.0 if lane % 16 in (3, 7, 11, 12, 13, 14) else 1.0 for lane in range(GROUP_LEN))
-"""The signs of the columns of a group before its rotation (core/kernels/rows/hadamard.h): a bent sequence, which no row
-of the Hadamard matrix resembles."""
+HADAMARD_FACTORS: Final = tuple(-0.25 if lane % 16 in (3, 7, 11, 12, 13, 14) else 0.25 for lane in range(GROUP_LEN))
+"""The factors of the columns of a group before its rotation (core/kernels/rows/hadamard.h): a quarter, with signs that
+no row of the Hadamard matrix resembles, a bent sequence."""
 
 PAGE_TOKENS: Final = 32
 """The number of tokens in a KV page (``PS_PAGE_TOKENS``)."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.core import layouts
-from penstock.core.layouts import GROUP_LEN, HADAMARD_SIGNS
+from penstock.core.layouts import GROUP_LEN, HADAMARD_FACTORS
 from penstock.errors import InvalidArgumentError
 from penstock.ops.reference.packing import layout_of_tensor, unpack_integers, unpack_weight
 from penstock.ops.table import BLOCK_SCHEMES
@@ -44,13 +44,13 @@ def round_groups(x: Tensor) -> Tensor:
 
 
 def rotate_rows(x: Tensor) -> Tensor:
-    """Return float32 ``x`` [..., n] with each 32 columns times fixed signs and the Hadamard matrix of Sylvester.
+    """Return float32 ``x`` [..., n] with each 32 columns times fixed factors and the Hadamard matrix of Sylvester.
 
     Sums and differences of values that are 16, 8, 4, 2 and 1 apart, in this order: the order is part of the op.
     """
     x = x.float().clone()
     whole = x.shape[-1] // GROUP_LEN * GROUP_LEN
-    blocks = x[..., :whole].reshape(-1, GROUP_LEN) * torch.tensor(HADAMARD_SIGNS)
+    blocks = x[..., :whole].reshape(-1, GROUP_LEN) * torch.tensor(HADAMARD_FACTORS)
     for distance in (16, 8, 4, 2, 1):
         low, high = blocks.reshape(len(blocks), 16 // distance, 2, distance).unbind(2)
         blocks = torch.stack((low + high, low - high), 2).reshape(-1, GROUP_LEN)
