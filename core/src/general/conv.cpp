@@ -117,7 +117,8 @@ class TapTable {
   void fill_offsets(int64_t* offsets) const {
     for (int64_t ky = 0; ky < window_.kernel[0]; ++ky) {
       for (int64_t kx = 0; kx < window_.kernel[1]; ++kx)
-        *offsets++ = (ky * window_.dilations[0] * in_.width + kx * window_.dilations[1]) * in_.channels * element_bytes_;
+        *offsets++ =
+            (ky * window_.dilations[0] * in_.width + kx * window_.dilations[1]) * in_.channels * element_bytes_;
     }
   }
 

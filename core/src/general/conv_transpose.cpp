@@ -197,8 +197,7 @@ ps_status infer_conv_transpose(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_list(attrs[kOutputPads], "output_pads", 2, 0, kMaxDim));
   const Window w = window_of(attrs + kKernel);
   PS_TRY(check_groups(in[0], in[kWeight], in[kBias],
-                      ConvGroups{attrs[kOutChannels].i, attrs[kGroups].i, w.kernel[0] * w.kernel[1],
-                                 PS_T16_F32}));
+                      ConvGroups{attrs[kOutChannels].i, attrs[kGroups].i, w.kernel[0] * w.kernel[1], PS_T16_F32}));
   PS_TRY(parse_activation(&attrs[kAct]));
   int64_t dims[4] = {dim(in[0], 0), 0, 0, attrs[kOutChannels].i};
   for (int axis = 0; axis < 2; ++axis) {

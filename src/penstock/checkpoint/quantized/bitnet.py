@@ -62,9 +62,7 @@ def _read_packed(stored: StoredTensors, weight: str, scale: str, is_divisor: boo
     if not np.isfinite(factor) or (is_divisor and factor == 0):
         raise stored.error(scale, "values", "a finite number", str(factor))
     codes = (packed[None] >> np.array([0, 2, 4, 6], np.uint8)[:, None, None]) & np.uint8(3)
-    return TernaryIntegers(
-        codes.reshape(-1, packed.shape[1]), np.float32(1) / factor if is_divisor else np.float32(factor)
-    )
+    return TernaryIntegers(codes.reshape(-1, packed.shape[1]), np.float32(1 / factor if is_divisor else factor))
 
 
 def _online(stored: StoredTensors, base: str) -> QuantizedMatrix:

@@ -82,4 +82,4 @@ def _read(stored: StoredTensors, weight: str, scale: str, tensor_scale: str, is_
     factor = stored.read_scales(tensor_scale).reshape(())
     if not np.isfinite(factor) or (is_divisor and factor == 0):
         raise stored.error(tensor_scale, "values", "a finite number", str(factor))
-    return Float4Groups(stored.read(weight), scales, np.float32(1) / factor if is_divisor else np.float32(factor))
+    return Float4Groups(stored.read(weight), scales, np.float32(1 / factor if is_divisor else factor))

@@ -186,7 +186,7 @@ def to_blocks(data: Values, scheme: str) -> Blocks:
     return Blocks(out, float(np.sqrt(squares[0] / squares[1])) if squares[0] else 0.0)
 
 
-def _exact(piece: Values, scheme: str) -> tuple[NDArray[np.int16], Halves, bool] | None:
+def _exact(piece: GroupedIntegers | Floats, scheme: str) -> tuple[NDArray[np.int16], Halves, bool] | None:
     """Return integers [rows, blocks, 32] and scales [rows, blocks] that are stored; None if blocks cannot hold them.
 
     They are exact unless a scale is not a float16.
@@ -202,7 +202,7 @@ def _exact(piece: Values, scheme: str) -> tuple[NDArray[np.int16], Halves, bool]
     return integers, halves, bool((halves.astype(np.float32) == scales).all())
 
 
-def _rounded(piece: Values) -> tuple[NDArray[np.int16], Halves, bool]:
+def _rounded(piece: GroupedIntegers | Floats) -> tuple[NDArray[np.int16], Halves, bool]:
     values = piece.values() if isinstance(piece, GroupedIntegers) else piece
     blocks = values.reshape(len(values), -1, BLOCK_LEN)
     halves = (np.abs(blocks).max(axis=2, initial=0.0) / np.float32(127)).astype("<f2")

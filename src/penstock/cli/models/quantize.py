@@ -49,6 +49,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="w8a16, w8a8, w4a16 or w4a8, or w8a8_h32 or w4a8_h32, which also rotate inputs by blocks of 32 columns "
         "before they round them, against outliers (required)",
     )
+    _add_method(parser)
+    add_mixed_options(parser)
+    add_network_options(parser)
+    add_options(parser, "--threads")
+    parser.set_defaults(run=run)
+
+
+def _add_method(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method",
         choices=_METHODS,
@@ -89,15 +97,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="fold rotations into the weights first, against outliers: r1 of the residual stream, r2 of the values of "
         "each head (default: none)",
     )
-    add_mixed_options(parser)
-    add_network_options(parser)
-    add_options(parser, "--threads")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Quantize; show progress on standard error and print one line of figures."""
-    if args.rotate is None:
+    if args.rotate is None or is_network(args):
         return _quantize(args)
     from penstock.calibration.rotate import rotated_folder
 

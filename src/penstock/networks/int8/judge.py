@@ -65,4 +65,5 @@ def _error(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Out
 
 def _log_softmax(x: NDArray[Any]) -> NDArray[Any]:
     shifted = x - x.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    result: NDArray[Any] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result

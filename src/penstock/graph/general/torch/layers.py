@@ -129,8 +129,8 @@ def _group_norm(
     if not isinstance(channels, int):
         raise UnsupportedError("group_norm: expected a constant number of channels")
     if is_computed(weight, bias):
-        vectors = (None if v is None else per_channel(w, x, v) for v in (weight, bias))
-        return scaled(w, _group_norm(w, x, groups, None, None, eps), *vectors)
+        computed = (None if v is None else per_channel(w, x, v) for v in (weight, bias))
+        return scaled(w, _group_norm(w, x, groups, None, None, eps), *computed)
     vectors = (_vector(w, weight, channels, 1.0), _vector(w, bias, channels, 0.0))
     flat = w.reshape(x, (*x.shape[:2], product(x.shape[2:]))) if x.rank not in (3, 4) else x
     out = image_op(w.draft, "group_norm", flat, *vectors, name=w.name, groups=groups, eps=float(eps))

@@ -18,7 +18,7 @@ from penstock.errors import UnsupportedError
 
 __all__ = ["whole_recurrent_layers"]
 
-_functions: Any = rnn  # whose _VF are PyTorch's own functions on packed sequences
+_RNN: Final = vars(rnn)  # of which _VF has PyTorch's own functions on packed sequences
 _LIBRARY: Final = torch.library.Library("penstock_network", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMA: Final = (
     "(Tensor x, Tensor[] states, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
@@ -43,14 +43,14 @@ for _name in ("lstm", "gru"):
 @contextmanager
 def whole_recurrent_layers() -> Iterator[None]:
     """Let the layers call the ops of this module during the block."""
-    before = nn.LSTM.forward, nn.GRU.forward, _functions._VF
+    before = nn.LSTM.forward, nn.GRU.forward, _RNN["_VF"]
     nn.LSTM.forward = _lstm  # type: ignore[method-assign, assignment]
     nn.GRU.forward = _gru  # type: ignore[method-assign, assignment]
-    _functions._VF = _PackedRows()
+    _RNN["_VF"] = _PackedRows()
     try:
         yield
     finally:
-        nn.LSTM.forward, nn.GRU.forward, _functions._VF = before  # type: ignore[method-assign]
+        nn.LSTM.forward, nn.GRU.forward, _RNN["_VF"] = before  # type: ignore[method-assign]
 
 
 class _PackedRows:
@@ -118,7 +118,7 @@ def _called_packed(
     rows, order, back = x.data, x.sorted_indices, x.unsorted_indices
     if states is not None and order is not None:
         states = [state.index_select(1, order) for state in states]
-    lengths = _functions._VF.lengths(x)
+    lengths = _RNN["_VF"].lengths(x)
     rows = rows.transpose(0, 1) if layer.batch_first else rows
     out, last = _outputs(layer, name, rows, states, num_states, lengths)
     out = out.transpose(0, 1) if layer.batch_first else out
