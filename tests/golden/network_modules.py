@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import penstock
-from penstock.networks.int8.quantize import quantize_network
 from penstock.networks.network import CapturedNetwork
 
-__all__ = ["capture_all", "write_int8"]
+__all__ = ["capture_all"]
 
 
 class Images(nn.Module):
@@ -81,14 +76,3 @@ def capture_all() -> dict[str, CapturedNetwork]:
     shapes = {"ids": ("B", "S"), "weights": ("B", "S")}
     limits = {"B": (1, 16), "S": (3, 64)}
     return {"images": captured, "sequences": penstock.capture(sequences, example, shapes=shapes, sizes=limits)}
-
-
-def write_int8(path: Path) -> None:
-    """Write the bundle of ``images`` with int8 convolutions, whose ranges come from noise."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        capture_all()["images"].save(folder / "images.psm")
-        (folder / "samples").mkdir()
-        for seed in range(3):
-            np.save(folder / "samples" / f"{seed}.npy", torch.randn(2, 3, 16, 24).numpy())
-        quantize_network(folder / "images.psm", path, folder / "samples")

@@ -125,8 +125,8 @@ def _stop(*_: Any) -> None:
     raise SlowReadError
 
 
-def run(seconds: float, seed: int = 0) -> Outcome:
-    """Read mutants for as many seconds of processor time.  Memory and the time of each are bounded."""
+def run(seconds: float, seed: int = 0, most: int = 0) -> Outcome:
+    """Read mutants for as many seconds of processor time, or ``most``.  Memory and the time of each are bounded."""
     outcome, files = Outcome(), seeds()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGVTALRM, _stop)
@@ -134,7 +134,7 @@ def run(seconds: float, seed: int = 0) -> Outcome:
     start = time.process_time()
     try:
         for at, data in enumerate(mutants(files, seed)):
-            if time.process_time() - start > seconds:
+            if time.process_time() - start > seconds or (most and at == most):
                 return outcome
             signal.setitimer(signal.ITIMER_VIRTUAL, MAX_SECONDS)
             try:
@@ -157,8 +157,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Read damaged ONNX files.")
     parser.add_argument("--seconds", type=float, default=600, help="of processor time (default: 600)")
     parser.add_argument("--seed", type=int, default=0, help="of the mutants (default: 0)")
+    parser.add_argument("--most", type=int, default=0, help="mutants; 0: no limit (default: 0)")
     args = parser.parse_args()
-    outcome = run(args.seconds, args.seed)
+    outcome = run(args.seconds, args.seed, args.most)
     print("\n".join(outcome.wrong))
     print(f"{outcome.count} mutants: {outcome.read} read, {outcome.refused} refused, {len(outcome.wrong)} wrong")
     sys.exit(1 if outcome.wrong else 0)

@@ -51,17 +51,19 @@ def main() -> int:
     compiler = shutil.which(command[0])
     if not folder or compiler is None or len(sources) != 1 or not {"-c", "-o"} <= {*command}:
         return subprocess.run(command, check=False).returncode
-    with_lines = any(word == "-g" or word.startswith("-fsanitize") for word in command)
+    with_lines = any(word.startswith(("-g", "-fsanitize")) for word in command)
     text = preprocessed(command, with_lines)
     if text is None:
         return subprocess.run(command, check=False).returncode
-    # CMake finds "c++", and pip's builds ask for "g++": links to one compiler.  A link to ccache is not.
+    # CMake finds "c++", and pip's builds ask for "g++": links to one compiler.  Links to ccache are not.
     real = Path(compiler).resolve()
     state = real.stat()
-    about = [compiler if "ccache" in real.name else str(real), str(state.st_size), str(state.st_mtime_ns)]
+    is_gnu = real.name.startswith(("g++", "x86_64", "aarch64")) and "g++" in real.name  # clang's target is in its name
+    about = [str(real) if is_gnu else compiler, str(state.st_size), str(state.st_mtime_ns)]
     about += relevant(command[1:], sources[0])
     name = hashlib.sha256("\0".join(about).encode() + b"\0" + text).hexdigest()
     made, target = Path(folder, name), Path(command[command.index("-o") + 1])
+    Path(folder).mkdir(parents=True, exist_ok=True)
     with Path(folder, f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # who needs the same meanwhile waits for it
         if made.exists():

@@ -144,7 +144,7 @@ class LibraryTokenizer:
             raise
         finally:
             tokenizer.no_truncation()
-        return [_window_of(encoding) for encoding in (first, *first.overflowing)]
+        return [_window_of(encoding) for encoding in (first, *(() if request.first_only else first.overflowing))]
 
     def join_tokens(self, lists: Sequence[Sequence[str]]) -> list[str]:
         """Return the text that the decoder of the file makes of each list of tokens."""

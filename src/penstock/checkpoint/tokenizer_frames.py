@@ -60,7 +60,8 @@ class WindowRequest:
     """A text, or its words, to be encoded with the places of its tokens; ``pair`` is the second text.
 
     ``max_len`` 0 is no limit.  ``cut`` says which text is cut to it: "longest_first", "only_first" or "only_second".
-    What is cut becomes further windows, each of which begins with ``stride`` tokens of the one before.
+    What is cut becomes further windows, each of which begins with ``stride`` tokens of the one before, unless
+    ``first_only`` drops it.
     """
 
     text: str | list[str]
@@ -69,6 +70,7 @@ class WindowRequest:
     stride: int = 0
     cut: str = "longest_first"
     add_special_tokens: bool = True
+    first_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -126,13 +126,19 @@ def test_candidates_are_those_of_the_pipeline(services: dict[str, Service], offl
         ("words", {"inputs": [MASKED, "a cat"]}, "inputs[1]"),
         ("words", {"inputs": [["a", "b"]]}, "inputs[0]"),
         ("words", {"inputs": "a cat", "parameters": {"top_k": 2}}, "parameters.top_k"),
-        ("words", {"inputs": MASKED, "truncate": True}, "truncate_prompt_tokens"),
+        ("words", {"inputs": MASKED, "truncate": True}, "truncate"),
+        ("words", {"inputs": ["[MASK] " * 20] * 200, "parameters": {"top_k": 20}}, "inputs"),
         ("classes", {"inputs": "a", "parameters": {"candidate_labels": " , "}}, "parameters.candidate_labels"),
-        (
-            "classes",
-            {"inputs": "a", "parameters": {"candidate_labels": "a", "hypothesis_template": "b"}},
-            "parameters.hypothesis_template",
+        *(
+            (
+                "classes",
+                {"inputs": "a", "parameters": {"candidate_labels": "a", "hypothesis_template": template}},
+                "parameters.hypothesis_template",
+            )
+            for template in ("b", "{:>2000000000}", "{0[x]}", "{0.__class__}", "{!r}", "{}{}", "{0}" * 17, "{")
         ),
+        ("classes", {"inputs": "a", "parameters": {"candidate_labels": "a," * 257}}, "parameters.candidate_labels"),
+        ("classes", {"inputs": "a", "parameters": {"candidate_labels": "cat " * 99}}, "parameters.candidate_labels"),
         ("classes", {"inputs": "a", "parameters": {"candidate_labels": "a", "top_k": 1}}, "parameters.top_k"),
         ("classes", {"inputs": "a", "parameters": {"multi_label": True}}, "parameters.multi_label"),
         ("tokens", {"inputs": "a", "parameters": {"candidate_labels": "a"}}, "parameters.candidate_labels"),
@@ -168,6 +174,12 @@ def test_many_windows_are_refused_first(services: dict[str, Service], monkeypatc
     body, service = {"inputs": asked}, services["answers"]
     assert service.refused("/predict", **body, parameters={"doc_stride": 80})[1]["param"] == "inputs"
     assert service.post("/predict", **body)["answer"]
+
+
+def test_a_long_text_is_cut_for_each_candidate(services: dict[str, Service]) -> None:
+    labels = [f"a cat {number}" for number in range(26)]
+    found = services["classes"].post("/predict", inputs="a cat sat " * 2000, parameters={"candidate_labels": labels})
+    assert {one["label"] for one in found} == set(labels)
 
 
 def test_the_client_of_hugging_face_reads_results(services: dict[str, Service], offline: dict[str, Any]) -> None:

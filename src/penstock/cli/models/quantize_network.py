@@ -89,6 +89,9 @@ def run_network(args: argparse.Namespace) -> int:
             lambda done, total: line(Progress("quantize", done, total)),
         )  # fmt: skip
     print(_text(args.out, report))
+    worst = max((error.relative for error in report.errors), default=0.0)
+    if args.max_error is not None and not worst <= args.max_error:
+        print(f"--max-error    holds for the samples that gave the ranges; on the others the error is {worst:.2%}")
     return 0
 
 

@@ -45,10 +45,12 @@ def output_errors(expected: Sequence[Arrays], found: Sequence[Arrays]) -> list[O
 
 
 def _error(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> OutputError:
-    gap = np.sqrt(sum(float(np.square(x - y).sum()) for x, y in pairs))
-    norm = np.sqrt(sum(float(np.square(x).sum()) for x, _ in pairs))
-    largest = max(float(np.abs(x - y).max()) for x, y in pairs)
-    most = max(float(np.abs(x).max()) for x, _ in pairs)
+    gaps = [_difference(x, y) for x, y in pairs]
+    finite = [x[np.isfinite(x)] for x, _ in pairs]
+    gap = np.sqrt(sum(float(np.square(each).sum()) for each in gaps))
+    norm = np.sqrt(sum(float(np.square(each).sum()) for each in finite))
+    largest = max(float(each.max()) for each in gaps)
+    most = max(float(np.abs(each).max(initial=0.0)) for each in finite)
     same, divergence, rows = 0.0, 0.0, 0
     for x, y in pairs:
         if x.ndim < 2 or x.shape[-1] < 2:
@@ -57,10 +59,18 @@ def _error(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Out
         rows += len(x)
         same += float((x.argmax(-1) == y.argmax(-1)).sum())
         p, q = _log_softmax(x), _log_softmax(y)
-        divergence += float((np.exp(p) * (p - q)).sum())
+        divergence += float(np.where((p == q) | np.isneginf(p), 0.0, np.exp(p) * (p - q)).sum())
     agreement, mean = (same / rows, divergence / rows) if rows else (1.0, 0.0)
     tiny = np.finfo(np.float64).tiny
     return OutputError(name, float(gap / max(norm, tiny)), largest / max(most, tiny), agreement, max(mean, 0.0))
+
+
+def _difference(x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+    """Return the magnitudes of x - y; equal infinities, such as those of masks, and NaN in both differ by nothing."""
+    is_same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore"):
+        result: NDArray[Any] = np.where(is_same, 0.0, np.abs(x - y))
+    return result
 
 
 def _log_softmax(x: NDArray[Any]) -> NDArray[Any]:

@@ -85,7 +85,7 @@ def quantize_network(
             code="no_samples",
         )
     chosen = options or Int8Options()
-    _check_options(chosen, Path(out))
+    _check_options(chosen, Path(path), Path(out))
     network = StoredNetwork.open(path)
     if any(node.op == "conv_int8" or node.attrs.get("scheme") == "w8a8" for node in network.graph.nodes):
         raise UnsupportedError(f"{os.fspath(path)}: expected a float32 network, got an int8 one", param="model")
@@ -95,13 +95,15 @@ def quantize_network(
         return _Quantizer(network, Path(path), samples, chosen, context, Path(folder)).run(Path(out), tell)
 
 
-def _check_options(options: Int8Options, out: Path) -> None:
+def _check_options(options: Int8Options, path: Path, out: Path) -> None:
     if options.ranges not in METHODS:
         raise InvalidArgumentError(
             f"ranges: expected {', '.join(METHODS)}, got {options.ranges!r}", param="ranges"
         )  # fmt: skip
     if options.max_error is not None and not options.max_error > 0:
         raise InvalidArgumentError(f"max_error: expected more than 0, got {options.max_error!r}", param="max_error")
+    if out.resolve() == path.resolve():
+        raise InvalidArgumentError(f"out: expected another file than the source, got {out}", param="out")
     if out.suffix != ".psm":
         raise InvalidArgumentError(f"out: expected a name that ends in .psm, got {out.name}", param="out")
 
@@ -176,7 +178,12 @@ class _Quantizer:
     def _error(self, kept: set[str]) -> float:
         """Return the largest error of an output, on the samples that give the ranges."""
         errors = self._measure(self._network(kept), self.calibrating)
-        return max((error.relative for error in errors), default=0.0)
+        if not errors:
+            raise InvalidArgumentError(
+                "max_error: expected a network with outputs of floating-point numbers, got one without",
+                param="max_error",
+            )
+        return max(error.relative for error in errors)
 
     def _measure(self, network: StoredNetwork, samples: Sequence[Sample]) -> list[OutputError]:
         if id(samples) not in self.expected:

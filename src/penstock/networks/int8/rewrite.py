@@ -50,15 +50,19 @@ def _has_form(graph: Graph, node: Node) -> bool:
 
 def observed_values(graph: Graph, nodes: list[Node]) -> list[str]:
     """Return the values whose ranges convolutions among ``nodes`` need, without constants."""
-    wanted: dict[str, None] = {}
-    for node in graph.nodes:
-        is_own = is_conv(node) and any(node is other for other in nodes)
-        if not is_own and node.op not in _MOVES:
-            continue
-        names = [*(o.name for o in node.inputs if o.kind == "value"), *node.outputs]
-        wanted.update(dict.fromkeys(names))
+    wanted = {name: None for node in nodes if is_conv(node) for name in _values_of(node)}
+    count = 0
+    while count != len(wanted):  # what moves numbers of theirs, through any number of nodes
+        count = len(wanted)
+        for node in graph.nodes:
+            if node.op in _MOVES and any(name in wanted for name in _values_of(node)):
+                wanted.update(dict.fromkeys(_values_of(node)))
     values = graph.values
     return [name for name in wanted if values[name].dtype == DType.F32 and values[name].weight is None]
+
+
+def _values_of(node: Node) -> list[str]:
+    return [*(operand.name for operand in node.inputs if operand.kind == "value"), *node.outputs]
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -55,7 +56,7 @@ def _read(path: Path, inputs: Sequence[NetworkValue]) -> Sample:
                 arrays = {name: loaded[name] for name in loaded.files}
     except OSError as error:
         raise FileAccessError(f"{path}: {error.strerror or error}", param="calibration") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidFileError(f"{path}: expected arrays of numbers, got another file", param="calibration") from error
     names = [value.name for value in inputs]
     if set(arrays) != set(names):

@@ -26,7 +26,7 @@ from penstock.serving.request_fields import (
 from penstock.validation import MAX_TOKEN
 
 __all__ = [
-    "ChatCompletionRequest", "ClassifyRequest", "CompletionRequest", "DetokenizeRequest", "DocumentText",
+    "MAX_LABELS", "ChatCompletionRequest", "ClassifyRequest", "CompletionRequest", "DetokenizeRequest", "DocumentText",
     "EmbeddingRequest", "Message", "PoolingRequest", "PredictInput", "PredictParameters",
     "PredictRequest", "RerankRequest", "ScoreRequest", "StreamOptions", "TokenizeRequest",
 ]  # fmt: skip
@@ -365,6 +365,8 @@ _Several = Annotated[
 ]
 _Tokens = Annotated[int, Meta(ge=1, le=1024)]
 _Label = Annotated[str, Meta(min_length=1, max_length=4096)]
+MAX_LABELS: Final = 256
+"""The most labels of a zero-shot request."""
 
 
 class PredictParameters(Body, kw_only=True):
@@ -402,7 +404,7 @@ class PredictParameters(Body, kw_only=True):
     align_to_words: Annotated[bool | None, Meta(description="Answers begin and end with a word. Default: true.")] = None
     max_question_len: Annotated[_Count | None, WITHOUT_EFFECT] = None
     candidate_labels: Annotated[
-        Annotated[list[_Label], Meta(min_length=1, max_length=256)] | _Label | None,
+        Annotated[list[_Label], Meta(min_length=1, max_length=MAX_LABELS)] | _Label | None,
         Meta(description="Zero-shot: the classes, a list or one string with commas. The model infers which are right."),
     ] = None
     hypothesis_template: Annotated[

@@ -5,6 +5,7 @@ The formats are those of text-embeddings-inference and of transformers' pipeline
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from penstock.llm.classify import classifier_head
 from penstock.models.families import family_modules
 from penstock.sampling_fields import MAX_LOGPROBS
 from penstock.serving.call import Call, Reply, json_reply
-from penstock.serving.openai.bodies import PredictInput, PredictParameters, PredictRequest
+from penstock.serving.openai.bodies import MAX_LABELS, PredictInput, PredictParameters, PredictRequest
 from penstock.serving.openai.embeddings import pooling_head_of
 from penstock.serving.request_fields import ServingFields
 from penstock.serving.translation import options_of, pair_ids, prompts_of, vector_ids
@@ -45,6 +46,8 @@ _MAX_TOKENS: Final = 1 << 17
 """The most tokens of the windows of a request, unless one context is longer."""
 _MAX_ROWS: Final = 1 << 13
 """The most tokens of a request whose reply has a row for each, unless the context is longer."""
+_MAX_FILLINGS: Final = 1 << 20
+"""The most tokens of the texts of a reply with fillings."""
 
 
 class Parameters:
@@ -124,6 +127,11 @@ async def _zero_shot(
 ) -> list[Any]:
     """Return the candidates of each text with their scores, in the format of Hugging Face's inference service."""
     options = parameters.options(ZeroShotOptions(), "zero_shot_classification")
+    refuse_if(
+        len(options.candidate_labels) > MAX_LABELS,
+        f"parameters.candidate_labels: expected at most {MAX_LABELS}, got {len(options.candidate_labels)}",
+        "parameters.candidate_labels",
+    )
     max_len, max_tokens = _limits(backend, body)
     labels = pooling_head_of(backend).labels
     make = partial(
@@ -140,21 +148,25 @@ async def _filled(
     call: Call, backend: Backend, texts: list[str], body: ServingFields, parameters: Parameters
 ) -> list[Any]:
     """Return the fillings of texts with masks, or the rows of the tokens of texts without one."""
-    refuse_if(
-        body.truncate_prompt_tokens is not None,
-        "truncate: expected false for fillings and rows of tokens",
-        "truncate_prompt_tokens",
-    )
+    name = "truncate" if getattr(body, "truncate", None) else "truncate_prompt_tokens"
+    refuse_if(body.truncate_prompt_tokens is not None, f"{name}: expected none for fillings and rows of tokens", name)
     prompts = [ids for ids, _ in await prompts_of(backend, texts, "inputs", body)]
     call.facts["prompt_tokens"] = sum(map(len, prompts))
     tokenizer = tokenizer_of(backend)
-    mask = find_mask(tokenizer)
+    mask = await call_tokenizer(tokenizer, MAX_TOKEN, find_mask, tokenizer)
     if mask is None or not any(mask[0] in ids for ids in prompts):
         parameters.options(Options(), "feature_extraction")
         return await _token_rows(call, backend, prompts, body)
     top_k = parameters.options(FillingOptions(), "fill_mask").top_k
     limit = min(MAX_LOGPROBS, backend.card.vocab_size)
     refuse_if(top_k > limit, f"parameters.top_k: expected at most {limit} fillings, got {top_k}", "parameters.top_k")
+    size = sum(ids.count(mask[0]) * top_k * len(ids) for ids in prompts)  # each filling has the whole text
+    refuse_if(
+        size > _MAX_FILLINGS,
+        f"inputs: expected fillings of at most {_MAX_FILLINGS} tokens in all, got {size}; send fewer or shorter texts, "
+        "or a smaller top_k",
+        "inputs",
+    )
     results = []
     for index, ids in enumerate(prompts):
         places = [i for i, token in enumerate(ids) if token == mask[0]]
@@ -178,7 +190,7 @@ async def _token_rows(call: Call, backend: Backend, prompts: Sequence[Sequence[i
         num_tokens > limit, f"inputs: expected at most {limit} tokens, got {num_tokens}; send fewer texts", "inputs"
     )
     found = await backend.embed(prompts, ALL_ROWS, False, options_of(call, body), request_id=call.request_id)
-    return [[one.vector.tolist()] for one in found]
+    return await asyncio.to_thread(lambda: [[one.vector.tolist()] for one in found])
 
 
 async def _prompt(backend: Backend, texts: tuple[str, str | None], body: PredictRequest, field: str) -> list[list[int]]:
@@ -226,7 +238,7 @@ def _limits(backend: Backend, body: ServingFields) -> tuple[int, int]:
     """Return the most tokens of a prompt, and those of all prompts."""
     refuse_if(
         body.truncate_prompt_tokens not in (None, -1),
-        "truncate_prompt_tokens: expected none for entities and answers; use stride or max_seq_len",
+        "truncate_prompt_tokens: expected none for this task; entities take stride, answers max_seq_len",
         "truncate_prompt_tokens",
     )
     context_len = backend.card.max_len

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
@@ -61,7 +61,7 @@ def read_cut(truncation: object, max_length: int | None = None) -> str:
     return "" if truncation == _NO_CUT else truncation
 
 
-def windows_of(tokenizer: Tokenizer, requests: Sequence[WindowRequest], max_tokens: int) -> list[list[TextWindow]]:
+def windows_of(tokenizer: Tokenizer, requests: Iterable[WindowRequest], max_tokens: int) -> list[list[TextWindow]]:
     """Return the windows of each text.  InvalidArgumentError if all have more than ``max_tokens``; 0 is no limit."""
     left = max_tokens
     found: list[list[TextWindow]] = []
@@ -79,9 +79,11 @@ def _check_size(tokenizer: Tokenizer, request: WindowRequest, left: int) -> None
     texts = [request.text] if isinstance(request.text, str) else request.text
     texts = texts if request.pair is None else [*texts, request.pair]
     num_tokens = sum(map(len, texts))
+    if request.first_only:
+        num_tokens = min(num_tokens, request.max_len)
     if num_tokens > left:  # a token may have several characters
         num_tokens = -(-num_tokens // tokenizer.longest_token)
-    if num_tokens <= left:
+    if num_tokens <= left and not request.first_only:
         counts = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
         num_tokens, room = sum(counts), request.max_len - request.stride - sum(counts[: len(counts) - 1])
         if num_tokens > request.max_len:
@@ -89,6 +91,6 @@ def _check_size(tokenizer: Tokenizer, request: WindowRequest, left: int) -> None
     if num_tokens > left:
         raise InvalidArgumentError(
             f"inputs: expected texts whose windows have at most {left} tokens more, got about {num_tokens}; "
-            "send fewer or shorter texts, or a smaller stride",
+            f"send fewer or shorter texts{', or a smaller stride' if request.stride else ''}",
             param="inputs",
         )

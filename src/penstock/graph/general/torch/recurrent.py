@@ -6,6 +6,7 @@ A packed sequence keeps its padded rows and their lengths, so that no size depen
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -19,6 +20,7 @@ from penstock.errors import UnsupportedError
 __all__ = ["whole_recurrent_layers"]
 
 _RNN: Final = vars(rnn)  # of which _VF has PyTorch's own functions on packed sequences
+_CHANGED: Final = threading.RLock()  # held while PyTorch's layers are those of this module
 _LIBRARY: Final = torch.library.Library("penstock_network", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMA: Final = (
     "(Tensor x, Tensor[] states, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
@@ -43,6 +45,12 @@ for _name in ("lstm", "gru"):
 @contextmanager
 def whole_recurrent_layers() -> Iterator[None]:
     """Let the layers call the ops of this module during the block."""
+    with _CHANGED, _changed_layers():
+        yield
+
+
+@contextmanager
+def _changed_layers() -> Iterator[None]:
     before = nn.LSTM.forward, nn.GRU.forward, _RNN["_VF"]
     nn.LSTM.forward = _lstm  # type: ignore[method-assign, assignment]
     nn.GRU.forward = _gru  # type: ignore[method-assign, assignment]
@@ -64,7 +72,10 @@ class _PackedRows:
 
     def lengths(self, packed: rnn.PackedSequence) -> Tensor:
         """Return the lengths of the rows of a packed sequence."""
-        known = self._lengths.get(id(packed.batch_sizes))
+        return self._known(packed.batch_sizes)
+
+    def _known(self, sizes: Tensor) -> Tensor:
+        known = self._lengths.get(id(sizes))
         if known is None:
             raise UnsupportedError(
                 "PackedSequence: expected one of pack_padded_sequence, got another", code="packed_sequence"
@@ -80,7 +91,7 @@ class _PackedRows:
     def _pad_packed_sequence(
         self, rows: Tensor, sizes: Tensor, batch_first: bool, value: float, total: Any
     ) -> tuple[Tensor, Tensor]:
-        lengths = self._lengths[id(sizes)][1]
+        lengths = self._known(sizes)
         is_inside = torch.arange(rows.shape[0])[:, None] < lengths[None]
         rows = torch.where(is_inside.reshape(*is_inside.shape, *[1] * (rows.dim() - 2)), rows, value)
         if total is not sizes.shape[0] and total != sizes.shape[0]:
