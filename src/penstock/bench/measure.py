@@ -25,7 +25,7 @@ from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, RequestStatus
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import DType, Graph
-from penstock.ops.table import BLOCK_SCHEMES
+from penstock.quant.scheme import rounds_to_int8
 from penstock.runtime.build import Progress
 from penstock.runtime.energy import EnergyMeter
 from penstock.runtime.machine import affinity, peak_rss_bytes, reset_peak_rss
@@ -138,7 +138,7 @@ class _Work:
                     ops = 2 * graph.weights[operand.name].rows * graph.weights[operand.name].cols
                     is_head = graph.values[node.outputs[0]].shape[0].symbol == "R"
                     head, body = head + ops * is_head, body + ops * (not is_head)
-        is_int8 = graph.scheme.endswith("a8") or graph.scheme in BLOCK_SCHEMES
+        is_int8 = rounds_to_int8(graph.scheme)
         peak = "int8" if is_int8 else "bf16" if graph.scheme == "bf16" else "f32"
         return _Work(body, head, (kv_page_bytes - recurrent_page_bytes(graph)) // PAGE_TOKENS, peak)
 

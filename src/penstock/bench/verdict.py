@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.bench.measure import ABOVE_LIMIT, Report
 from penstock.bench.phase_report import PhaseReport
-from penstock.ops.table import BLOCK_SCHEMES
+from penstock.quant.scheme import rounds_to_int8
 
 __all__ = ["cache_bytes", "describe_bench", "describe_phase", "in_caches"]
 
@@ -80,7 +80,7 @@ def _sentence(share: float, bound: str, scheme: str) -> str:
 
 def _advice(bound: str, scheme: str) -> str:
     if bound != "memory":
-        if scheme.endswith("a8") or scheme in BLOCK_SCHEMES:
+        if rounds_to_int8(scheme):
             return "More cores (--threads) would help."
         return "Export with --scheme w8a8, which multiplies int8 numbers, or use more cores (--threads)."
     if scheme.startswith(("w4", "q4")):

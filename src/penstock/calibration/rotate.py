@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.quantize import check_float_weights
 from penstock.checkpoint.side_files import write_side_files
 from penstock.config import check_choice
@@ -151,12 +152,18 @@ def rotate_checkpoint(source: Path | str, out: Path | str, rotation: str) -> Non
         )
     checkpoint = open_mapped(source)
     check_float_weights(checkpoint)
+    side_files = checkpoint.side_files()
+    if "r1" in rotation and (POOLING_FILE in side_files or _EMBEDDING not in checkpoint.tensors):
+        raise UnsupportedError(
+            "rotate: expected r2 for a model of vectors, scores or classes, because r1 rotates the rows that it reads, "
+            f"got {rotation}",
+            param="rotate",
+        )
     rotated = _Rotation(checkpoint, rotation)
     infos = {name: checkpoint.tensors[rotated.source(name)] for name in rotated.names}
-    config: Mapping[str, Any] = checkpoint.config.values
+    config = {name: value for name, value in checkpoint.config.values.items() if name != "quantization_config"}
     if rotated.is_untied:
-        config = {**config, "tie_word_embeddings": False}
-    side_files = checkpoint.side_files()
+        config["tie_word_embeddings"] = False
     side_files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     with new_folder(Path(out)) as folder:
         write_side_files(folder, side_files)

@@ -15,7 +15,10 @@ from penstock.core.layouts import GROUP_LEN
 from penstock.errors import InvalidArgumentError
 from penstock.validation import refusal
 
-__all__ = ["GROUP_LEN", "ROTATED_SUFFIX", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme"]
+__all__ = [
+    "GROUP_LEN", "ROTATED_SUFFIX", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme",
+    "rounds_to_int8",
+]  # fmt: skip
 
 
 ROTATED_SUFFIX: Final = "_h32"
@@ -99,6 +102,12 @@ def find_scheme(name: str) -> Scheme:
     if scheme is None:
         raise refusal("scheme", f"one of {', '.join(SCHEMES)}", name)
     return scheme
+
+
+def rounds_to_int8(name: str) -> bool:
+    """Return True for a scheme whose linears multiply int8 activations."""
+    scheme = SCHEMES.get(name)
+    return scheme is not None and scheme.activation_bits == 8
 
 
 def quantizing_scheme(name: str) -> Scheme:

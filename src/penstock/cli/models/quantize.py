@@ -101,7 +101,10 @@ def _add_method(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Quantize; show progress on standard error and print one line of figures."""
-    if args.rotate is None or is_network(args):
+    if is_network(args):
+        return run_network(args)
+    _check_options(args)
+    if args.rotate is None:
         return _quantize(args)
     from penstock.calibration.rotate import rotated_folder
 
@@ -110,28 +113,35 @@ def run(args: argparse.Namespace) -> int:
         return _quantize(args)
 
 
-def _quantize(args: argparse.Namespace) -> int:
-    from penstock.checkpoint.quantize import quantize_checkpoint
-    from penstock.models.mapped import open_mapped
-    from penstock.runtime.build import Progress
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options that do not go together, before anything is read."""
+    from penstock.quant.scheme import quantizing_scheme
 
-    if is_network(args):
-        return run_network(args)
+    quantizing_scheme(args.scheme)
     if args.smooth_keys and (is_mixed(args) or args.method in ("rtn", "auto")):
         raise InvalidArgumentError(
             "--smooth-keys: expected a single --method with calibration data, such as smooth, and no budget",
             param="smooth_keys",
         )
+    if is_mixed(args) or args.method != "rtn":
+        return
+    for option in ("calibration", "calibration_tokens", "imatrix_out"):
+        if getattr(args, option) is not None:
+            name = "--" + option.replace("_", "-")
+            raise InvalidArgumentError(f"{name}: expected another --method than rtn, which uses no data", param=option)
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    from penstock.checkpoint.quantize import quantize_checkpoint
+    from penstock.models.mapped import open_mapped
+    from penstock.runtime.build import Progress
+
     if is_mixed(args):
         return run_mixed(args)
     if args.method == "auto":
         return run_auto(args)
     if args.method != "rtn":
         return _run_with_data(args)
-    for option in ("calibration", "calibration_tokens", "imatrix_out"):
-        if getattr(args, option) is not None:
-            name = "--" + option.replace("_", "-")
-            raise InvalidArgumentError(f"{name}: expected another --method than rtn, which uses no data", param=option)
     with ProgressLine() as line:
         report = quantize_checkpoint(
             open_mapped(downloaded_path(args.checkpoint)),
