@@ -139,7 +139,7 @@ def test_a_file_of_the_settings_that_modelopt_writes(tmp_path: Path) -> None:
     settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
     assert np.array_equal(Checkpoint.open(tmp_path).read("a.weight"), packed.weight.numpy())
-    settings["quantization"] = {"quant_algo": "NVFP4"}
+    settings["quantization"] = {"quant_algo": "W4A8_AWQ"}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
     with raises(UnsupportedError, param="quantization_config"):
         _ = Checkpoint.open(tmp_path).config

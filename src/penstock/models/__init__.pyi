@@ -31,6 +31,7 @@ from penstock.models.encoder_decoder import (
 from penstock.models.encoders import (
     albert,
     bert,
+    deberta_v2,
     distilbert,
     electra,
     eurobert,
@@ -116,6 +117,7 @@ __all__ = [
     "chatglm1",
     "cohere",
     "cohere2",
+    "deberta_v2",
     "deepseek_v2",
     "deepseek_v3",
     "distilbert",
