@@ -74,6 +74,13 @@ def test_outliers_of_channels_are_spread(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "planted"]
 
 
+def test_models_of_vectors_keep_their_rows(tmp_path: Path) -> None:
+    build("qwen3").base_model.save_pretrained(tmp_path / "model")
+    with raises(UnsupportedError, param="rotate"):
+        rotate_checkpoint(tmp_path / "model", tmp_path / "out", "r1")
+    assert not (tmp_path / "out").exists()
+
+
 def test_another_family_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", model_type="gemma2")
     with raises(UnsupportedError, param="rotate"):
