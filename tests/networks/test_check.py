@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from torch import nn
+from torch.nn.utils import rnn
 
 import penstock
 from penstock.cli.main import main
@@ -77,6 +78,21 @@ def test_a_network_agrees_with_its_module() -> None:
     with pytest.raises(UnsupportedError) as refusal:
         network.check({**given, "ids": np.array([[1, 9, 2]])})  # no row of the embedding
     assert refusal.value.param == "inputs"
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_agree_with_the_module(kind: type[nn.RNNBase]) -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = kind(4, 6, num_layers=2, bidirectional=True)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            whole, _ = self.layer(x)
+            rows = rnn.pack_padded_sequence(x, torch.tensor([2, 5, 1]), enforce_sorted=False)
+            return whole, rnn.pad_packed_sequence(self.layer(rows)[0], total_length=5)[0]
+
+    penstock.capture(Packed().eval(), torch.randn(5, 3, 4), check=True)
 
 
 def test_the_first_node_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ def test_no_field_names_a_file_an_address_or_code():
         "query", "documents", "documents.text", "text_1", "text_2", "instruction", "inputs",
         "inputs.question", "inputs.context", "inputs.text", "inputs.text_pair",
         "ignore_labels",  # names of classes, which are compared
+        "candidate_labels", "hypothesis_template",  # parts of a text; the template has no format but {} and {0}
         "prompt_name",  # of those in the model's own file
         "prompt_cache_key",  # hashed, to choose a worker
         "metadata", "safety_identifier", "prompt_cache_retention", "dry_sequence_breakers",  # which have no effect

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import fx, nn
 from torch.export.graph_signature import OutputKind
+from torch.nn.utils import rnn
 from torch.utils import _pytree as pytree
 
 __all__ = ["TorchSource", "array_of"]
@@ -100,7 +101,30 @@ class _Recorder(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         name = _WHOLE.get(str(target))
-        return super().call_function(target if name is None else getattr(torch, name), args, kwargs)
+        return super().call_function(target, args, kwargs) if name is None else _recurrent(name, *args, **kwargs)
+
+
+def _recurrent(
+    name: str, x: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], has_biases: bool,
+    num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    lengths: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Compute a layer that was kept whole (``recurrent.py``) with PyTorch's own op."""
+    op: Any = getattr(torch, name)
+    flags = params, has_biases, num_layers, dropout, train, bidirectional
+
+    def hidden(given: Sequence[torch.Tensor]) -> Any:
+        return list(given) if name == "lstm" else given[0]
+
+    if lengths is None:
+        result: tuple[torch.Tensor, ...] = op(x, hidden(states), *flags, batch_first)
+        return result
+    packed: Any = rnn.pack_padded_sequence(x, lengths, batch_first, enforce_sorted=False)
+    sorted_states = [state.index_select(1, packed.sorted_indices) for state in states]
+    rows, *last = op(packed.data, packed.batch_sizes, hidden(sorted_states), *flags)
+    whole = rnn.PackedSequence(rows, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+    out, _ = rnn.pad_packed_sequence(whole, batch_first, total_length=x.shape[int(batch_first)])
+    return (out, *(state.index_select(1, packed.unsorted_indices) for state in last))
 
 
 @contextmanager
