@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.order import in_order  # found by the line above
+from tests.support.marks import may_have_long_tests  # found by the line above
+from tests.support.order import in_order
 
 # Processes that tests start take the installed package too, not the source tree that they may be started in.
 os.environ["PYTHONSAFEPATH"] = "1"
@@ -42,6 +43,21 @@ def short_folder() -> Iterator[Path]:
 
 LONG_S = 1800.0
 """Builds under sanitizers and whole tables take minutes; ``timeout`` in pyproject.toml is for all other tests."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A run of the long tests does not import the files that have none, which takes longer than some of its tests."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    is_run_of_long = config.getoption("markexpr").startswith("long and ")
+    return True if is_test and is_run_of_long and not may_have_long_tests(collection_path) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Every other run checks that those have none."""
+    if item.get_closest_marker("long") and not may_have_long_tests(item.path):
+        raise pytest.UsageError(
+            f"{item.nodeid}: expected a file that may_have_long_tests() (tests/support/marks.py) finds"
+        )
 
 
 @pytest.hookimpl(trylast=True)  # after the deselection of others

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
-__all__ = ["in_turn", "mostly_exhaustive", "mostly_long"]
+__all__ = ["in_turn", "may_have_long_tests", "mostly_exhaustive", "mostly_long"]
+
+_SIGN: Final = re.compile(r"mark\.long|support\.marks|support\.families|invariants\.steps|placement")
+"""A file with long tests marks them, or takes cases of a module that does."""
+
+
+@cache
+def may_have_long_tests(path: Path) -> bool:
+    """Return False for a file of tests that has no long ones, without importing it."""
+    return _SIGN.search(path.read_text()) is not None
 
 
 def mostly_long(cases: Iterable[Any], *quick: Any) -> list[Any]:
