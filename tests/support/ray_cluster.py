@@ -21,6 +21,7 @@ from tests.support.ports import free_port
 ADDRESS = "127.0.0.1"
 """The one address for which Ray listens on no other."""
 _RAY_STARTS = 3
+_END_S = 120.0
 _PORTS = [*range(21_000, 31_000, 200)]
 """The first of 200 ports of a node, below the ports of clients."""
 _START = os.getpid() % 5 * 10
@@ -103,7 +104,9 @@ class RayCluster:
                 node.send_signal(signal.SIGTERM)
                 node.wait()
             self._close(node)
-        left = [process for process in psutil.process_iter(["cmdline"]) if self._is_own(process)]
+        own = [process for process in psutil.process_iter(["cmdline"]) if self._is_own(process)]
+        # A worker of Ray that a node began just before it was cut ends when it finds that the node is gone.
+        left = psutil.wait_procs(own, timeout=_END_S)[1]
         assert not left, f"processes are left: {[process.info['cmdline'] for process in left]}"
         subprocess.run(["rm", "-rf", str(self.folder)], check=True)
 
