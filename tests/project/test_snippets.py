@@ -20,6 +20,8 @@ PAGES = sorted(
         *(ROOT / "demo").rglob("*.md"),
     ]
 )
+BUILDS_LIBRARIES = "devices"
+"""A page whose commands build one library after the other, as tests/devices does in the long tests."""
 RUNNABLE = [page for page in PAGES if any(block.is_runnable for block in blocks(page))]
 
 
@@ -35,7 +37,13 @@ def known_options(command: str) -> set[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.exhaustive if page.stem == BUILDS_LIBRARIES else (), id=page.stem)
+        for page in RUNNABLE
+    ],
+)
 def test_snippets_of_a_page_run(page: Path, short_folder: Path) -> None:
     shown = [block for block in blocks(page) if block.is_runnable]
     needed = [name for name in PACKAGES if any(re.search(rf"\b{name} ", block.code) for block in shown)]
