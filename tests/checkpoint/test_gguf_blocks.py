@@ -22,7 +22,16 @@ from penstock.graph.metadata import decode_metadata
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.scheme import find_scheme
 from tests.support.errors import raises
-from tests.support.gguf_blocks import DEMO_FOLDER, FLOAT_SCALES, SCALES_AT, TYPES, random_blocks, values_of, write_demo
+from tests.support.gguf_blocks import (
+    DEMO_FOLDER,
+    FLOAT_SCALES,
+    SCALES_AT,
+    TYPES,
+    UNWRITABLE,
+    random_blocks,
+    values_of,
+    write_demo,
+)
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 IDS = [5, 9, 200, 31, 7, 1000, 44]
@@ -178,7 +187,7 @@ def test_a_mix_has_equal_logits_in_graph_and_eager_mode(mixed_file: Path) -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize("scheme", [pytest.param(name, marks=() if name == "q4_k" else pytest.mark.long)
-                                    for name in BLOCK_SCHEMES if name in TYPES])  # fmt: skip
+                                    for name in BLOCK_SCHEMES if name in TYPES and name not in UNWRITABLE])  # fmt: skip
 def test_the_cost_against_exact_values_is_that_of_activations(tmp_path: Path, scheme: str) -> None:
     """The demo model in its blocks against the same values in float32: activations of 8 bit are all that differs."""
     write_demo(tmp_path / "model.gguf", lambda name: "q8_0" if "ffn_down" in name else scheme)
@@ -195,7 +204,8 @@ def test_the_cost_against_exact_values_is_that_of_activations(tmp_path: Path, sc
     divergence = (np.exp(exact) * (exact - own)).sum(axis=1).mean()
     rows, following = np.arange(len(ids) - 1), np.array(ids[1:])
     increase = (exact[rows, following] - own[rows, following]).mean()
-    assert 0 < divergence < 3e-4
+    # Weights of one or two bits leave little of this model: its activations are larger beside its logits.
+    assert 0 < divergence < (1e-3 if scheme in ("tq1_0", "tq2_0", "q1_0") else 3e-4)
     assert abs(increase) < 3 * np.sqrt(2 * divergence / len(ids)) + 1e-3
 
 

@@ -15,10 +15,14 @@ from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
 from penstock.core.layouts import BLOCKS
 from penstock.quant.scheme import find_scheme
 
-__all__ = ["DEMO_FOLDER", "FLOAT_SCALES", "SCALES_AT", "TYPES", "random_blocks", "values_of", "write_demo"]
+__all__ = [
+    "DEMO_FOLDER", "FLOAT_SCALES", "SCALES_AT", "TYPES", "UNWRITABLE", "random_blocks", "values_of", "write_demo",
+]  # fmt: skip
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo/model"
 TYPES = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items() if kind.is_supported}
+UNWRITABLE = frozenset(TYPES) - {kind.name.lower() for kind in gguf.GGMLQuantizationType}
+"""Types that the gguf package does not know, so that it writes no file with them."""
 SCALES_AT = {
     "q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "uint4": (0,), "q4_1": (0, 2),
     "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,), "iq4_xs": (0,), "q2_k": (80, 82), "q3_k": (108,),
