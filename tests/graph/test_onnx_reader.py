@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -214,7 +215,9 @@ def test_numbers_that_are_too_large_are_refused() -> None:
 def test_mutants_are_read_or_refused() -> None:
     # A process of its own: the limit of memory is one of all that a process has.
     command = [sys.executable, "-W", "ignore", "-m", "tests.graph.onnx_mutants", "--most", "4000"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     read, refused = (int(found) for found in re.findall(r"(\d+) (?:read|refused)", done.stdout))
     assert min(read, refused) > 500
