@@ -141,7 +141,7 @@ def test_a_file_of_the_settings_that_modelopt_writes(tmp_path: Path) -> None:
     assert np.array_equal(Checkpoint.open(tmp_path).read("a.weight"), packed.weight.numpy())
     settings["quantization"] = {"quant_algo": "W4A8_AWQ"}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
-    with raises(UnsupportedError, param="quantization_config"):
+    with raises(UnsupportedError, param="quant_algo"):
         _ = Checkpoint.open(tmp_path).config
 
 
