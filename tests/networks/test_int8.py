@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import penstock
@@ -172,11 +174,11 @@ def test_errors_are_of_rows() -> None:
     assert error.divergence == pytest.approx(float(expected))
 
 
-def quantized(folder: Path, *options: str) -> int:
+def quantized(folder: Path, *options: str, source: str = "net.psm") -> int:
     parser = CommandParser()
     quantize.add_parser(parser.add_subparsers())
     out = str(folder / "out.psm")
-    args = parser.parse_args(["quantize", str(folder / "net.psm"), out, "--threads", "1", *options])
+    args = parser.parse_args(["quantize", str(folder / source), out, "--threads", "1", *options])
     return quantize.run(args)
 
 
@@ -207,6 +209,46 @@ def test_the_command_prints_error_and_speed(folder: Path, capsys: pytest.Capture
 def test_the_command_refuses_by_name(folder: Path, options: tuple[str, ...], param: str) -> None:
     with raises(PenstockError, param=param):
         quantized(folder, *(option.format(folder) for option in options))
+
+
+def onnx_file(folder: Path) -> Path:
+    """Write a network of two convolutions and a linear whose batch is free."""
+    rng = np.random.default_rng(5)
+    shapes = {"first": (16, 8, 3, 3), "second": (8, 16, 1, 1), "head": (8, 5)}
+    weights = [
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name) for name, shape in shapes.items()
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["a"], pads=[1, 1, 1, 1]), helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "second"], ["c"]), helper.make_node("GlobalAveragePool", ["c"], ["d"]),
+        helper.make_node("Flatten", ["d"], ["e"]), helper.make_node("MatMul", ["e", "head"], ["y"]),
+    ]  # fmt: skip
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["B", 8, 12, 12]), ("y", ["B", 5]))
+    ]
+    graph = helper.make_graph(nodes, "net", values[:1], values[1:], weights)
+    path = folder / "from_onnx.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    return path
+
+
+def test_an_onnx_file_becomes_int8_as_its_bundle_does(tmp_path: Path) -> None:
+    path = onnx_file(tmp_path)
+    (tmp_path / "samples").mkdir()
+    for number in range(4):
+        sample = np.random.default_rng(number).standard_normal((2, 8, 12, 12)).astype(np.float32)
+        np.save(tmp_path / "samples" / f"{number}.npy", sample)
+    options = ("--scheme", "w8a8", "--calibration", str(tmp_path / "samples"))
+    assert quantized(tmp_path, *options, "--size", "B=1:16", source="from_onnx.onnx") == 0
+    directly = (tmp_path / "out.psm").read_bytes()
+    penstock.read_network(path, sizes={"B": (1, 16)}).save(tmp_path / "net.psm")
+    assert quantized(tmp_path, *options) == 0
+    assert (tmp_path / "out.psm").read_bytes() == directly
+    ops = [node.op for node in read_graph(tmp_path / "out.psm")[0].nodes]
+    assert (ops.count("conv_int8"), ops.count("conv")) == (2, 0)
+    with raises(InvalidArgumentError, param="size"):
+        quantized(tmp_path, *options, "--size", "B=1:16")  # of a bundle
 
 
 def test_samples_must_fit_the_inputs(folder: Path, tmp_path: Path) -> None:

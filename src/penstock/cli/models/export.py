@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import runpy
 import time
 from pathlib import Path
 
+from penstock.cli.models.onnx_source import add_onnx_options, is_onnx_file, read_onnx_file
 from penstock.cli.options import add_options, add_parser_of, spellings
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.core.rank_layout import RankLayout
@@ -50,7 +50,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="end the graph in the likeliest token id, or the K likeliest, which allows greedy answers only (default: "
         "logits)",
     )
-    _add_onnx_options(parser)
+    add_onnx_options(parser)
+    _add_check(parser)
     add_options(parser, "--yes", "--ops")
     for name, text in (("--tp", "ranks"), ("--pp", "stages"), ("--cp", "parts of a context")):
         parser.add_argument(
@@ -69,26 +70,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
-def _add_onnx_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--size",
-        action="append",
-        default=[],
-        metavar="NAME=N|MIN:MAX[:MULTIPLE]",
-        help="of an ONNX file: fix a size that it leaves open, or limit it; NAME is the file's, or INPUT/AXIS; repeat "
-        "for more (default: from 1)",
-    )
+def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
         help="of an ONNX file: run the file and the bundle on the same random inputs first, and write nothing if they "
         "differ; names the first node that does (default: off)",
-    )
-    parser.add_argument(
-        "--custom-ops",
-        metavar="FILE.py",
-        help="of an ONNX file: a script that declares ops of other domains with penstock.custom_op; a dict CUSTOM_OPS "
-        "in it names those that are called otherwise (docs/guides/networks.md; default: none)",
     )
 
 
@@ -99,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.offline.export_config import ExportConfig, read_export_config
     from penstock.quant.scheme import find_scheme
 
-    if args.model is not None and args.model.lower().endswith(".onnx"):
+    if args.model is not None and is_onnx_file(args.model):
         return _export_onnx(args)
     for name in ("size", "check", "custom_ops"):
         if getattr(args, name):
@@ -141,8 +128,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _export_onnx(args: argparse.Namespace) -> int:
-    from penstock.networks.network import read_network
-
     for name in ("scheme", "network", "tail", "config", "config_path", "model_dir", "tp", "pp", "cp"):
         if getattr(args, name) is not None:
             option = name.replace("_", "-")
@@ -151,14 +136,8 @@ def _export_onnx(args: argparse.Namespace) -> int:
         raise InvalidArgumentError("--rounded: expected a language model, got an ONNX file", param="rounded")
     if args.out is None or not args.out.endswith(".psm"):
         raise InvalidArgumentError(f"OUT.psm: expected a name that ends in .psm, got {args.out}", param="out")
-    sizes: dict[str, int | tuple[int, ...]] = {}
-    for name, size in map(_size, args.size):
-        if name in sizes:
-            raise InvalidArgumentError(f"--size: expected one size for {name}, got two", param="size")
-        sizes[name] = size
     start = time.monotonic()
-    custom_ops = None if args.custom_ops is None else _declared_ops(Path(args.custom_ops))
-    network = read_network(args.model, sizes=sizes, custom_ops=custom_ops)
+    network = read_onnx_file(args.model, args)
     checked = network.check() if args.check else None
     if checked is not None:
         checked.expect_passed()
@@ -173,32 +152,6 @@ def _export_onnx(args: argparse.Namespace) -> int:
     if checked is not None:
         print(checked.text())
     return 0
-
-
-def _size(text: str) -> tuple[str, int | tuple[int, ...]]:
-    """Return the name and the number or the range of a --size."""
-    name, equals, numbers = text.rpartition("=")
-    parts = numbers.split(":")
-    if not equals or not name or len(parts) > 3 or not all(part.isdecimal() for part in parts):
-        raise InvalidArgumentError(f"--size: expected NAME=N or NAME=MIN:MAX[:MULTIPLE], got {text!r}", param="size")
-    values = tuple(int(part) for part in parts)
-    return name, values[0] if len(values) == 1 else values
-
-
-def _declared_ops(script: Path) -> dict[str, str]:
-    """Run a script that declares custom ops; return its CUSTOM_OPS: the op for each operator of another name."""
-    from penstock.models.network_script import script_errors
-
-    if script.suffix != ".py" or not script.is_file():
-        raise FileAccessError(f"--custom-ops: expected a file FILE.py, got {script}", param="custom_ops")
-    with script_errors(script):
-        names = runpy.run_path(str(script)).get("CUSTOM_OPS", {})
-    if not isinstance(names, dict) or not all(isinstance(text, str) for item in names.items() for text in item):
-        raise InvalidArgumentError(
-            f'{script}: CUSTOM_OPS: expected a dict such as {{"domain::Name": "owner::op"}}, got {names!r:.80}',
-            param="custom_ops",
-        )
-    return names
 
 
 def _export_ranks(args: argparse.Namespace, source: Path | None) -> int:

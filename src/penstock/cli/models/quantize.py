@@ -34,13 +34,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock quantize my-model my-model-w8 --scheme w8a8\n"
         "penstock quantize my-model my-model-w4 --scheme w4a8 --method gptq --calibration texts.jsonl\n"
         "penstock quantize my-model my-model-mixed --scheme w4a8 --budget 5bits --calibration texts.jsonl\n"
-        "penstock quantize net.psm net-int8.psm --scheme w8a8 --calibration samples/",
+        "penstock quantize net.psm net-int8.psm --scheme w8a8 --calibration samples/\n"
+        "penstock quantize net.onnx net-int8.psm --scheme w8a8 --calibration samples/ --size H=32:1024:32",
     )
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a checkpoint folder, a GGUF file, ORG/NAME of a downloaded model, or the bundle NET.psm of a general "
-        "network",
+        help="a checkpoint folder, a GGUF file, ORG/NAME of a downloaded model, or the bundle NET.psm or the "
+        "file NET.onnx of a general network",
     )
     parser.add_argument("out", metavar="OUT", help="the folder, or the bundle, to write; a folder must not exist")
     parser.add_argument(
@@ -52,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_method(parser)
     add_mixed_options(parser)
     add_network_options(parser)
-    add_options(parser, "--threads")
+    add_options(parser, "--threads", "--ops")
     parser.set_defaults(run=run)
 
 

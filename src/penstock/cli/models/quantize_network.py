@@ -1,4 +1,4 @@
-"""The part of ``penstock quantize`` for general networks: a float32 bundle in, an int8 bundle out."""
+"""The part of ``penstock quantize`` for general networks: a float32 bundle or an ONNX file in, an int8 bundle out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.model_source import downloaded_path
+from penstock.cli.models.onnx_source import add_onnx_options, is_onnx_file, read_onnx_file
 from penstock.cli.progress import ProgressLine, format_bytes, printable
 from penstock.errors import InvalidArgumentError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_network_options", "is_network", "run_network"]
 
+_ONNX: Final = ("size", "custom_ops")
 _OWN: Final = ("ranges", "keep", "max_error")
 _OTHERS: Final = (
     "calibration_tokens", "imatrix_out", "smooth_keys", "rotate", "budget", "max_kl", "min_speed", "levels", "units",
@@ -26,9 +28,11 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of general networks."""
     group = parser.add_argument_group(
         "general networks",
-        "int8 convolutions and linears for a bundle that penstock export or penstock.capture made; --calibration is a "
-        "folder with a .npz file for each sample of the inputs, or a .npy file if there is one input",
+        "int8 convolutions and linears for an ONNX file, or for a bundle that penstock export or penstock.capture "
+        "made; --calibration is a folder with a .npz file for each sample of the inputs, or a .npy file if "
+        "there is one input",
     )
+    add_onnx_options(group)
     group.add_argument(
         "--ranges",
         choices=("minmax", "percentile", "kl"),
@@ -52,19 +56,14 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
 
 
 def is_network(args: argparse.Namespace) -> bool:
-    """Return True for a bundle; refuse the options of bundles with another source, and those of others with one."""
-    suffix = Path(args.checkpoint).suffix.lower()
-    if suffix == ".onnx":
-        raise InvalidArgumentError(
-            f"CHECKPOINT: expected a bundle, got {args.checkpoint}; make one with: penstock export {args.checkpoint} "
-            "NET.psm",
-            param="checkpoint",
-        )
-    found = suffix == ".psm"
-    for name in _OTHERS if found else _OWN:
-        if getattr(args, name) not in (None, False):
+    """Return True for a bundle and an ONNX file; refuse options that the kind of source does not have."""
+    is_onnx = is_onnx_file(args.checkpoint)
+    found = is_onnx or Path(args.checkpoint).suffix.lower() == ".psm"
+    for name in (*(_OTHERS if found else _OWN), *(() if is_onnx else _ONNX)):
+        if getattr(args, name) not in (None, False, []):
             option = "--" + name.replace("_", "-")
             kind = "a checkpoint of a language model" if found else "the bundle of a general network"
+            kind = "an ONNX file" if name in _ONNX else kind
             raise InvalidArgumentError(f"{option}: expected {kind}, got {args.checkpoint}", param=name)
     return found
 
@@ -82,10 +81,12 @@ def run_network(args: argparse.Namespace) -> int:
         raise InvalidArgumentError(
             f"--method: expected rtn for a general network, got {args.method}", param="method"
         )  # fmt: skip
+    path = args.checkpoint
+    source = read_onnx_file(path, args) if is_onnx_file(path) else downloaded_path(path)
     options = Int8Options(args.ranges or "percentile", tuple(args.keep or ()), args.max_error, args.threads or 0)
     with ProgressLine() as line:
         report = quantize_network(
-            downloaded_path(args.checkpoint), args.out, args.calibration, options,
+            source, args.out, args.calibration, options,
             lambda done, total: line(Progress("quantize", done, total)),
         )  # fmt: skip
     print(_text(args.out, report))

@@ -21,6 +21,7 @@ from penstock.networks.int8.ranges import METHODS, Range, collect_ranges
 from penstock.networks.int8.rewrite import Int8Weights, candidates, observed_values, rewrite
 from penstock.networks.int8.samples import Sample, held_out, read_samples
 from penstock.networks.int8.stored import StoredNetwork
+from penstock.networks.network import CapturedNetwork
 from penstock.networks.predictor import Predictor, open_predictor
 
 __all__ = ["Int8Options", "Int8Report", "quantize_network"]
@@ -68,13 +69,14 @@ class Int8Report:
 
 
 def quantize_network(
-    path: str | os.PathLike[str], out: str | os.PathLike[str], calibration: str | os.PathLike[str] | None,
-    options: Int8Options | None = None, tell: Tell | None = None,
+    source: str | os.PathLike[str] | CapturedNetwork, out: str | os.PathLike[str],
+    calibration: str | os.PathLike[str] | None, options: Int8Options | None = None, tell: Tell | None = None,
 ) -> Int8Report:  # fmt: skip
-    """Write the bundle ``out``: the network of the bundle ``path`` with int8 convolutions and linears.
+    """Write the bundle ``out``: a float32 network with int8 convolutions and linears.
 
-    ``calibration`` is a folder of samples, as ``read_samples`` takes it.  ``tell`` gets (done, total) of the networks
-    that are measured for ``max_error``.  Raises InvalidArgumentError without samples, and UnsupportedError for a
+    ``source`` is a bundle, or a network that ``capture`` or ``read_network`` made.  ``calibration`` is a folder of
+    samples, as ``read_samples`` takes it.  ``tell`` gets (done, total) of the networks that are measured for
+    ``max_error``.  Raises InvalidArgumentError without samples, and UnsupportedError for a
     language model, for a network that is int8 already, and for one without convolutions and linears.
     """
     if calibration is None:
@@ -85,25 +87,27 @@ def quantize_network(
             code="no_samples",
         )
     chosen = options or Int8Options()
-    _check_options(chosen, Path(path), Path(out))
-    network = StoredNetwork.open(path)
-    if any(node.op == "conv_int8" or node.attrs.get("scheme") == "w8a8" for node in network.graph.nodes):
-        raise UnsupportedError(f"{os.fspath(path)}: expected a float32 network, got an int8 one", param="model")
-    with open_predictor(path) as predictor:
-        samples = read_samples(calibration, predictor.inputs)
-    with Context() as context, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        return _Quantizer(network, Path(path), samples, chosen, context, Path(folder)).run(Path(out), tell)
+    _check_options(chosen, Path(out))
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        path = source.save(Path(folder) / "source.psm").path if isinstance(source, CapturedNetwork) else Path(source)
+        if Path(out).resolve() == path.resolve():
+            raise InvalidArgumentError(f"out: expected another file than the source, got {out}", param="out")
+        network = StoredNetwork.open(path)
+        if any(node.op == "conv_int8" or node.attrs.get("scheme") == "w8a8" for node in network.graph.nodes):
+            raise UnsupportedError(f"{path}: expected a float32 network, got an int8 one", param="model")
+        with open_predictor(path) as predictor:
+            samples = read_samples(calibration, predictor.inputs)
+        with Context() as context:
+            return _Quantizer(network, path, samples, chosen, context, Path(folder)).run(Path(out), tell)
 
 
-def _check_options(options: Int8Options, path: Path, out: Path) -> None:
+def _check_options(options: Int8Options, out: Path) -> None:
     if options.ranges not in METHODS:
         raise InvalidArgumentError(
             f"ranges: expected {', '.join(METHODS)}, got {options.ranges!r}", param="ranges"
         )  # fmt: skip
     if options.max_error is not None and not options.max_error > 0:
         raise InvalidArgumentError(f"max_error: expected more than 0, got {options.max_error!r}", param="max_error")
-    if out.resolve() == path.resolve():
-        raise InvalidArgumentError(f"out: expected another file than the source, got {out}", param="out")
     if out.suffix != ".psm":
         raise InvalidArgumentError(f"out: expected a name that ends in .psm, got {out.name}", param="out")
 
