@@ -88,7 +88,9 @@ def free_numbers(x: Tensor) -> list[Tensor]:
     h, w = x.shape[2:]
     places = torch.arange(0.5, h) / h
     return [
-        x / (h * w) ** 0.5, x * (1.0 / w), x.sum((2, 3)) * h**-0.5, places, x[:, :, : math.ceil(h / 4)],
+        x.reshape(len(x), -1).sum(1) / len(x), x / (h * w) ** 0.5, x * (1.0 / w), x.sum((2, 3)) * h**-0.5, places, x[:, :, : math.ceil(h / 4)],
+        x[:, :, : int(h * 0.5)], x[:, :, int(math.ceil(h / 4) * 2) :], x * float(w),
+        x * isinstance(3, int) * float("2"),
         x[:, :, : math.floor(h * 0.5)], F.interpolate(x, scale_factor=0.5),
         F.interpolate(x, scale_factor=1.5, mode="bilinear"),
         F.interpolate(x, size=(h // 2, 7), mode="bilinear"), F.adaptive_avg_pool2d(x, (3, 5)),
@@ -101,6 +103,17 @@ def test_numbers_made_of_free_sizes(tmp_path: Path) -> None:
     examples = [torch.randn(2, 3, 8, 12), torch.randn(1, 3, 14, 9), torch.randn(3, 3, 5, 20)]
     sizes = {"H": (4, 64), "W": (4, 64)}
     check(Function(free_numbers), tmp_path / "net.psm", examples, ("B", 3, "H", "W"), sizes=sizes)
+
+
+def test_a_size_that_the_module_fixes_is_named() -> None:
+    def rows(x: Tensor) -> list[Any]:
+        return [sum((x[:, :, at] for at in range(x.shape[2])), torch.zeros(()))]
+
+    for sizes in ({"H": (4, 64)}, {"H": (4, 64, 4)}):
+        with raises(UnsupportedError) as found:
+            capture_module(Function(rows), torch.randn(2, 3, 8), shapes={"x": ("B", 3, "H")}, sizes=sizes)
+        assert " H " in str(found.value)
+        assert "L[" not in str(found.value)
 
 
 def volumes(x: Tensor, plain: nn.Module, grouped: nn.Module) -> list[Tensor]:

@@ -27,6 +27,7 @@ from penstock.graph.general.sizes import SizeExpression, SizeLike, as_text, is_e
 from penstock.graph.general.torch import cells, elementwise, layers, shapes, volumes
 from penstock.graph.general.torch.declared import add_declared_op, advice, overloads
 from penstock.graph.general.torch.decompose import decomposed
+from penstock.graph.general.torch.free_builtins import free_builtins
 from penstock.graph.general.torch.numbers import FreeNumber, number_of, rounded_size
 from penstock.graph.general.torch.recurrent import whole_recurrent_layers
 from penstock.graph.general.torch.source import TorchSource, array_of
@@ -181,6 +182,8 @@ class _FreeSizes:
                 symbol_name, least, most, multiple = self.limits(name)
                 if symbol_name == own:
                     least, most = max(least, int(low or 0)), min(most, int(high or most))
+                    if least == most:
+                        raise UnsupportedError(f"capture: {_fixed(name)}", param="shapes")
                     narrowed |= (least, most) != self.limits(name)[1:3]
                     self.ranges[name] = (least * multiple, most * multiple, multiple)
         return narrowed
@@ -249,7 +252,10 @@ def _export_once(
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with torch.no_grad(), warnings.catch_warnings(), whole_recurrent_layers(), redirect_stderr(io.StringIO()):
+        with (
+            torch.no_grad(), warnings.catch_warnings(), whole_recurrent_layers(), free_builtins(module),
+            redirect_stderr(io.StringIO()),
+        ):  # fmt: skip
             warnings.simplefilter("ignore")
             exported = torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic, strict=False,
@@ -261,11 +267,19 @@ def _export_once(
             logger.setLevel(level)
 
 
+def _fixed(name: str) -> str:
+    return f"the module fixes the size {name} to that of the example; leave it out of shapes"
+
+
 def _own_words(error: Exception) -> str:
     text = " ".join(str(error).split()).split(" The error above occurred")[0]
     fixed = re.search(r"Suggested fixes: (.*)$", text)
     if fixed:
         return f"the module takes other sizes than those declared: {fixed[1][:200]}; give them in shapes and sizes"
+    violated = re.search(r"(?:Constraints violated|unexpectedly required) \((.*?)\)", text)
+    if violated:
+        name = re.sub(r"(\d+)\*(\w+)_\1\b", r"\2", violated[1])  # 32*H_32, as PyTorch knows a size in steps of 32
+        return _fixed(name)
     if "cannot be solved" in text:
         return "a size inside the module is 1 with this example, which PyTorch takes to be fixed; give a larger example"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
