@@ -88,7 +88,8 @@ def free_numbers(x: Tensor) -> list[Tensor]:
     h, w = x.shape[2:]
     places = torch.arange(0.5, h) / h
     return [
-        x.reshape(len(x), -1).sum(1) / len(x), x / (h * w) ** 0.5, x * (1.0 / w), x.sum((2, 3)) * h**-0.5, places, x[:, :, : math.ceil(h / 4)],
+        x.reshape(len(x), -1).sum(1) / len(x), x / (h * w) ** 0.5, x * (1.0 / w), x.sum((2, 3)) * h**-0.5, places,
+        x[:, :, : math.ceil(h / 4)],
         x[:, :, : int(h * 0.5)], x[:, :, int(math.ceil(h / 4) * 2) :], x * float(w),
         x * isinstance(3, int) * float("2"),
         x[:, :, : math.floor(h * 0.5)], F.interpolate(x, scale_factor=0.5),
@@ -109,7 +110,7 @@ def test_a_size_that_the_module_fixes_is_named() -> None:
     def rows(x: Tensor) -> list[Any]:
         return [sum((x[:, :, at] for at in range(x.shape[2])), torch.zeros(()))]
 
-    for sizes in ({"H": (4, 64)}, {"H": (4, 64, 4)}):
+    for sizes in ({"H": (4, 64)}, {"H": (8, 64, 8)}):
         with raises(UnsupportedError) as found:
             capture_module(Function(rows), torch.randn(2, 3, 8), shapes={"x": ("B", 3, "H")}, sizes=sizes)
         assert " H " in str(found.value)

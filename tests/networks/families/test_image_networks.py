@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from tests.networks.library_networks import SMALL, Case, check_case, free_images, images
+from tests.support.marks import mostly_exhaustive
 
 
 def deit() -> Case:
@@ -55,12 +56,6 @@ def siglip() -> Case:
     """An encoder of images, whose vectors a query of attention joins."""
     config = transformers.SiglipVisionConfig(**SMALL, image_size=32, patch_size=8)
     return images(transformers.SiglipVisionModel(config))
-
-
-def siglip2() -> Case:
-    """Patches of images of several shapes, whose position embeddings are resized by their mask."""
-    config = transformers.Siglip2VisionConfig(**SMALL, patch_size=4, num_patches=16)
-    return images(transformers.Siglip2VisionModel(config))
 
 
 class SamImages(nn.Module):
@@ -178,7 +173,6 @@ CASES: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_exhaustive(CASES, (), ("beit", "siglip", "sam_images", "trocr")))
 def test_networks_of_images(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path)

@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from tests.networks.library_networks import SMALL, Case, check_case, sounds, texts
+from tests.support.marks import mostly_exhaustive
 
 _SOUND = {
     **SMALL, "conv_dim": [8] * 3, "conv_kernel": [10, 3, 2], "conv_stride": [5, 2, 2], "num_conv_pos_embeddings": 8,
@@ -183,7 +184,6 @@ CASES: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_exhaustive(CASES, (), ("encodec_encoder", "vits_text", "speecht5")))
 def test_networks_of_sound(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path)

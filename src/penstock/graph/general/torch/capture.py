@@ -182,8 +182,6 @@ class _FreeSizes:
                 symbol_name, least, most, multiple = self.limits(name)
                 if symbol_name == own:
                     least, most = max(least, int(low or 0)), min(most, int(high or most))
-                    if least == most:
-                        raise UnsupportedError(f"capture: {_fixed(name)}", param="shapes")
                     narrowed |= (least, most) != self.limits(name)[1:3]
                     self.ranges[name] = (least * multiple, most * multiple, multiple)
         return narrowed
@@ -267,10 +265,6 @@ def _export_once(
             logger.setLevel(level)
 
 
-def _fixed(name: str) -> str:
-    return f"the module fixes the size {name} to that of the example; leave it out of shapes"
-
-
 def _own_words(error: Exception) -> str:
     text = " ".join(str(error).split()).split(" The error above occurred")[0]
     fixed = re.search(r"Suggested fixes: (.*)$", text)
@@ -279,7 +273,7 @@ def _own_words(error: Exception) -> str:
     violated = re.search(r"(?:Constraints violated|unexpectedly required) \((.*?)\)", text)
     if violated:
         name = re.sub(r"(\d+)\*(\w+)_\1\b", r"\2", violated[1])  # 32*H_32, as PyTorch knows a size in steps of 32
-        return _fixed(name)
+        return f"the module fixes the size {name} to that of the example; leave it out of shapes"
     if "cannot be solved" in text:
         return "a size inside the module is 1 with this example, which PyTorch takes to be fixed; give a larger example"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
