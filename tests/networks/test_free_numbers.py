@@ -50,9 +50,10 @@ def check(module: nn.Module, path: Path, examples: Sequence[Tensor], shape: Sequ
 
 
 def split(x: Tensor) -> list[Tensor]:
-    grid = x[:, 1:3, :, :4].permute(0, 2, 3, 1).tanh() * 1.2
+    grid = x[:, 1:3, :, :4].permute(0, 2, 3, 1) * 1.7
     kinds = [F.grid_sample(x, grid, mode=m, padding_mode=p, align_corners=c) for m, p, c in (
-        ("bilinear", "zeros", False), ("nearest", "border", True),
+        ("bilinear", "zeros", False), ("nearest", "border", True), ("nearest", "zeros", False),
+        ("bilinear", "reflection", True), ("bicubic", "reflection", False), ("bicubic", "zeros", True),
     )]  # fmt: skip
     rows = F.unfold(x, (2, 3), padding=1, stride=2)
     one_hot = F.one_hot(x[:, 0].abs().long().clamp(0, 3), 5)

@@ -44,27 +44,6 @@ def spectrograms() -> Case:
     return transformers.ASTForAudioClassification(config), examples, {"input_values": ("B", 64, 32)}, {}
 
 
-def _encodec() -> transformers.EncodecModel:
-    return transformers.EncodecModel(
-        transformers.EncodecConfig(
-            hidden_size=16, num_filters=4, upsampling_ratios=[4, 2], codebook_size=32, codebook_dim=16,
-            num_lstm_layers=1, target_bandwidths=[60.0],
-        )
-    )  # fmt: skip
-
-
-def encodec_encoder() -> Case:
-    """Convolutions that pad the past by reflection, and an LSTM."""
-    examples = [{"hidden_states": torch.randn(b, 1, n)} for b, n in ((2, 320), (1, 480))]
-    return _encodec().encoder, examples, {"hidden_states": ("B", 1, "N")}, {"N": (160, 4000, 8)}
-
-
-def encodec_decoder() -> Case:
-    """An LSTM, and transposed convolutions whose ends are cut."""
-    examples = [{"hidden_states": torch.randn(b, 16, n)} for b, n in ((2, 40), (1, 60))]
-    return _encodec().decoder, examples, {"hidden_states": ("B", 16, "N")}, {"N": (20, 400)}
-
-
 def vits_text() -> Case:
     """The part of VITS that draws no random numbers: texts with attention to relative positions."""
     return texts(_VitsText())
@@ -178,12 +157,12 @@ def time_series() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
-        data2vec, wavlm, sew, spectrograms, encodec_encoder, encodec_decoder, vits_text, vits_speech, speecht5,
+        data2vec, wavlm, sew, spectrograms, vits_text, vits_speech, speecht5,
         patchtst, time_series,
     )
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mostly_exhaustive(CASES, (), ("encodec_encoder", "vits_text", "speecht5")))
+@pytest.mark.parametrize("name", mostly_exhaustive(CASES, (), ("sew", "spectrograms", "vits_text", "speecht5")))
 def test_networks_of_sound(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path)

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.graph.general.draft import Draft, Shape, Tensor
 from penstock.graph.general.sizes import SizeExpression, SizeLike, as_text, is_equal, largest, smallest, symbol
-from penstock.graph.general.torch import cells, elementwise, layers, shapes, volumes
+from penstock.graph.general.torch import cells, elementwise, layers, sampling, shapes, volumes
 from penstock.graph.general.torch.declared import add_declared_op, advice, overloads
 from penstock.graph.general.torch.decompose import decomposed
 from penstock.graph.general.torch.free_builtins import free_builtins
@@ -36,7 +36,7 @@ from penstock.graph.ir import DType
 
 __all__ = ["capture_module"]
 
-_READERS: Final = (cells, elementwise, layers, shapes, volumes)  # importing them declares the readers
+_READERS: Final = (cells, elementwise, layers, sampling, shapes, volumes)  # importing them declares the readers
 _MAX_SIZE: Final = 1 << 20
 _MAX_NARROWED: Final = 4
 _CHECKS: Final = (

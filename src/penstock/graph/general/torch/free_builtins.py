@@ -29,7 +29,8 @@ class _NumberType(type):
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         if args and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
-            return torch.sym_int(args[0]) if issubclass(builtins.int, cls) else torch.sym_float(args[0])
+            converted: Any = torch.sym_int if cls is _FreeInt else torch.sym_float
+            return converted(args[0])
         return cls.__base__(*args, **options)  # type: ignore[misc]
 
     def __instancecheck__(cls, value: Any) -> bool:
