@@ -36,12 +36,12 @@ def convnextv2() -> Case:
 
 
 def mobilevit() -> Case:
-    """Patches of maps that are unfolded for attention and folded back, at free sizes."""
+    """Patches of maps that are unfolded for attention and folded back."""
     config = transformers.MobileViTConfig(
         image_size=64, hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 24, 32], num_labels=5,
         num_attention_heads=4,
     )  # fmt: skip
-    return free_images(transformers.MobileViTForImageClassification(config), [(64, 128), (128, 64)], 64)
+    return images(transformers.MobileViTForImageClassification(config), 64)
 
 
 def mobilevitv2() -> Case:
@@ -49,7 +49,7 @@ def mobilevitv2() -> Case:
     config = transformers.MobileViTV2Config(
         image_size=64, width_multiplier=0.25, base_attn_unit_dims=[32, 48, 64], n_attn_blocks=[1, 1, 1], num_labels=5
     )
-    return free_images(transformers.MobileViTV2ForImageClassification(config), [(64, 128), (128, 64)], 64)
+    return images(transformers.MobileViTV2ForImageClassification(config), 64)
 
 
 def siglip() -> Case:
