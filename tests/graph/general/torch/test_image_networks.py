@@ -35,23 +35,6 @@ def convnextv2() -> Case:
     return free_images(transformers.ConvNextV2ForImageClassification(config), [(64, 96), (96, 64)], 32)
 
 
-def mobilevit() -> Case:
-    """Patches of maps that are unfolded for attention and folded back."""
-    config = transformers.MobileViTConfig(
-        image_size=64, hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 24, 32], num_labels=5,
-        num_attention_heads=4,
-    )  # fmt: skip
-    return images(transformers.MobileViTForImageClassification(config), 64)
-
-
-def mobilevitv2() -> Case:
-    """Attention whose cost grows with the number of patches, and no square of it."""
-    config = transformers.MobileViTV2Config(
-        image_size=64, width_multiplier=0.25, base_attn_unit_dims=[32, 48, 64], n_attn_blocks=[1, 1, 1], num_labels=5
-    )
-    return images(transformers.MobileViTV2ForImageClassification(config), 64)
-
-
 def siglip() -> Case:
     """An encoder of images, whose vectors a query of attention joins."""
     config = transformers.SiglipVisionConfig(**SMALL, image_size=32, patch_size=8)
@@ -168,7 +151,7 @@ def layoutlmv3() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
-        deit, beit, convnextv2, mobilevit, mobilevitv2, siglip, sam_images, sam_masks, donut_swin, trocr, layoutlmv3
+        deit, beit, convnextv2, siglip, sam_images, sam_masks, donut_swin, trocr, layoutlmv3
     )
 }  # fmt: skip
 
