@@ -12,10 +12,12 @@ from typing import Final
 
 from penstock.errors import UnsupportedError
 
-__all__ = ["MINDSPORE_SUFFIXES", "has_bundle_magic", "is_bundle", "is_gguf", "refuse_mindspore"]
+__all__ = ["MINDSPORE_SUFFIXES", "PARTIAL_SUFFIX", "has_bundle_magic", "is_bundle", "is_gguf", "refuse_mindspore"]
 
 MINDSPORE_SUFFIXES: Final = (".mindir", ".ms", ".ckpt", ".om")
 """The names of the files of MindSpore, MindSpore Lite and Ascend: graphs, and weights."""
+PARTIAL_SUFFIX: Final = ".partial"
+"""The end of the name of a file or folder that is not complete yet."""
 
 _GGUF: Final = b"GGUF"
 _BUNDLE: Final = b"PENSTOCK"

@@ -114,6 +114,9 @@ def test_a_reranker_scores_the_answer_yes(tmp_path: Path) -> None:
     answers = np.random.default_rng(1).normal(size=(2, 64)).astype(np.float32)
     path = tmp_path / "model.gguf"
     model, documents = save(path, RERANK, answers), ["ab", "b a b", "aab"]
+    made = Checkpoint.open(path).made_files
+    assert made is not None
+    assert made.names() == list(made.make())
     with LLM(path, mode="eager") as llm:
         ranked = {found.index: found.score for found in llm.rerank("a", documents)}
         for index, document in enumerate(documents):

@@ -206,6 +206,22 @@ def test_file_that_is_not_there_or_not_a_file(tmp_path: Path) -> None:
 # ---- the writer
 
 
+def test_a_segment_may_be_made_late(tmp_path: Path) -> None:
+    graph, sizes = tiny_graph(), list[int]()
+
+    def late() -> bytes:
+        (part,) = tmp_path.glob(".late.psm.*")
+        sizes.append(part.stat().st_size)
+        return b"made late"
+
+    early = write_bundle(tmp_path / "early.psm", graph, segments={"a": b"made late", "b": b"{}"})
+    path = write_bundle(tmp_path / "late.psm", graph, segments={"a": late, "b": b"{}"})
+    with Model.open(path, verify=True) as model:
+        assert bytes(model.segment("a") or b"") == b"made late"
+    assert path.read_bytes() == early.read_bytes()
+    assert sizes[0] > sum(weight.num_bytes for weight in read_graph(path)[0].weights.values())  # they were there
+
+
 def test_writer_leaves_nothing_on_error(tmp_path: Path) -> None:
     path = tmp_path / "x.psm"
     graph = tiny_graph()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +161,7 @@ def write_bundle(
     path: Path,
     graph: Graph,
     *,
-    segments: dict[str, bytes] | None = None,
+    segments: Mapping[str, bytes | Callable[[], bytes]] | None = None,
     patch: Callable[[Graph], None] | None = None,
     values: dict[str, npt.NDArray[np.float32]] | None = None,
 ) -> Path:

@@ -114,6 +114,19 @@ def test_capturing_a_built_in_network_does_not_import_pytorch(command: str, tmp_
     assert " torch\n" not in done.stderr
 
 
+def test_running_a_bundle_imports_no_checkpoint(tmp_path: Path) -> None:
+    export_bundle(DEMO, tmp_path / "demo.psm")
+    words = ["penstock", "run", str(tmp_path / "demo.psm"), "def", "--max-tokens", "1"]
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "penstock.llm.llm" in imported
+    needless = ("checkpoint.folder", "checkpoint.tokenizer_process", "llm.classify", "quant.folder", "sharding.folder")
+    assert not imported & {f"penstock.{name}" for name in needless}
+
+
 class Tiny(Module):
     """Embedding, something, head: ``something`` is the test's."""
 

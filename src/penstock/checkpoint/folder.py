@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -137,6 +137,16 @@ def _without_group(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], shape[2]) if is_conv else shape
 
 
+class MadeFiles(Protocol):
+    """The files beside the weights of a GGUF file: their names, and the files, which take longer."""
+
+    def names(self) -> list[str]:
+        """Return the names, in the order of ``make``."""
+
+    def make(self) -> dict[str, bytes]:
+        """Return the files by name."""
+
+
 class Checkpoint:
     """An open folder or GGUF file: ``config``, ``dtype`` ("f32", "f16", "bf16"), ``tensors`` by name, ``scheme``.
 
@@ -151,7 +161,7 @@ class Checkpoint:
         folder: Path,
         config: ConfigReader,
         shards: Sequence[WeightFile],
-        side_files: Callable[[], dict[str, bytes]] | None = None,
+        side_files: MadeFiles | None = None,
     ) -> None:
         self.folder = folder
         self.made_files = side_files
@@ -491,7 +501,7 @@ class Checkpoint:
         and makes ``pooling.bin`` of the files of sentence-transformers and of the tensors of a classifier.
         """
         if self.made_files is not None:
-            return self.made_files()
+            return self.made_files.make()
         files = read_folder_files(self.folder)
         if ConfigReader.parse(files["config.json"]).values != self.config.values:  # settings of other files, or untied
             files["config.json"] = (json.dumps(self.config.values, indent=2) + "\n").encode()

@@ -164,7 +164,7 @@ def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, 
     if is_gguf(path):
         from penstock.checkpoint.gguf.checkpoint import open_gguf
 
-        made = open_gguf(path).side_files()
+        made = open_gguf(path).side_files.make()
         return {name: made[name] for name in names if name in made}
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder")

@@ -14,6 +14,7 @@ __all__ = [
     "F16",
     "F32",
     "FLOAT_DTYPES",
+    "GENERAL_NETWORK",
     "GROUP_LEN",
     "HADAMARD_FACTORS",
     "I8",
@@ -164,6 +165,9 @@ KV_LAYOUTS: Final = ("auto", "f32", "bf16", "int8")
 
 STATE_F32: Final = 16
 """The number of the layout of recurrent states (``PS_STATE_F32``)."""
+
+GENERAL_NETWORK: Final = 1
+"""``ModelInfo.kind`` of a general network."""
 
 KV_NUMBERS: Final = {"f32": 1, "bf16": 2, "int8": 3}
 """The numbers of ``ps_kv_layout`` by name."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock.config import is_integer
 from penstock.core import layouts
 from penstock.core.context import Context, Handle, address_of
+from penstock.core.layouts import GENERAL_NETWORK
 from penstock.core.library import (
     ArrayStruct,
     ProgramOptionsStruct,
@@ -29,8 +30,6 @@ from penstock.validation import refusal, wrong_type
 __all__ = ["GENERAL_NETWORK", "NUMPY_DTYPES", "NetworkProgram", "NetworkSize", "NetworkValue", "network_inputs",
            "network_outputs", "network_sizes"]  # fmt: skip
 
-GENERAL_NETWORK: Final = 1
-"""``ModelInfo.kind`` of a general network."""
 _MAX_DIM: Final = (1 << 63) - 1
 Array = npt.NDArray[Any]
 Inputs = Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -45,14 +45,16 @@ def _align(offset: int, step: int) -> int:
 class BundleWriter:
     """Streams one bundle to ``path``.
 
-    ``segments`` are further files by name (tokenizer.json ...).  Weights are added in the order of ``graph.weights``,
+    ``segments`` are further files by name (tokenizer.json ...), or functions that return them, which are called when
+    all weights are written.  Weights are added in the order of ``graph.weights``,
     each with exactly the bytes of its layout.  As a context manager the writer finishes the file at the end of the
     block, and leaves nothing behind on an error.  With ``validate`` the core opens the file before the rename.  With
     ``durable`` the file is on the disk when it has its name.  Equal arguments give equal bytes.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], graph: Graph, segments: Mapping[str, bytes] | None = None, *,
+        self, path: str | os.PathLike[str], graph: Graph,
+        segments: Mapping[str, bytes | Callable[[], bytes]] | None = None, *,
         validate: bool = True, durable: bool = True,
     ) -> None:  # fmt: skip
         self.path = Path(path)
@@ -65,15 +67,11 @@ class BundleWriter:
         self._graph, weights_bytes = place_weights(graph)
         self._waiting = list(self._graph.weights.values())
         self._waiting.reverse()
-        sizes = {_WEIGHTS: weights_bytes, **{name: len(data) for name, data in self._extra.items()}}
-        self._segments = [Segment(name, 0, size, 0) for name, size in sizes.items()]
+        self._segments = [Segment(name, 0, 0, 0) for name in (_WEIGHTS, *self._extra)]
         self._metadata = encode_metadata(self._graph, self._segments)
-        end = _HEADER.size + len(self._metadata)
-        for i, segment in enumerate(self._segments):
-            offset = _align(end, _PAGE_BYTES)
-            self._segments[i] = dataclasses.replace(segment, offset=offset)
-            end = offset + segment.num_bytes
-        self._file_bytes = end
+        start = _align(_HEADER.size + len(self._metadata), _PAGE_BYTES)
+        self._segments[0] = Segment(_WEIGHTS, start, weights_bytes, 0)
+        self._file_bytes = start + weights_bytes
         self._crc = 0
         self._position = 0  # within the weights segment
         self._piece = bytearray()  # the begun huge page; _piece_offset is its place in the file
@@ -150,9 +148,12 @@ class BundleWriter:
             raise InvalidArgumentError(f"{self.path}: expected the weight {missing!r}, which was not added")
         self._write_piece()
         self._segments[0] = dataclasses.replace(self._segments[0], crc32=self._crc)
-        for i, (segment, data) in enumerate(zip(self._segments[1:], self._extra.values(), strict=True), 1):
+        for i, (name, given) in enumerate(self._extra.items(), 1):
+            data = given() if callable(given) else given
+            segment = Segment(name, _align(self._file_bytes, _PAGE_BYTES), len(data), crc32(data))
             self._write(segment.offset, memoryview(data))
-            self._segments[i] = dataclasses.replace(segment, crc32=crc32(data))
+            self._segments[i] = segment
+            self._file_bytes = segment.offset + segment.num_bytes
         metadata = with_segments(self._metadata, self._segments)
         is_general = self._graph.kind == GENERAL_NETWORK
         minor, features = (FORMAT_MINOR, _GENERAL_FEATURE) if is_general else (0, 0)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,25 +91,23 @@ def export_bundle(
         check_tail(tail)
     checkpoint, folder = (source, None) if isinstance(source, Checkpoint) else _open_source(Path(source), rank)
     chosen = checkpoint.choose_scheme(scheme)
-    segments = checkpoint.side_files()  # small files first: a mistake in one is reported before the work begins
-    segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
-    if rank:  # rank 0 has them; each reads the type of keys and values
-        section = checkpoint.config.quantization()
-        segments = {} if section is None or not section.has("kv_cache") else {"config.json": segments["config.json"]}
     from penstock.models.meta import construct_on_meta
 
-    how = _How(chosen, construct_on_meta(checkpoint.config, network), tail)
-    graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how, tell)
-    captured = time.monotonic()
-    _check_tensors(graph, constants, checkpoint)
-    total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
-    out = Path(out() if callable(out) else out)
-    with native.Context() as context, BundleWriter(out, graph, segments, durable=False) as writer:
-        packer = _Packer(graph, checkpoint, constants, context, lambda done: tell("pack", done, total))
-        if without_weights:
-            writer.leave_weights(0)
-        else:
-            _write_weights(graph, packer, writer)
+    with ThreadPoolExecutor(1, "penstock-files") as thread:
+        files = thread.submit(_read_files, checkpoint)
+        segments = _segments(checkpoint, files, rank or 0)
+        how = _How(chosen, construct_on_meta(checkpoint.config, network), tail)
+        graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how, tell)
+        captured = time.monotonic()
+        _check_tensors(graph, constants, checkpoint)
+        total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
+        out = Path(out() if callable(out) else out)
+        with native.Context() as context, BundleWriter(out, graph, segments, durable=False) as writer:
+            packer = _Packer(graph, checkpoint, constants, context, lambda done: tell("pack", done, total))
+            if without_weights:
+                writer.leave_weights(0)
+            else:
+                _write_weights(graph, packer, writer, files)
     packed = time.monotonic()
     return ExportReport(
         network=graph.network,
@@ -120,13 +118,37 @@ def export_bundle(
         capture_seconds=captured - start,
         pack_seconds=packed - captured,
         seconds=packed - start,
-        tokenizer_note=tokenizer_note,
+        tokenizer_note=files.result()[1],
         rounding_note="; ".join(filter(None, (checkpoint.rounding_note, checkpoint.widening_note(chosen)))),
     )
 
 
-def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter) -> None:
-    """Pack one weight after another, while a thread writes the one before."""
+_Files: TypeAlias = Future[tuple[dict[str, bytes], str]]
+
+
+def _read_files(checkpoint: Checkpoint) -> tuple[dict[str, bytes], str]:
+    """Return the files beside the weights with the compiled tokenizer, and why the core cannot use it."""
+    files = checkpoint.side_files()
+    files[TOKENIZER_SEGMENT], note = compile_tokenizer(files)
+    return files, note
+
+
+def _segments(checkpoint: Checkpoint, files: _Files, rank: int) -> dict[str, Callable[[], bytes]]:
+    """Return the files of the bundle.
+
+    Those of a folder are read first: a mistake in one is reported before the work begins.  Those of a GGUF file are
+    made of its vocabulary while the weights are packed, which takes as long.
+    """
+    made = checkpoint.made_files
+    names = list(files.result()[0]) if made is None else [*made.names(), TOKENIZER_SEGMENT]
+    if rank:  # rank 0 has them; each reads the type of keys and values
+        section = checkpoint.config.quantization()
+        names = [] if section is None or not section.has("kv_cache") else ["config.json"]
+    return {name: lambda name=name: files.result()[0][name] for name in names}  # type: ignore[misc]
+
+
+def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter, files: _Files) -> None:
+    """Pack one weight after another, while a thread writes the one before; stop at an error in the other files."""
     with ThreadPoolExecutor(1, "penstock-write") as thread:
         written: Future[None] | None = None
         memory = 0
@@ -136,6 +158,8 @@ def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter) -> None:
                 if is_large and memory == 0 and written is not None:
                     written.result()
                 memory = 0 if is_large else 1 - memory
+                if files.done():
+                    files.result()
                 packed = packer.pack(weight, memory)
                 if written is not None:
                     written.result()

@@ -24,6 +24,8 @@ from penstock.symbolic.choice import use_own_modules
 __all__ = ["main"]
 
 
+_SWITCH_SECONDS: Final = 0.0002
+"""A thread makes the tokenizer while others pack and write, which need the interpreter often and briefly."""
 _LATE_LOGGERS: Final = ("penstock.generation", "penstock.head")
 """The loggers of what is read after a checkpoint is opened; the parent process opens it too."""
 
@@ -61,6 +63,7 @@ def main() -> int:
     if args.out is None and not args.child:
         parser.error("OUT is required without --child")
     env.enter_export_child()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     if args.network is None:
         use_own_modules()
     else:

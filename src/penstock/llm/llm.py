@@ -25,15 +25,12 @@ from penstock.engine.pooling import check_heads
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.request import BegunAnswer, Request, RequestStatus
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.llm.classify import Classification, Pair, Ranked, classify_prompts, ids_of, rerank_documents
-from penstock.llm.embed import EmbedSettings, embed_prompts
 from penstock.llm.llm_options import LLMFields, check_quantization, local_path, network_name, read_llm_options
 from penstock.llm.open_requests import run_prepared, run_prompts, submit_when_room
 from penstock.llm.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.llm.resolve import answer_text, default_sampling, end_ids, resolve_params
 from penstock.llm.result import Embedding, Result, Score, all_finished, all_or_error, outcome
 from penstock.llm.sampling_keywords import sampling_params
-from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
 from penstock.llm.streamers import Streamer
 from penstock.models.families import prompt_masks
@@ -48,6 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.llm.classify import Classification, Pair, Ranked
     from penstock.llm.conversation import Conversation
     from penstock.text.grammar.compiler import Grammar
 
@@ -396,6 +394,8 @@ class LLM:
         alternatives. ``options`` apply to all prompts.  A text is scored whole, so ``truncate_prompt`` is refused.  All
         prompts are checked before any runs, and errors name the prompt.
         """
+        from penstock.llm.score import score_prompts
+
         return score_prompts(self.engine, self.prompt_ids, prompts, num_top, options)
 
     def embed(
@@ -420,6 +420,8 @@ class LLM:
         ``options`` apply to all prompts; of a prompt that is too long ``truncate_prompt`` keeps the end, as much as a
         context holds.  Raises UnsupportedError for a network without such rows.  Errors name the prompt.
         """
+        from penstock.llm.embed import EmbedSettings, embed_prompts
+
         settings = EmbedSettings(pooling, normalize, prompt_name, dimensions)
         return embed_prompts(self.engine, self.prompt_ids, prompts, settings, options)
 
@@ -433,6 +435,8 @@ class LLM:
         several at once), or what the folder's key ``activation_fn`` of sentence-transformers names.  Raises
         UnsupportedError for a model that is no classifier.  Errors name the text.
         """
+        from penstock.llm.classify import classify_prompts, ids_of
+
         max_len = self.engine.max_len if check_options(options).truncate_prompt else None
         encode = partial(ids_of, lambda: self.tokenizer, max_len=max_len)
         return classify_prompts(self.engine, encode, prompts, options)
@@ -452,6 +456,8 @@ class LLM:
         causal reranker, whose score is that of a token.  ``instruction`` tells a causal reranker what is relevant; None
         is the model's own.  A pair that is too long is refused; ``truncate_prompt`` in ``options`` cuts the document.
         """
+        from penstock.llm.classify import rerank_documents
+
         return rerank_documents(self.engine, self.tokenizer, query, documents, top_n, options, instruction)
 
     def chat(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.generation import GenerationDefaults
 from penstock.engine.capabilities import refuse_sampling
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.text.answer.budget import ThoughtsBudget
-from penstock.text.answer.formats import find_reasoning_format
-from penstock.text.answer.response_template import declared_formats
-from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.text_stream import StopRules, TextStream
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import check_listed, check_vocabulary
+
+if TYPE_CHECKING:
+    from penstock.text.answer.budget import ThoughtsBudget
+    from penstock.text.grammar.compiler import GrammarCompiler
 
 __all__ = ["answer_text", "default_sampling", "end_ids", "resolve_params"]
 
@@ -90,6 +91,10 @@ def _thoughts_budget(
     """Return the limit on the thoughts.  Raises UnsupportedError for a model without thoughts."""
     if params.thinking_token_budget is None:
         return None
+    from penstock.text.answer.budget import ThoughtsBudget
+    from penstock.text.answer.formats import find_reasoning_format
+    from penstock.text.answer.response_template import declared_formats
+
     own = None if tokenizer is None else tokenizer()
     template = "" if own is None else own.chat_template or ""
     declared = None if own is None else declared_formats(own)

@@ -15,18 +15,18 @@ from typing import Any, Final
 
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
+from penstock.file_kinds import PARTIAL_SUFFIX
 from penstock.quant.matrix import group_shape, stored_values
 from penstock.quant.mixed_schemes import mixed_config
 from penstock.quant.scheme import Scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
 __all__ = [
-    "PARTIAL_SUFFIX", "QUANTIZED_VERSION", "add_quantized", "check_folder_name", "check_new_folder", "new_folder",
+    "QUANTIZED_VERSION", "add_quantized", "check_folder_name", "check_new_folder", "new_folder",
     "private_folder", "quantized_config", "quantized_entries",
 ]  # fmt: skip
 
 QUANTIZED_VERSION: Final = 2
-PARTIAL_SUFFIX: Final = ".partial"
 _RANDOM_CHARS: Final = 8  # that tempfile puts into a name
 _GRACE_SECONDS: Final = 5.0
 _WRITERS: Final = {

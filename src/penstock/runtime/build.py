@@ -24,11 +24,8 @@ from penstock import env, errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
 from penstock.extras import install_command
 from penstock.models.network_script import refuse_nested_export
-from penstock.processes.supervision import signal_name
-from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 
 __all__ = [
-    "PARTIAL_SUFFIX",
     "Progress",
     "ProgressCallback",
     "build_in_child",
@@ -127,6 +124,8 @@ def finish_child(
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Let the child of ``prepare_child`` write ``out``; as ``build_in_child``."""
+    from penstock.quant.folder import private_folder  # imported here: a bundle of the cache is opened without a build
+
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():
         raise FileAccessError(f"{final}: expected a file name in an existing folder")
@@ -237,6 +236,8 @@ def _failure(last: dict[str, Any], code: int, tail: list[str], names: tuple[str,
             error.__cause__ = _ChildTracebackError(f"\n\n{last['traceback']}")
         return error
     if code < 0:
+        from penstock.processes.supervision import signal_name
+
         reason = f"was killed by {signal_name(-code)}"
         if code == -signal.SIGKILL:
             reason += " (out of memory?)"

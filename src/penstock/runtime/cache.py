@@ -33,12 +33,11 @@ from penstock.errors import (
     PenstockError,
     UnsupportedError,
 )
-from penstock.file_kinds import is_gguf
+from penstock.file_kinds import PARTIAL_SUFFIX, is_gguf
 from penstock.models.network_script import refuse_nested_export
 from penstock.ops.table import GENERAL_OPS, OPS
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import (
-    PARTIAL_SUFFIX,
     Progress,
     ProgressCallback,
     build_in_child,

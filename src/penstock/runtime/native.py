@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core import native
-from penstock.core.layouts import KV_NUMBERS
+from penstock.core.layouts import GENERAL_NETWORK, KV_NUMBERS
 from penstock.core.library import CLOSED
 from penstock.core.memory import make_memory, use_small_pages
 from penstock.core.metadata import read_metadata, state_groups
-from penstock.core.predict import GENERAL_NETWORK
 from penstock.errors import OutOfMemoryError, PenstockError, UnsupportedError
 from penstock.runtime.machine import memory
 from penstock.runtime.page_prefault import PagePrefault

@@ -22,6 +22,7 @@ from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramInfo, ProgramLimits, pages_for
 from penstock.runtime.temporary_folder import temporary_folder
 from penstock.runtime.verify import check_verify
+from penstock.sharding.names import is_sharded, rank_bundle
 from penstock.validation import refusal, wrong_type
 
 if TYPE_CHECKING:
@@ -348,8 +349,6 @@ def _open_cut(
     options: OpenOptions,
 ) -> Opened:
     """Open a folder that is cut for ranks."""
-    from penstock.sharding.folder import is_sharded
-
     is_made = is_sharded(folder)  # under the scheme, and verified
     with rank_bundles(folder, scheme, network, options) as parts:
         opened = _open_bundle(
@@ -366,15 +365,11 @@ def _open_cut(
 
 def is_cut(folder: Path) -> bool:
     """Return True if a folder is cut for ranks: it has a part of the weights for each, or a bundle for each."""
-    from penstock.sharding.folder import is_sharded, rank_bundle
-
     return is_sharded(folder) or (folder / rank_bundle(0)).exists()
 
 
 def opens_whole(folder: Path, options: OpenOptions) -> bool:
     """Return True for a sharded folder that one process opens: it runs the whole model."""
-    from penstock.sharding.folder import is_sharded
-
     return is_sharded(folder) and options.layout.world == 1 and options.stage_server is None
 
 
@@ -389,7 +384,7 @@ def rank_bundles(
     the others.
     """
     from penstock.graph.bundle import read_graph
-    from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
+    from penstock.sharding.folder import ShardedFolder
 
     options = options or OpenOptions()
     is_local = options.stage_server is None

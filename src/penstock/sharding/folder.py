@@ -33,6 +33,7 @@ from penstock.config import ConfigReader, check_integer, parse_object, show
 from penstock.core.comm import MAX_RANKS
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.sharding.names import MANIFEST, is_sharded, rank_bundle, rank_name
 from penstock.sharding.strategy import ParameterCut, Strategy
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
     "rank_name", "stream_tensor",
 ]  # fmt: skip
 
-MANIFEST: Final = "manifest.json"
 STRATEGY: Final = "strategy.json"
 WEIGHTS: Final = "model.safetensors"
 _KEPT_FILES: Final = (
@@ -51,16 +51,6 @@ _VERSION: Final = 1
 _MAX_BYTES: Final = 1 << 30
 _MAX_VALUES: Final = 1 << 25
 _PIECE_BYTES: Final = 8 << 20
-
-
-def rank_name(rank: int) -> str:
-    """Return the name of a rank's folder."""
-    return f"rank_{rank}"
-
-
-def rank_bundle(rank: int | str) -> str:
-    """Return the name of a rank's bundle in a folder that ``penstock export --tp`` made."""
-    return f"rank_{rank}.psm"
 
 
 def kept_files(folder: Path) -> dict[str, bytes]:
@@ -81,11 +71,6 @@ def kept_files(folder: Path) -> dict[str, bytes]:
         modules[0]["path"] = ""
         files["modules.json"] = (json.dumps(modules, indent=2) + "\n").encode()
     return files
-
-
-def is_sharded(folder: Path) -> bool:
-    """Return True for a folder that ``penstock shard`` made, or that has folders of ranks without a manifest."""
-    return (folder / MANIFEST).exists() or (folder / rank_name(0)).is_dir()
 
 
 def stream_tensor(file: TensorFile, name: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.generation import read_chat_templates, read_tokenizer_config
 from penstock.checkpoint.pooling.head import PoolingHead, read_pooling_head
-from penstock.checkpoint.tokenizer_frames import TextWindow, WindowRequest
-from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.config import show
 from penstock.core import tokenizer as core_tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from penstock.text.pairs import PairTemplate, read_pair_template
 from penstock.validation import listed_token_ids, missing_attribute, wrong_type
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.tokenizer_frames import TextWindow, WindowRequest
+    from penstock.checkpoint.tokenizer_process import TokenizerProcess
 
 __all__ = ["Tokenizer"]
 
@@ -95,6 +97,8 @@ class Tokenizer:
 
     @cached_property
     def _library(self) -> TokenizerProcess:
+        from penstock.checkpoint.tokenizer_process import TokenizerProcess  # imported here: most models need no process
+
         return TokenizerProcess(self._data)
 
     @property

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.gguf.architectures.table import find_architecture
 from penstock.checkpoint.gguf.file_name import MAX_SPLITS, split_names
@@ -15,22 +16,25 @@ from penstock.checkpoint.gguf.network import config_values, constant_sources, te
 from penstock.checkpoint.gguf.pooling import pooling_head
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.rope import ROPE_TENSORS
-from penstock.checkpoint.gguf.tokenizer import tokenizer_files
+from penstock.checkpoint.gguf.tokenizer import TOKENIZER_FILES, has_tokenizer, tokenizer_files
 from penstock.checkpoint.gguf.weights import GgufFile, GgufSource, GgufWeights
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 
-__all__ = ["GgufParts", "open_gguf"]
+if TYPE_CHECKING:
+    from penstock.checkpoint.pooling.head import PoolingHead
+
+__all__ = ["GgufParts", "GgufSideFiles", "open_gguf"]
 
 
 @dataclass(frozen=True)
 class GgufParts:
-    """The configuration, the weights of each file, and a function that returns the files beside the weights."""
+    """The configuration, the weights of each file, and the files beside the weights."""
 
     config: ConfigReader
     weights: list[GgufWeights]
-    side_files: Callable[[], dict[str, bytes]]
+    side_files: GgufSideFiles
 
 
 def open_gguf(path: Path) -> GgufParts:
@@ -72,13 +76,30 @@ def open_gguf(path: Path) -> GgufParts:
         for file in files
     ]
 
-    def side_files() -> dict[str, bytes]:
-        made = {"config.json": config, **tokenizer_files(metadata, values["vocab_size"])}
-        name, architecture = find_architecture(metadata)
-        head = pooling_head(metadata, name, files, architecture.head_parts)
-        return made if head is None else {**made, POOLING_FILE: head.to_bytes()}
+    return GgufParts(ConfigReader.parse(config, path.name), homes, GgufSideFiles(config, metadata, files))
 
-    return GgufParts(ConfigReader.parse(config, path.name), homes, side_files)
+
+class GgufSideFiles:
+    """The files beside the weights, which are made of the metadata; ``config`` is the configuration."""
+
+    def __init__(self, config: bytes, metadata: Metadata, files: list[GgufFile]) -> None:
+        self._config, self._metadata, self._files = config, metadata, files
+
+    @cached_property
+    def _head(self) -> PoolingHead | None:
+        name, architecture = find_architecture(self._metadata)
+        return pooling_head(self._metadata, name, self._files, architecture.head_parts)
+
+    def names(self) -> list[str]:
+        """Return the names, without making the tokenizer."""
+        head = [] if self._head is None else [POOLING_FILE]
+        return ["config.json", *(TOKENIZER_FILES if has_tokenizer(self._metadata) else ()), *head]
+
+    def make(self) -> dict[str, bytes]:
+        """Return the files by name."""
+        vocab_size = json.loads(self._config)["vocab_size"]
+        made = {"config.json": self._config, **tokenizer_files(self._metadata, vocab_size)}
+        return made if self._head is None else {**made, POOLING_FILE: self._head.to_bytes()}
 
 
 def _open_files(path: Path) -> list[GgufFile]:

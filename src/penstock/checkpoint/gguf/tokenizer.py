@@ -17,10 +17,18 @@ from penstock.checkpoint.tokenizer_limits import MadeJson
 from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["tokenizer_files"]
+__all__ = ["TOKENIZER_FILES", "has_tokenizer", "tokenizer_files"]
+
+TOKENIZER_FILES: Final = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
+"""The names of the files that ``tokenizer_files`` makes, in its order."""
 
 _KEEP_SPACE: Final = {("phi3", "llama"): ("<unk>", "<s>", "<|endoftext|>")}
 """Architectures and tokenizers whose special tokens take the white space behind them, but for these; no key says so."""
+
+
+def has_tokenizer(metadata: Metadata) -> bool:
+    """Return True for a file with a tokenizer."""
+    return "tokenizer.ggml.model" in metadata.values and metadata.text("tokenizer.ggml.model") != "none"
 
 
 def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, bytes]:
@@ -28,7 +36,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, bytes]:
 
     Raises UnsupportedError for a tokenizer that Penstock does not know, by name, and InvalidFileError for damage.
     """
-    if "tokenizer.ggml.model" not in metadata.values or metadata.text("tokenizer.ggml.model") == "none":
+    if not has_tokenizer(metadata):
         return {}
     vocab = Vocab(metadata, vocab_size)
     model = metadata.text("tokenizer.ggml.model")
