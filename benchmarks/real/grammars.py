@@ -28,6 +28,8 @@ from penstock.runtime.program import ProgramLimits
 from penstock.text.grammar.source import GrammarSource
 
 FREE_TOKENS = 32
+MASKED_TOKENS = 4 * FREE_TOKENS
+"""A drawn answer of the same text may have more tokens: a mask leaves out those that are no part of the text."""
 ANSWER_TOKENS = 400
 _TOPICS = ["a ship", "a recipe", "a planet", "a customer", "a train ride", "a book", "a city", "a bird", "an invoice"]
 _NAMES = ["name", "title", "kind", "city", "price", "count", "born", "active", "tags", "size", "id", "note", "größe"]
@@ -142,7 +144,7 @@ def check_equal(llm: LLM, schemas: list[Schema], prompts: list[list[int]], tempe
     """Answer without a grammar, and with grammars that allow the answer.  Return how many texts differ."""
 
     def params(index: int, **grammar: Any) -> SamplingParams:
-        limit = FREE_TOKENS if not grammar else FREE_TOKENS + 1  # the grammar may end where the limit did
+        limit = MASKED_TOKENS if grammar else FREE_TOKENS
         return SamplingParams(temperature=temperature, seed=index, max_tokens=limit, **grammar)
 
     free = answers_of(llm, prompts, [params(index) for index in range(len(prompts))])
