@@ -222,7 +222,7 @@ check-kserve: $(VENV)/.test $(OIP_REST)
 	$(BIN)/python tests/serving/oip/kserve_check.py build/kserve/bin/python
 
 # Their requirements exclude each other.
-CLIENTS := openai==3.57.0 langchain-openai==1.7.4 pydantic-ai-slim[openai]==@PYD instructor==@INS
+CLIENTS := openai==3.57.0 langchain-openai==1.7.4 pydantic-ai-slim[openai]==2.68.0 instructor==1.17.0
 check-clients: $(VENV)/.test
 	for client in $(CLIENTS); do \
 	  folder=build/clients/$$(echo $$client | sed 's/[[=].*//'); \

@@ -35,6 +35,7 @@ ANSWER_TOKENS = 400
 _TOPICS = ["a ship", "a recipe", "a planet", "a customer", "a train ride", "a book", "a city", "a bird", "an invoice"]
 _NAMES = ["name", "title", "kind", "city", "price", "count", "born", "active", "tags", "size", "id", "note", "größe"]
 _PATTERNS = ["^[A-Z]{2}-[0-9]{3}$", "^[a-z]{2,9}(-[a-z]{2,9})?$", "^#[0-9a-f]{6}$"]
+# A small model answers these as it is asked, without a grammar, too.
 _SIMPLE: list[dict[str, Any]] = [
     {"type": "object", "properties": {name: {"type": kind} for name, kind in fields.items()}, "required": [*fields]}
     for fields in ({"name": "string", "size": "integer"}, {"title": "string"}, {"kind": "string", "tags": "array"})

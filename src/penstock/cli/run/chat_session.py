@@ -280,7 +280,9 @@ class ChatSession:
         note("\n".join([*rows, _KEYS]))
 
     def _show_settings(self) -> None:
-        listed = ", ".join(f"{key} {_in_a_line(value)}" for key, value in self._settings.items()) or "the model's defaults"
+        listed = (
+            ", ".join(f"{key} {_in_a_line(value)}" for key, value in self._settings.items()) or "the model's defaults"
+        )
         note(f"sampling: {listed}; context: {self._num_tokens} of {self._llm.engine.max_len} tokens")
 
     def _show_fields(self) -> None:
