@@ -206,8 +206,7 @@ CHECKS: dict[str, Callable[[str, list[str], dict[str, Any]], None]] = {
 def main(environments: Path) -> int:
     """Serve the models of the tests, and run each client in its environment.  Returns how many failed."""
     from penstock.text.answer.formats import TOOL_FORMATS
-    from tests.serving.openai.test_tools import SPECIALS, script_of
-    from tests.support.answer_texts import ARGUMENTS, PYTHON, TEXTS
+    from tests.support.answer_texts import ARGUMENTS, PYTHON, SPECIALS, TEXTS, script_of
     from tests.support.http_service import Service
     from tests.support.scripted_model import scripted_llm
 

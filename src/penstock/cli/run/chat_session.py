@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ChatSession", "note"]
 
 MAX_SHOWN_CHARS: Final = 200
-"""Of a value in the list of settings."""
+"""The limit of a value in the list of settings."""
 _COMMANDS: Final = (
     ("/set NAME VALUE", "set a sampling field (/set temperature 0.7); without VALUE: back to its default;\n"
                         "without NAME: list the fields"),
