@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find core -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.inc')
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test test-all test-exhaustive system-packages lint tidy docs wire soak chaos fuzz check-tokenizers check-vocabs check-real check-networks check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test test-all test-exhaustive system-packages lint tidy docs wire soak chaos fuzz check-tokenizers check-vocabs check-real check-networks check-neon page check-page check-kserve check-clients check-deploy perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up, and run ruff, mypy and the tests"
@@ -31,6 +31,7 @@ help:
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
 	@echo "make check-deploy the files of deploy/ against the types that packages of KServe and Prometheus have"
 	@echo "make check-kserve KServe's inference clients, and the published descriptions of their protocol, against services of the demo"
+	@echo "make check-clients openai, langchain-openai, pydantic-ai-slim and instructor, each in an environment of its own: calls of tools in every format, answers in the shape of a class"
 	@echo "make clean       remove environment and builds"
 
 $(BIN)/python:
@@ -219,6 +220,16 @@ check-kserve: $(VENV)/.test $(OIP_REST)
 	$(PYTHON) -m venv build/kserve
 	build/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
 	$(BIN)/python tests/serving/oip/kserve_check.py build/kserve/bin/python
+
+# Their requirements exclude each other.
+CLIENTS := openai==3.57.0 langchain-openai==1.7.4 pydantic-ai-slim[openai]==2.68.0 instructor==1.17.0
+check-clients: $(VENV)/.test
+	for client in $(CLIENTS); do \
+	  folder=build/clients/$$(echo $$client | sed 's/[[=].*//'); \
+	  test -x $$folder/bin/python || $(PYTHON) -m venv $$folder; \
+	  $$folder/bin/pip install --quiet --disable-pip-version-check "$$client" || exit; \
+	done
+	PYTHONPATH=. $(BIN)/python -m tests.serving.openai.clients_check build/clients
 
 # KServe's types are read as source, so its 60 dependencies are not installed.
 check-deploy:

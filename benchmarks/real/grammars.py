@@ -11,6 +11,7 @@ texts must be equal.  The exit status is 1 if an answer is invalid or cut, or if
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -28,10 +29,18 @@ from penstock.runtime.program import ProgramLimits
 from penstock.text.grammar.source import GrammarSource
 
 FREE_TOKENS = 32
+MASKED_TOKENS = 4 * FREE_TOKENS
+"""A drawn answer of the same text may have more tokens: a mask leaves out those that are no part of the text."""
 ANSWER_TOKENS = 400
 _TOPICS = ["a ship", "a recipe", "a planet", "a customer", "a train ride", "a book", "a city", "a bird", "an invoice"]
 _NAMES = ["name", "title", "kind", "city", "price", "count", "born", "active", "tags", "size", "id", "note", "größe"]
 _PATTERNS = ["^[A-Z]{2}-[0-9]{3}$", "^[a-z]{2,9}(-[a-z]{2,9})?$", "^#[0-9a-f]{6}$"]
+# A small model answers these as it is asked, without a grammar, too.
+_SIMPLE: list[dict[str, Any]] = [
+    {"type": "object", "properties": {name: {"type": kind} for name, kind in fields.items()}, "required": [*fields]}
+    for fields in ({"name": "string", "size": "integer"}, {"title": "string"}, {"kind": "string", "tags": "array"})
+]
+_PLAIN = " Answer with the JSON object only, without a code block."
 Schema = dict[str, Any]
 
 
@@ -72,9 +81,9 @@ def random_object(rng: random.Random, depth: int = 2) -> Schema:
     }  # fmt: skip
 
 
-def prompt_of(llm: LLM, schema: Schema, topic: str) -> list[int]:
+def prompt_of(llm: LLM, schema: Schema, topic: str, more: str = "") -> list[int]:
     """Return a chat that asks for an object."""
-    text = f"Describe {topic} as JSON. Schema: {json.dumps(schema, ensure_ascii=False, separators=(',', ':'))}"
+    text = f"Describe {topic} as JSON. Schema: {json.dumps(schema, ensure_ascii=False, separators=(',', ':'))}{more}"
     return llm.chat_prompt([{"role": "user", "content": text}])
 
 
@@ -142,7 +151,7 @@ def check_equal(llm: LLM, schemas: list[Schema], prompts: list[list[int]], tempe
     """Answer without a grammar, and with grammars that allow the answer.  Return how many texts differ."""
 
     def params(index: int, **grammar: Any) -> SamplingParams:
-        limit = FREE_TOKENS if not grammar else FREE_TOKENS + 1  # the grammar may end where the limit did
+        limit = MASKED_TOKENS if grammar else FREE_TOKENS
         return SamplingParams(temperature=temperature, seed=index, max_tokens=limit, **grammar)
 
     free = answers_of(llm, prompts, [params(index) for index in range(len(prompts))])
@@ -178,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--free", type=int, default=16, help="prompts that are answered without a grammar, too")
+    parser.add_argument("--free", type=int, default=16, help="prompts of each kind without a grammar, too")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--max-requests", type=int, default=32)
@@ -189,8 +198,16 @@ def main() -> None:
     with LLM(args.model, threads=args.threads, limits=limits) as llm:
         prompts = [prompt_of(llm, schema, _TOPICS[index % len(_TOPICS)]) for index, schema in enumerate(schemas)]
         wrong = check_schemas(llm, schemas, prompts)
+        schemas, prompts = schemas[: args.free], prompts[: args.free]
+        simple = list(
+            itertools.islice(itertools.cycle(_SIMPLE), args.free)
+        )  # answered as asked, also without a grammar
+        schemas += simple
+        prompts += [
+            prompt_of(llm, schema, _TOPICS[index % len(_TOPICS)], _PLAIN) for index, schema in enumerate(simple)
+        ]
         for temperature in (0.0, 1.0):
-            wrong += check_equal(llm, schemas[: args.free], prompts[: args.free], temperature)
+            wrong += check_equal(llm, schemas, prompts, temperature)
     sys.exit(wrong > 0)
 
 

@@ -61,7 +61,11 @@ function langchain({ url, model, isChat, key }: Target): string {
   const [asked, shown] = isChat ? [QUESTION, "answer.content"] : [TEXT, "answer"];
   return `from langchain_openai import ${name}
 
-model = ${name}(model=${quote(model)}, base_url=${quote(url)}, api_key=${quote(key)})
+model = ${name}(
+    model=${quote(model)},
+    base_url=${quote(url)},
+    api_key=${quote(key)},
+)
 answer = model.invoke(${quote(asked)})
 print(${shown})`;
 }

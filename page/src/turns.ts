@@ -119,7 +119,7 @@ class ThoughtsView {
 
   show(turn: Turn, isGrowing: boolean): void {
     if (!this.#isOwn) this.element.open = isGrowing;
-    this.#summary.textContent = isGrowing ? "Thinking\u2026" : `Thoughts${turn.thoughtsMs === undefined ? "" : ` (${seconds(turn.thoughtsMs / 1000)})`}`;
+    this.#summary.textContent = isGrowing ? "Thinking\u2026" : `Thoughts${(turn.thoughtsMs ?? 0) < 1 ? "" : ` (${seconds(turn.thoughtsMs! / 1000)})`}`;
     const key = `${isGrowing} ${turn.thoughts!.length}`;
     if (key === this.#shown) return;
     this.#shown = key;

@@ -143,3 +143,14 @@ def test_answers_follow_a_schema_until_it_is_switched_off(session: ChatSession, 
     assert session._settings == {"temperature": 0, "json_object": True}
     session.command("/json off")
     assert session._settings == {"temperature": 0}
+
+
+def test_a_schema_of_several_lines_is_shown_in_one(session: ChatSession, tmp_path: Path, capsys) -> None:
+    schema = {"type": "object", "properties": {f"name{index}": {"type": "null"} for index in range(20)}}
+    (tmp_path / "schema.json").write_text(json.dumps(schema, indent=2) + "\n")
+    session.command(f"/json {tmp_path / 'schema.json'}")
+    captured = capsys.readouterr()
+    (line,) = (captured.out + captured.err).splitlines()
+    assert 'json_schema { "type": "object", "properties": { "name0"' in line
+    assert "\N{HORIZONTAL ELLIPSIS}; context: " in line
+    session.command("/json off")

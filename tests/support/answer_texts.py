@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from penstock.text.answer.formats import CHANNEL_MARKERS, TOOL_FORMATS
+
 TOOLS = {
     "weather": {
         "type": "object",
@@ -51,3 +53,12 @@ THOUGHTS = {
     "cohere": "<|START_THINKING|>I <think> so<|END_THINKING|>",
     "harmony": "<|channel|>analysis<|message|>I <think> so<|end|><|start|>assistant",
 }
+SPECIALS = {name: [*form.markers] for name, form in TOOL_FORMATS.items() if name not in ("hermes", "glm4")}
+SPECIALS["harmony"] = [*CHANNEL_MARKERS, "<|constrain|>"]
+FINAL = {"harmony": "<|channel|>final<|message|>Fine é"}
+
+
+def script_of(name: str) -> dict[int, str]:
+    """Two calls, the same after thoughts, and a text."""
+    thoughts = THOUGHTS["harmony" if name == "harmony" else "think"]
+    return {0: TEXTS[name], 2: thoughts + TEXTS[name], 4: FINAL.get(name, "Fine é")}

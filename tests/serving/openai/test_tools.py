@@ -12,18 +12,13 @@ import pytest
 from penstock.serving.openai.answer_format import BUDGETS
 from penstock.text.answer.budget import REASON
 from penstock.text.answer.formats import CHANNEL_MARKERS, TOOL_FORMATS
-from tests.support.answer_texts import ARGUMENTS, TEXTS, THOUGHTS, TOOLS
+from tests.support.answer_texts import ARGUMENTS, SPECIALS, TEXTS, THOUGHTS, TOOLS, script_of
 from tests.support.fake_model import FILES
 from tests.support.http_service import Service
 from tests.support.scripted_model import scripted_llm
 
 LISTED = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
 USER = {"role": "user", "content": "the cat"}
-SPECIALS = {name: [*form.markers] for name, form in TOOL_FORMATS.items() if name not in ("hermes", "glm4")}
-SPECIALS["harmony"] = [*CHANNEL_MARKERS, "<|constrain|>"]
-FINAL = {"harmony": "<|channel|>final<|message|>Fine é"}
-
-
 HARMONY = [*CHANNEL_MARKERS, "<|constrain|>", "<extra>"]
 ANSWER = '{"a": 1}'
 FORMATTED = {
@@ -37,12 +32,6 @@ THINKS = (
     "{{ m.content }}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
 )
 UNTOLD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"
-
-
-def script_of(name: str) -> dict[int, str]:
-    """Two calls, the same after thoughts, and a text."""
-    thoughts = THOUGHTS["harmony" if name == "harmony" else "think"]
-    return {0: TEXTS[name], 2: thoughts + TEXTS[name], 4: FINAL.get(name, "Fine é")}
 
 
 @pytest.fixture(scope="module")

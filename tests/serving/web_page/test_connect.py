@@ -45,7 +45,7 @@ def test_snippets_run_as_they_are_shown(serve, visit):
         assert json.loads(answer)["model"] == NAME
     model = yaml.safe_load(snippet(page, "Continue"))["models"][0]
     assert (model["model"], model["apiBase"]) == (NAME, f"{service.url}/v1")
-    assert f"ChatOpenAI(model={json.dumps(NAME)}" in snippet(page, "LangChain")
+    assert f"ChatOpenAI(\n    model={json.dumps(NAME)},\n" in snippet(page, "LangChain")
     assert f"baseURL: {json.dumps(f'{service.url}/v1')}" in snippet(page, "JavaScript")
     page.focus("#connect-tabs [aria-selected=true]")
     page.keyboard.press("ArrowRight")

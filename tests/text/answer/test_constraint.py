@@ -178,3 +178,27 @@ def test_calls_in_python_have_names_that_are_read(compiler):
         with pytest.raises(InvalidArgumentError) as caught:
             calls_grammar(TOOL_FORMATS["pythonic"], {"f": {"properties": {key: {}}}})
         assert caught.value.param == "tools"
+
+
+def test_a_text_ends_at_a_marker_that_is_a_special_token(compiler):
+    """Also if it begins with a line break, which is none."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    markers = {"</parameter>": 0}
+    grammar = calls_grammar(TOOL_FORMATS["qwen3_coder"], {"f": schema}, specials=markers)
+    matcher = compiler.compile(GrammarSource("grammar", grammar)).matcher()
+    tokens = {byte: token for token in range(2, 258) for byte in compiler._tokenizer().token_bytes(token)}
+    matcher.accept([tokens[byte] for byte in b"<tool_call>\n<function=f>\n<parameter=a>\nx"])
+    assert not matcher.mask[0] & 1
+    matcher.accept([tokens[ord("\n")]])
+    assert matcher.mask[0] & 1
+    matcher.accept([0])
+    assert not matcher.accept([tokens[byte] for byte in b"\n</function>\n"])
+
+
+def test_a_list_of_calls_may_have_a_space_before_it(compiler):
+    """As of tokens of SentencePiece, which begin with one."""
+    grammar = calls_grammar(TOOL_FORMATS["mistral"], {"now": TOOLS["now"]})
+    tokens = {byte: token for token in range(2, 258) for byte in compiler._tokenizer().token_bytes(token)}
+    for opening in (b"[TOOL_CALLS][{", b"[TOOL_CALLS] [{"):
+        matcher = compiler.compile(GrammarSource("grammar", grammar)).matcher()
+        assert not matcher.accept([tokens[byte] for byte in opening])

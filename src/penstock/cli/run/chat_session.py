@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatSession", "note"]
 
+MAX_SHOWN_CHARS: Final = 200
+"""The limit of a value in the list of settings."""
 _COMMANDS: Final = (
     ("/set NAME VALUE", "set a sampling field (/set temperature 0.7); without VALUE: back to its default;\n"
                         "without NAME: list the fields"),
@@ -278,7 +280,9 @@ class ChatSession:
         note("\n".join([*rows, _KEYS]))
 
     def _show_settings(self) -> None:
-        listed = ", ".join(f"{key} {value!s:.200}" for key, value in self._settings.items()) or "the model's defaults"
+        listed = (
+            ", ".join(f"{key} {_in_a_line(value)}" for key, value in self._settings.items()) or "the model's defaults"
+        )
         note(f"sampling: {listed}; context: {self._num_tokens} of {self._llm.engine.max_len} tokens")
 
     def _show_fields(self) -> None:
@@ -432,6 +436,12 @@ class ChatSession:
         if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
             raise InvalidArgumentError("n and best_of must be 1 in a chat")
         return SamplingParams(**settings)
+
+
+def _in_a_line(value: object) -> str:
+    """Return a value in one line, such as of a schema from a file."""
+    text = " ".join(str(value).split()) or repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _split_command(line: str) -> tuple[str, str]:

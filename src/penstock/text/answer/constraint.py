@@ -27,7 +27,6 @@ __all__ = ["calls_grammar", "calls_or_answer", "grammar_behind_thoughts"]
 MAX_FURTHER_CALLS: Final = 31
 MAX_RULE_CHARS: Final = 2 * MAX_GRAMMAR_CHARS
 """Parts count once where they are made and once in their rule."""
-_ANY_TEXT: Final = "/(?s:.*)/"
 _IN_LINES: Final = "[ ]?"
 """The whitespace between two tokens of JSON where a line break ends the value."""
 _OWN: Final = "penstock_"
@@ -77,8 +76,10 @@ class _Rules:
     def up_to(self, text: str) -> str:
         """Return the rule for any text that ends with the first ``text``."""
         name = f"text{self.number()}"
-        if text in self._specials:
-            return f"{self.add(name, _ANY_TEXT)} {self.text(text)}"
+        special = self._parts.search(text) if self._parts is not None else None
+        if special is not None:  # the text before it cannot have it
+            before = _escaped(text[: special.start()])
+            return f"{self.add(name, f'/(?s:.*){before}/')} {self.text(text[special.start() :])}"
         return self.add(f"{name}[lazy]", f"/(?s:.*){_escaped(text)}/")
 
     def grammar(self) -> str:
@@ -254,7 +255,10 @@ def _calls(rules: _Rules, form: ToolFormat, tools: Mapping[str, _Schema], *, is_
     separator = ", " if is_list else form.separator
     if is_parallel and not form.has_channels:
         one = f"{one} ({rules.text(separator)} {one}){{0,{MAX_FURTHER_CALLS}}}"
-    return f'{opening} "[" {one} "]" {closing}' if is_list else f"{opening} {one} {closing}"
+    if is_list:
+        space = '" "?' if opening else ""  # tokens of SentencePiece begin with it
+        return f'{opening} {space} "[" {one} "]" {closing}'
+    return f"{opening} {one} {closing}"
 
 
 def _thoughts(rules: _Rules, reasoning: ReasoningFormat, *, has_begun: bool) -> str:

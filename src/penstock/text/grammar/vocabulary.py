@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import UnsupportedError
 
@@ -13,11 +13,22 @@ if TYPE_CHECKING:
 
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["drops_first_space", "make_vocabulary"]
+__all__ = ["STRING_SLICES", "drops_first_space", "make_vocabulary"]
 
 _WORD = re.compile(rb" [!-~]+")
 _INVALID = b"\xff"
 """No text in UTF-8 has this byte, and the library marks special tokens with it."""
+
+_CHAR: Final = r'[^"\\\x00-\x1F\x7F]'
+STRING_SLICES: Final = (
+    r"[\x20\x0A\x0D\x09]+", "[a-zA-Z0-9]{1,10}",
+    f"{_CHAR}{{1,10}}", f"{_CHAR}{{1,30}}", f"{_CHAR}{{1,128}}", f"{_CHAR}+",
+)  # fmt: skip
+"""Sets of tokens that a grammar often allows as a whole, so that a mask takes them without a look at each token.
+
+Masks are the same with any sets.  Beside the library's own there are words, which narrow formats such as that of
+addresses allow, and texts of 128 characters, which bounded strings do.
+"""
 
 
 class _Tokens:
@@ -63,7 +74,7 @@ def make_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int
     for token in marked:
         tokens[token] = b"[%d]" % token  # without a text of its own each would match every <[id]> of a grammar
     wrapper = _Tokens(tokens, marked)
-    made = LLTokenizer(wrapper, eos_token=ends)  # type: ignore[arg-type]
+    made = LLTokenizer(wrapper, eos_token=ends, slices=[*STRING_SLICES])  # type: ignore[arg-type]
     wrapper.made = made
     return made
 
