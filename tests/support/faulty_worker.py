@@ -1,7 +1,8 @@
 """A worker with injected faults: ``python faulty_worker.py FAULT[+FAULT]``.
 
 "tokens": acts on tokens of a prompt.  DEADLY crashes the process at the next step.  LATER crashes it after three tokens
-of the answer.  KILLED has it killed at the next step, as from outside.  STUCK makes the step hang.  NAP makes a step take 0.8 s, during which the process runs.
+of the answer.  KILLED has it killed at the next step, as from outside.  STUCK makes the step hang.  NAP makes a step
+take 0.8 s, during which the process runs.
 "scheduled": a prompt with DEADLY crashes the process when it is scheduled into a step.
 "waits": the weights are read after a file with the bundle's name and the suffix .go exists.
 "exits": the process exits when its model is loaded a second time, which a file beside the bundle shows.

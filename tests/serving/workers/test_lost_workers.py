@@ -1,4 +1,4 @@
-"""A worker is lost after the first tokens of its answers: another one goes on, with the tokens of an undisturbed run."""
+"""A worker is lost after the first tokens of its answers: another one goes on, and the tokens are the same."""
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from penstock.engine.params import SamplingParams
 from penstock.llm.llm import LLM
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError, OutOfMemoryError, UnavailableError
+from penstock.errors import InvalidArgumentError, OutOfMemoryError
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.runtime.export_ranks import export_ranks
 from penstock.serving.workers import memory_check
