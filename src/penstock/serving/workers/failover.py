@@ -62,11 +62,12 @@ class WorkerRoutes(Protocol):
     def is_reserved(self) -> bool:
         """True if every ready worker is kept for a request that runs alone."""
 
-    def reserve(self, *, waits: bool) -> AbstractAsyncContextManager[WorkerConnection | None]:
+    def reserve(self, *, waits: bool, state_id: str = "") -> AbstractAsyncContextManager[WorkerConnection | None]:
         """Keep one worker for a request that runs alone: its other requests move, or wait in this process.
 
-        Without ``waits`` it is a worker without requests, or None.  Raises UnavailableError if there is no worker, or
-        if its requests do not end in time.
+        With ``state_id`` it is one that goes on with answers of the workers of that id.  Without ``waits`` it is a
+        worker without requests, or None.  Raises UnavailableError if there is no worker, or if its requests do not end
+        in time.
         """
 
     def choose(
@@ -134,7 +135,7 @@ class Failover:
         self._salt = options.cache_salt
         self._moved_at = 0.0
         """The time at which the request left a worker that was being drained or lost; 0 if it did not."""
-        self._is_bereft = False
+        self._has_lost_worker = False
         """True from the loss of the worker until the next one has begun."""
         self.answer = EventAnswer(self._abort)
         self.answer.on_settled = self._on_settled
@@ -326,7 +327,8 @@ class Failover:
             verdict = max(verdict, self._verdict())
             self._check(verdict)
             await self._wait_for_worker()  # it may have been lost with the suspect before
-            connection = await stack.enter_async_context(self._routes.reserve(waits=verdict is Verdict.ALONE))
+            reserved = self._routes.reserve(waits=verdict is Verdict.ALONE, state_id=self._state_id)
+            connection = await stack.enter_async_context(reserved)
             self._settled.clear()
             if connection is not None:
                 self._alone_on = self._target = connection
@@ -417,13 +419,13 @@ class Failover:
 
     def _count_loss(self, outcome: str) -> None:
         """Count what came of a request whose worker was lost, once for each loss; "": its client has left."""
-        if self._is_bereft and outcome:
+        if self._has_lost_worker and outcome:
             self._routes.crashes.outcomes[outcome] += 1
-        self._is_bereft = False
+        self._has_lost_worker = False
 
     def _note_loss(self, error: LostWorkerError) -> None:
         """Have the loss of the worker counted as soon as its cause is known."""
-        self._is_bereft = True
+        self._has_lost_worker = True
         connection = self._connection
         if connection is None:
             return

@@ -448,9 +448,9 @@ class RemoteBackend:
         return bool(connections) and all(connection.is_reserved for connection in connections)
 
     @asynccontextmanager
-    async def reserve(self, *, waits: bool) -> AsyncIterator[WorkerConnection | None]:
+    async def reserve(self, *, waits: bool, state_id: str = "") -> AsyncIterator[WorkerConnection | None]:
         """Keep one worker for a request that runs alone; see ``WorkerRoutes.reserve``."""
-        connection = min(self._with_state(""), key=lambda one: (not one.is_fresh, one.num_open), default=None)
+        connection = min(self._with_state(state_id), key=lambda one: (not one.is_fresh, one.num_open), default=None)
         if connection is None:
             raise self._loaded.unavailable(self.name)
         if connection.num_open and not waits:
