@@ -12,7 +12,7 @@ from tests.support.answer_reader import AnswerReader
 from tests.support.joining_worker import TOKEN, joining_worker
 from tests.support.link_proxy import LinkProxy
 from tests.support.placements import ProxiedPlacement
-from tests.support.worker_processes import CALM, DEMO, HASTY, OPTIONS, pids, service, tokens_of, until
+from tests.support.worker_processes import CALM, DEMO, HASTY, pids, service, tokens_of, until
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=100_000, temperature=0, ignore_eos=True)
@@ -37,7 +37,7 @@ def test_a_silent_link_is_noticed(certificate: tuple[Path, Path]) -> None:
             assert await tokens_of(backend, [5, 6], GREEDY) == expected
             assert backend.deaths()["hang"] == 1
 
-    with LLM(DEMO, threads=1, limits=OPTIONS.limits) as llm:
+    with LLM(DEMO, threads=1) as llm:
         whole = llm.generate([5, 6], LONG)
     try:
         asyncio.run(main())
