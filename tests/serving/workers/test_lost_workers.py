@@ -186,7 +186,7 @@ def test_a_crash_late_in_an_answer_costs_only_its_request() -> None:
     asyncio.run(main())
 
 
-def test_other_weights_do_not_go_on_with_an_answer(versions: list[Path]) -> None:
+def test_replaced_weights_do_not_go_on_with_an_answer(versions: list[Path]) -> None:
     """Only the worker that is being drained has those of the answer."""
 
     async def main() -> None:
