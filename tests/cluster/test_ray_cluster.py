@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai import OpenAI, OpenAIError
+from openai import OpenAI
 
 from penstock.cluster.placement.certificate import OwnCertificate
 from penstock.cluster.placement.ray_placement import RayPlacement
@@ -240,7 +240,7 @@ def test_a_batch_that_was_killed_continues(cluster, tmp_path) -> None:
     assert len(texts(answers)) == len(lines)
 
 
-def test_a_lost_node_fails_only_its_requests(cluster, tmp_path) -> None:
+def test_a_lost_node_fails_no_request(cluster, tmp_path) -> None:
     with serving(*options_of(cluster), "--route-policy", "round-robin", cwd=tmp_path, program=SERVE) as running:
         process, url, _ = running
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -254,17 +254,8 @@ def test_a_lost_node_fails_only_its_requests(cluster, tmp_path) -> None:
         for stream in streams:
             next(stream)
         cluster.cut(cluster.nodes[-1])
-        start, errors = time.monotonic(), []
         for stream in streams:
-            try:
-                for _ in stream:
-                    pass
-            except OpenAIError as error:
-                errors.append(str(error))
-                print(f"{time.monotonic() - start:.2f} s: {error}")
-        print(f"{len(errors)} streams failed; all had ended after {time.monotonic() - start:.2f} s")
-        assert 1 <= len(errors) < len(streams)
-        assert all("send the request again" in error for error in errors)
+            assert [*stream][-1].choices[0].finish_reason == "length", "another worker goes on"
         assert complete(client) == expected, "the other worker serves"
         cluster.join()
         wait_until(lambda: num_ready(url) == 2)

@@ -1,8 +1,8 @@
 """A worker with injected faults: ``python faulty_worker.py FAULT[+FAULT]``.
 
 "tokens": acts on tokens of a prompt.  DEADLY crashes the process at the next step.  LATER crashes it after three tokens
-of the answer.  KILLED has it killed at the next step, as from outside.  STUCK makes the step hang.  LATE makes it hang
-after three tokens of the answer.  NAP makes a step take 0.8 s, during which the process runs.
+of the answer.  KILLED has it killed at the next step, as from outside.  STUCK makes the step hang.  NAP makes a step
+take 0.8 s, during which the process runs.
 "scheduled": a prompt with DEADLY crashes the process when it is scheduled into a step.
 "waits": the weights are read after a file with the bundle's name and the suffix .go exists.
 "exits": the process exits when its model is loaded a second time, which a file beside the bundle shows.
@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-DEADLY, STUCK, LATE, NAP, KILLED, LATER = 250, 251, 252, 253, 254, 255
+DEADLY, STUCK, NAP, KILLED, LATER = 250, 251, 253, 254, 255
 CROWD = 10
 
 
@@ -47,7 +47,7 @@ def main() -> int:
                 crash()
             if KILLED in request.prompt_ids:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if STUCK in request.prompt_ids or (LATE in request.prompt_ids and len(request.output_ids) >= 3):
+            if STUCK in request.prompt_ids:
                 time.sleep(1000)
             if NAP in request.prompt_ids and len(request.output_ids) == 1:
                 for _ in range(80):

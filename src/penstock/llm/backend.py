@@ -225,6 +225,13 @@ class Backend(Protocol):
     def deaths(self) -> Mapping[str, int]:
         """Return how many of its processes ended unexpectedly, by cause; empty if it has no processes."""
 
+    def lost_requests(self) -> Mapping[str, int]:
+        """Return how many requests were in a process that ended unexpectedly, by what came of them.
+
+        "retried": another process ran it from its beginning.  "continued": another one went on after the tokens that
+        had been delivered.  "failed": it ended with an error.  Empty if the model has no processes.
+        """
+
     def num_wanted(self) -> int:
         """Return how many processes of its own should run now; 0 if it has none."""
 

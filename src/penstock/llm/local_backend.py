@@ -188,6 +188,10 @@ class LocalBackend:
         """Return an empty mapping: the model runs in this process."""
         return {}
 
+    def lost_requests(self) -> dict[str, int]:
+        """Return an empty mapping: the model runs in this process."""
+        return {}
+
     def num_wanted(self) -> int:
         """Return 0: the model runs in this process."""
         return 0

@@ -283,6 +283,12 @@ class Metrics:
             for cause, count in backend.deaths().items():
                 labels = f'model_name="{_escaped(backend.name)}",cause="{cause}"'
                 out.append(f"penstock:worker_restarts_total{{{labels}}} {count}")
+        note = "Number of requests whose worker was lost, by what came of them."
+        _head(out, "penstock:lost_worker_requests_total", "counter", note)
+        for backend in self._models.list():
+            for outcome, count in backend.lost_requests().items():
+                labels = f'model_name="{_escaped(backend.name)}",outcome="{outcome}"'
+                out.append(f"penstock:lost_worker_requests_total{{{labels}}} {count}")
         _head(
             out,
             "http_requests_total",

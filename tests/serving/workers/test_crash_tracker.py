@@ -81,6 +81,15 @@ def test_only_a_crash_alone_refuses_for_good() -> None:
     assert tracker.verdict(b"y") is ALONE, "one crash may be the machine's"
 
 
+def test_an_answer_that_goes_on_is_soon_past_the_crash() -> None:
+    """It gets the tokens of the lost worker; one that begins again may draw others."""
+    tracker = CrashTracker()
+    assert tracker.num_tokens(b"x", goes_on=True) == 0
+    tracker.note(b"x", Loss("1", num_tokens=500), has_crashed=True)
+    assert 500 < tracker.num_tokens(b"x", goes_on=True) < 600
+    assert tracker.num_tokens(b"x") > 1000
+
+
 def test_kills_from_outside_pause_and_never_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pauses grow, so that a request for which a daemon kills workers does not have them killed without bound."""
     tracker, now = CrashTracker(), 0.0

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.llm.engine_thread import Started, StepEvent
 from penstock.llm.llm import LLM
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.moving.delivered import Delivered
-from penstock.serving.workers.remote_model import RemoteBackend
+from tests.support.answer_reader import AnswerReader
 from tests.support.joining_worker import TOKEN, joining_worker
 from tests.support.worker_processes import CALM, DEMO, OPTIONS, faulty, pids, service, until
 
@@ -31,49 +29,17 @@ PARAMS = [
 PROMPTS = [[5 + 3 * i, *range(20, 60 + 60 * (i % 3))] for i in range(8)]
 
 
-class Reader:
-    """Reads one answer as a stream."""
-
-    def __init__(self, backend: RemoteBackend, number: int, params: SamplingParams, **options) -> None:
-        self.num_deltas = 0
-        self.text, self.ids, self.logprobs = defaultdict(str), defaultdict(list), defaultdict(list)
-        self.reasons: dict[int, str | None] = {}
-        self.version = 0
-        self._prompt, self._params, self._options = PROMPTS[number], params, RequestOptions(**options)
-        self.task = asyncio.ensure_future(self._read(backend))
-
-    async def _read(self, backend: RemoteBackend) -> None:
-        async with await backend.submit(self._prompt, self._params, self._options) as answer:
-            self.version = answer.version
-            async for delta in answer:
-                self.num_deltas += 1
-                self.text[delta.index] += delta.text
-                self.ids[delta.index] += delta.token_ids
-                self.logprobs[delta.index] += delta.logprobs or []
-                self.reasons[delta.index] = delta.finish_reason
-        self.version, self.seeds, self.timings = answer.version, answer.seeds, answer.timings
-        self.prompt_logprobs = answer.prompt_logprobs
-
-
 @pytest.fixture(scope="module")
 def expected() -> list:
     with LLM(DEMO, threads=1) as llm:
         return [llm.generate(prompt, PARAMS[i % 4]) for i, prompt in enumerate(PROMPTS)]
 
 
-def check(readers: list[Reader], expected: list) -> None:
+def check(readers: list[AnswerReader], expected: list) -> None:
     for number, reader in enumerate(readers):
-        result = expected[number]
-        for index, choice in enumerate(result.choices):
-            assert reader.ids[index] == choice.token_ids, f"request {number}, answer {index}"
-            assert reader.text[index] == choice.text
-            assert reader.logprobs[index] == (choice.logprobs or [])
-            assert reader.reasons[index] == choice.finish_reason
-        assert reader.prompt_logprobs == result.prompt_logprobs
+        reader.check(expected[number], str(number))
         seed = PARAMS[number % 4].seed
         assert seed is None or reader.seeds[0] == seed
-        decode_s = reader.timings["total_s"] - reader.timings["first_token_s"]
-        assert reader.timings["per_token_s"] * (len(reader.ids[0]) - 1) == pytest.approx(decode_s)
 
 
 def long(number: int) -> SamplingParams:
@@ -81,7 +47,7 @@ def long(number: int) -> SamplingParams:
     return replace(PARAMS[number % 4], max_tokens=840)
 
 
-async def left(readers: list[Reader]) -> None:
+async def left(readers: list[AnswerReader]) -> None:
     """Leave answers that are not complete."""
     for reader in readers:
         reader.task.cancel()
@@ -89,7 +55,7 @@ async def left(readers: list[Reader]) -> None:
     assert {type(end) for end in ends} == {asyncio.CancelledError}
 
 
-def check_beginnings(readers: list[Reader]) -> None:
+def check_beginnings(readers: list[AnswerReader]) -> None:
     """Compare the answers that remain with those of an engine that runs each alone."""
     with LLM(DEMO, threads=1) as llm:
         for number, reader in enumerate(readers):
@@ -102,7 +68,7 @@ def check_beginnings(readers: list[Reader]) -> None:
                 assert choice.text.startswith(reader.text[index])
 
 
-async def begun(readers: list[Reader], num_deltas: int = 3) -> None:
+async def begun(readers: list[AnswerReader], num_deltas: int = 3) -> None:
     await until(lambda: all(reader.num_deltas >= num_deltas for reader in readers))
 
 
@@ -117,7 +83,7 @@ def test_a_worker_too_many_hands_its_requests_over(expected, caplog) -> None:
     async def main() -> None:
         async with service(num_workers=2, supervision=CALM, command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
-            readers = [Reader(backend, i, PARAMS[i % 4]) for i in range(8)]
+            readers = [AnswerReader(backend, PROMPTS[i], PARAMS[i % 4]) for i in range(8)]
             await begun(readers)
             assert min(worker.num_open for worker in backend.workers()) > 0
             backend._group.resize(1)
@@ -134,10 +100,10 @@ def test_a_worker_too_many_hands_its_requests_over(expected, caplog) -> None:
 def test_requests_move_to_new_workers_of_the_same_weights(caplog) -> None:
     caplog.set_level("INFO", "penstock.serving")
 
-    async def main() -> list[Reader]:
+    async def main() -> list[AnswerReader]:
         async with service(supervision=CALM, command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
-            readers = [Reader(backend, i, long(i)) for i in range(4)]
+            readers = [AnswerReader(backend, PROMPTS[i], long(i)) for i in range(4)]
             await begun(readers)
             await running.models.update("demo", str(DEMO))
             assert moved(caplog) == 4
@@ -156,7 +122,7 @@ def test_other_weights_do_not_go_on_with_an_answer(versions, caplog) -> None:
     async def main() -> None:
         async with service(supervision=CALM, command=faulty("slow")) as running:
             backend = await running.models.load(str(versions[0]), "model")
-            readers = [Reader(backend, i, PARAMS[0]) for i in range(2)]
+            readers = [AnswerReader(backend, PROMPTS[i], PARAMS[0]) for i in range(2)]
             await begun(readers)
             await running.models.update("model", str(versions[1]))
             assert all(reader.task.done() for reader in readers), "the old workers end after them"
@@ -173,7 +139,7 @@ def test_waiting_requests_and_embeddings_move_too(expected) -> None:
     async def main() -> None:
         async with service(num_workers=2, supervision=CALM, options=options, command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
-            readers = [Reader(backend, i, PARAMS[i % 4], priority=i) for i in range(8)]
+            readers = [AnswerReader(backend, PROMPTS[i], PARAMS[i % 4], priority=i) for i in range(8)]
             await until(lambda: sum(worker.num_open for worker in backend.workers()) == 8)
             await until(lambda: any(reader.num_deltas for reader in readers))
             scores = [asyncio.ensure_future(backend.score(PROMPTS[i], 1)) for i in range(3)]
@@ -198,7 +164,7 @@ def test_a_worker_that_dies_in_a_move_loses_no_request(expected, victim, tmp_pat
     async def main() -> None:
         async with service(num_workers=2, supervision=CALM, command=command) as running:
             backend = await running.models.load(str(model))
-            readers = [Reader(backend, 0, PARAMS[0]), Reader(backend, 1, PARAMS[1])]
+            readers = [AnswerReader(backend, PROMPTS[0], PARAMS[0]), AnswerReader(backend, PROMPTS[1], PARAMS[1])]
             await begun(readers)
             both = backend._group.connections
             assert [one.num_open for one in both] == [1, 1]
@@ -207,13 +173,9 @@ def test_a_worker_that_dies_in_a_move_loses_no_request(expected, victim, tmp_pat
             if victim == "source":
                 with suppress(ProcessLookupError):
                     os.kill(next(one.pid for one in both if not one.is_ready), signal.SIGKILL)
-            await asyncio.gather(*(reader.task for reader in readers), return_exceptions=True)
-            whole = [number for number, reader in enumerate(readers) if reader.task.exception() is None]
-            failed = [repr(reader.task.exception()) for reader in readers]
-            assert len(whole) == (2 if victim == "source" else 1), failed
-            for number in whole:
-                assert readers[number].ids[0] == expected[number].choices[0].token_ids
-                assert readers[number].text[0] == expected[number].choices[0].text
+            await asyncio.gather(*(reader.task for reader in readers))
+            for number, reader in enumerate(readers):
+                reader.check(expected[number], str(number))
             (told,) = [record.facts for record in caplog.records if "num_moved" in getattr(record, "facts", {})]
             assert told["num_moved"] == 1
 
@@ -224,12 +186,12 @@ def test_a_leaving_worker_of_another_machine_hands_over(certificate, tmp_path, c
     caplog.set_level("INFO", "penstock.serving")
     remote = RemoteWorkerSettings("127.0.0.1", 0, *certificate, TOKEN)
 
-    async def main() -> list[Reader]:
+    async def main() -> list[AnswerReader]:
         async with service(supervision=CALM, remote=remote, command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
             with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: len(backend.workers()) == 2)
-                readers = [Reader(backend, i, long(i)) for i in range(4)]
+                readers = [AnswerReader(backend, PROMPTS[i], long(i)) for i in range(4)]
                 await begun(readers)
                 assert backend._joined[0].num_open > 0
                 process.send_signal(signal.SIGTERM)
@@ -246,7 +208,7 @@ def test_the_last_worker_keeps_its_requests(expected) -> None:
     async def main() -> None:
         async with service(supervision=CALM, command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
-            readers = [Reader(backend, i, PARAMS[i % 4]) for i in range(4)]
+            readers = [AnswerReader(backend, PROMPTS[i], PARAMS[i % 4]) for i in range(4)]
             await begun(readers)
             await running.models.unload("demo")
             assert all(reader.task.done() for reader in readers)

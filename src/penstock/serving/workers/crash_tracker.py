@@ -8,12 +8,19 @@ pauses, never to a refusal for good.  Before that a request runs alone in a work
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["CrashTracker", "Loss", "Verdict"]
+__all__ = ["CONTINUED", "FAILED", "OUTCOMES", "RETRIED", "CrashTracker", "Loss", "Verdict"]
+
+RETRIED: Final = "retried"
+CONTINUED: Final = "continued"
+FAILED: Final = "failed"
+OUTCOMES: Final = (RETRIED, CONTINUED, FAILED)
+"""What comes of a request whose worker was lost: another one runs it from its beginning, or from the tokens that were
+delivered, or it ends with an error."""
 
 MAX_CRASHES: Final = 2
 """A request that ran in this many workers when they crashed is refused if it ran alone in one of them.
@@ -103,6 +110,8 @@ class CrashTracker:
 
     def __init__(self) -> None:
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
+        self.outcomes: Counter[str] = Counter()
+        """The number of requests whose worker was lost, by what came of them (``OUTCOMES``)."""
 
     def __len__(self) -> int:
         """Return the number of known fingerprints; without any there is nothing to look up."""
@@ -143,13 +152,16 @@ class CrashTracker:
         pause_s = min(_FORGET_S, _PAUSE_S * 4.0 ** min(10, record.num_pauses - 1))
         return max(0.0, record.when + pause_s - time.monotonic())
 
-    def num_tokens(self, fingerprint: bytes) -> int:
+    def num_tokens(self, fingerprint: bytes, *, goes_on: bool = False) -> int:
         """Return after how many delivered tokens the request is surely past the point where its workers were lost.
 
-        A worker may have computed more tokens than it had delivered when it was lost.
+        A worker may have computed more tokens than it had delivered when it was lost.  A request that ``goes_on`` gets
+        the tokens of the lost worker, and needs a smaller margin than one that begins again and may draw other ones.
         """
         record = self._known(fingerprint)
-        return 0 if record is None or not record.num_tokens else 2 * record.num_tokens + _MARGIN_TOKENS
+        if record is None or not record.num_tokens:
+            return 0
+        return (1 if goes_on else 2) * record.num_tokens + _MARGIN_TOKENS
 
     def clear(self, fingerprint: bytes) -> None:
         """Forget a request that was answered."""

@@ -1,8 +1,9 @@
-"""Sends a request to a worker, and to another one if the first is lost before its first event.
+"""Sends a request to a worker, and to another one if the first is lost.
 
-A worker that is being drained gives its requests back.  Another one goes on with their answers: it computes prompt and
-delivered tokens again and samples the tokens that the first one would have sampled, because logits do not depend on the
-company and a draw depends on nothing but the seed and the position.
+A worker that is being drained gives its requests back, and one that is lost leaves them.  Another one goes on with
+their answers: it computes prompt and delivered tokens again and samples the tokens that the first one would have
+sampled, because logits do not depend on the company and a draw depends on nothing but the seed and the position.  The
+number of workers that may be lost with a request is bounded by ``crash_tracker``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from penstock.errors import DeadlineError, InternalError, QueueFullError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.crash_tracker import CrashTracker, Loss, Verdict
+from penstock.serving.workers.crash_tracker import CONTINUED, FAILED, RETRIED, CrashTracker, Loss, Verdict
 from penstock.serving.workers.messages import options_to
 from penstock.serving.workers.moving.copy_pages import copy_pages
 from penstock.serving.workers.moving.delivered import Delivered
@@ -61,11 +62,12 @@ class WorkerRoutes(Protocol):
     def is_reserved(self) -> bool:
         """True if every ready worker is kept for a request that runs alone."""
 
-    def reserve(self, *, waits: bool) -> AbstractAsyncContextManager[WorkerConnection | None]:
+    def reserve(self, *, waits: bool, state_id: str = "") -> AbstractAsyncContextManager[WorkerConnection | None]:
         """Keep one worker for a request that runs alone: its other requests move, or wait in this process.
 
-        Without ``waits`` it is a worker without requests, or None.  Raises UnavailableError if there is no worker, or
-        if its requests do not end in time.
+        With ``state_id`` it is one that goes on with answers of the workers of that id.  Without ``waits`` it is a
+        worker without requests, or None.  Raises UnavailableError if there is no worker, or if its requests do not end
+        in time.
         """
 
     def choose(
@@ -87,6 +89,9 @@ class WorkerRoutes(Protocol):
 
     def can_take(self, state_id: str, client: str) -> bool:
         """Return True if a worker can go on with a request of a worker with this id; "": one that has not begun."""
+
+    def may_go_on(self, state_id: str) -> bool:
+        """Return True if a worker with this id runs, or is started, that goes on with answers of a lost one."""
 
     async def wait_ready(self, seconds: float, state_id: str = "") -> None:
         """Wait until a worker accepts requests, with ``state_id`` one of that id; UnavailableError on timeout."""
@@ -129,7 +134,9 @@ class Failover:
         self._target: WorkerConnection | None = None
         self._salt = options.cache_salt
         self._moved_at = 0.0
-        """The time at which the request left a worker that was being drained; 0 if it did not."""
+        """The time at which the request left a worker that was being drained or lost; 0 if it did not."""
+        self._has_lost_worker = False
+        """True from the loss of the worker until the next one has begun."""
         self.answer = EventAnswer(self._abort)
         self.answer.on_settled = self._on_settled
 
@@ -147,7 +154,8 @@ class Failover:
                 verdict = await self._verdict_with_cause()
                 self._check(verdict)
                 await self._routes.wait_ready(RETRY_WAIT_S)
-        except BaseException:
+        except BaseException as error:
+            self._count_loss(FAILED if isinstance(error, Exception) else "")
             self.answer.close()
             raise
 
@@ -181,7 +189,7 @@ class Failover:
                 await self._send_once()
                 return
             except MovedRequestError:
-                await self._routes.wait_ready(RETRY_WAIT_S)
+                await self._routes.wait_ready(RETRY_WAIT_S, self._state_id)
             except QueueFullError:  # others took the place
                 if not self._moved_at or time.monotonic() - self._moved_at > RETRY_WAIT_S:
                     raise
@@ -207,6 +215,7 @@ class Failover:
         finally:
             del request  # breaks a reference cycle: an error holds this frame, and the request holds the error
         routed.note_first()
+        self._count_loss(CONTINUED if self._state_id else RETRIED)
         self._look()
         if not self.answer.is_over and self._alone_on is None and self._routes.hands_over(connection):
             self._move(for_role=True)
@@ -244,7 +253,7 @@ class Failover:
         has_begun = request.taken.done()
         if has_begun and not connection.state_id:
             return None
-        can_go = self._routes.can_take(connection.state_id if has_begun else "", self._options.client)
+        can_go = self._routes.can_take(connection.state_id if has_begun else self._state_id, self._options.client)
         if not can_go and not connection.is_reserved:  # from a worker that is kept for another request it goes anyway
             return None
         self._moved_at = time.monotonic()
@@ -318,11 +327,12 @@ class Failover:
             verdict = max(verdict, self._verdict())
             self._check(verdict)
             await self._wait_for_worker()  # it may have been lost with the suspect before
-            connection = await stack.enter_async_context(self._routes.reserve(waits=verdict is Verdict.ALONE))
+            reserved = self._routes.reserve(waits=verdict is Verdict.ALONE, state_id=self._state_id)
+            connection = await stack.enter_async_context(reserved)
             self._settled.clear()
             if connection is not None:
                 self._alone_on = self._target = connection
-                self._goal = self._routes.crashes.num_tokens(self._fingerprint)
+                self._goal = self._routes.crashes.num_tokens(self._fingerprint, goes_on=bool(self._state_id))
                 self._delivered.on_note = self._look
             self._keeping = asyncio.ensure_future(self._keep(stack.pop_all(), None if connection is None else _ALONE_S))
             try:
@@ -382,23 +392,40 @@ class Failover:
             self._request = None
 
     def _on_lost(self, error: LostWorkerError) -> None:
-        """Fail the request if the worker that was lost had begun it and was not handing it over; else send it again."""
-        may_go_on = self._is_moving or not self.answer.has_begun
-        self._is_moving = False
+        """Let another worker go on with what the lost one has begun; without one that may, fail the request.
+
+        While pages were copied, ``_move`` has found another worker already.
+        """
+        connection = self._connection
+        state_id = connection.state_id if connection is not None else ""
+        may_go_on = self._is_moving or self._routes.may_go_on(state_id)
+        self._is_moving, self._state_id = False, state_id
         self._after_loss(error, may_go_on=may_go_on)
 
     def _after_loss(self, error: LostWorkerError, *, may_go_on: bool) -> None:
         self._note_loss(error)
+        self._moved_at = time.monotonic()
         self._settled.set()
         if self._routed is not None:
             self._routed.end(self.answer)
         if may_go_on:
             self._retry = asyncio.ensure_future(self._go_on(is_lost=True))
         else:
-            self.answer.fail(error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._count_loss(FAILED)
+        self.answer.fail(error)
+
+    def _count_loss(self, outcome: str) -> None:
+        """Count what came of a request whose worker was lost, once for each loss; "": its client has left."""
+        if self._has_lost_worker and outcome:
+            self._routes.crashes.outcomes[outcome] += 1
+        self._has_lost_worker = False
 
     def _note_loss(self, error: LostWorkerError) -> None:
         """Have the loss of the worker counted as soon as its cause is known."""
+        self._has_lost_worker = True
         connection = self._connection
         if connection is None:
             return
@@ -423,12 +450,12 @@ class Failover:
         try:
             verdict = await self._verdict_with_cause() if is_lost else Verdict.FREE
             self._check(verdict)
-            await self._routes.wait_ready(RETRY_WAIT_S, self._state_id)
+            await self._wait_for_worker()
             await self._send_as(verdict)
         except LostWorkerError as error:  # before the worker accepted it; otherwise _on_lost was called
             self._after_loss(error, may_go_on=True)
         except Exception as error:  # of any kind: the reader waits for the answer
-            self.answer.fail(error)
+            self._fail(error)
 
     def _abort(self) -> None:
         self._settled.set()

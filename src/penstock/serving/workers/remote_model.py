@@ -25,9 +25,10 @@ from penstock.llm.result import Embedding, Score
 from penstock.logs import tell
 from penstock.processes.supervision import CAUSES
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.crash_tracker import CrashTracker
+from penstock.serving.workers.crash_tracker import OUTCOMES, CrashTracker
 from penstock.serving.workers.failover import Failover
-from penstock.serving.workers.messages import sampling_to, stats_from, stats_to
+from penstock.serving.workers.messages import sampling_to
+from penstock.serving.workers.past_stats import PastStats
 from penstock.serving.workers.worker_config import WorkerConfig, WorkerModelOptions
 from penstock.serving.workers.worker_group import Launcher, WorkerGroup
 from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles, of_role, role_for, takes_over, warn_of_roles
@@ -49,7 +50,6 @@ __all__ = ["RemoteBackend"]
 
 _EMPTY_S: Final = 20.0
 """Limit on the time that a worker's requests take to move or end before another request runs alone there."""
-_GAUGES: Final = ("num_running", "num_waiting", "num_pages", "num_held_pages", "num_named_pages")
 
 
 class RemoteBackend:
@@ -87,8 +87,7 @@ class RemoteBackend:
         self._num_waiting = 0
         self._changed = asyncio.Event()
         self._deaths: Counter[str] = Counter()
-        self._past_stats: dict[str, pb.Stats] = {}
-        self._known: dict[str, WorkerConnection] = {}
+        self._past = PastStats()
         self._update_lock = asyncio.Lock()
         self._error = ""
         self.on_change: Callable[[], None] = lambda: None
@@ -289,17 +288,9 @@ class RemoteBackend:
             await asyncio.to_thread(tokenizer.close)
 
     def _on_change(self) -> None:
-        connections = {connection.name: connection for connection in self._all_connections}
-        for name, connection in self._known.items():
-            if name not in connections and connection.stats is not None:
-                for gauge in _GAUGES:
-                    connection.stats.numbers.pop(gauge, None)
-                self._past_stats[name] = connection.stats
-        if len(self._past_stats) > 1:
-            total = stats_from(self._past_stats.values())
-            self._past_stats = {"": stats_to(total)}
-        self._known = connections
-        for connection in connections.values():
+        connections = self._all_connections
+        self._past.note(connections)
+        for connection in connections:
             connection.on_change = self._on_connection_change
         self._on_connection_change()
 
@@ -438,6 +429,14 @@ class RemoteBackend:
             for connection in self._with_state(state_id)
         )
 
+    def may_go_on(self, state_id: str) -> bool:
+        """Return True if a worker with this id, not "", accepts requests or is started in place of a lost one."""
+        group = self._group
+        if not state_id or self._is_draining or group is None:
+            return False
+        is_started = state_id == group.state_id and not group.is_failing
+        return is_started or any(one.state_id == state_id for one in self._connections)
+
     def _with_state(self, state_id: str) -> list[WorkerConnection]:
         """Return the ready workers with this id that are not kept for a request that runs alone."""
         return [one for one in self._connections if not one.is_reserved and state_id in ("", one.state_id)]
@@ -449,9 +448,9 @@ class RemoteBackend:
         return bool(connections) and all(connection.is_reserved for connection in connections)
 
     @asynccontextmanager
-    async def reserve(self, *, waits: bool) -> AsyncIterator[WorkerConnection | None]:
+    async def reserve(self, *, waits: bool, state_id: str = "") -> AsyncIterator[WorkerConnection | None]:
         """Keep one worker for a request that runs alone; see ``WorkerRoutes.reserve``."""
-        connection = min(self._with_state(""), key=lambda one: (not one.is_fresh, one.num_open), default=None)
+        connection = min(self._with_state(state_id), key=lambda one: (not one.is_fresh, one.num_open), default=None)
         if connection is None:
             raise self._loaded.unavailable(self.name)
         if connection.num_open and not waits:
@@ -475,14 +474,15 @@ class RemoteBackend:
     async def wait_ready(self, seconds: float, state_id: str = "") -> None:
         """Wait until a worker accepts requests; with ``state_id`` one of that id.
 
-        Raises UnavailableError on timeout, and at once if the workers crash again and again.
+        Raises UnavailableError on timeout, and at once if the workers crash again and again or none can get that id.
         """
         end = asyncio.get_running_loop().time() + seconds
         self._num_waiting += 1
         try:
             while not self._with_state(state_id):
                 remaining_s = end - asyncio.get_running_loop().time()
-                if self._is_draining or self._group is None or self._group.is_failing or remaining_s <= 0:
+                is_hopeless = self._is_draining or self._group is None or self._group.is_failing
+                if is_hopeless or remaining_s <= 0 or (state_id and not self.may_go_on(state_id)):
                     self.choose(state_id=state_id)
                 if self._scaling is not None:
                     self._scaling.look()
@@ -581,12 +581,15 @@ class RemoteBackend:
 
     def figures(self) -> EngineStats | None:
         """Return the sums of the last counters of all workers, including past ones; None before the first heartbeat."""
-        stats = [connection.stats for connection in self._all_connections if connection.stats is not None]
-        return stats_from([*stats, *self._past_stats.values()]) if stats or self._past_stats else None
+        return self._past.total(self._all_connections)
 
     def deaths(self) -> dict[str, int]:
         """Return how many workers ended without being told to, by cause.  Each one is replaced."""
         return {cause: self._deaths[cause] for cause in CAUSES}
+
+    def lost_requests(self) -> dict[str, int]:
+        """Return how many requests lost their worker, by what came of them; see ``Backend.lost_requests``."""
+        return {outcome: self.crashes.outcomes[outcome] for outcome in OUTCOMES}
 
     def plans(self) -> list[pb.Plan]:
         """Return the memory plan of each ready worker."""

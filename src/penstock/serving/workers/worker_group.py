@@ -74,6 +74,8 @@ class WorkerGroup:
         self.tokenizer: Tokenizer | None = None
         self.weights_id = ""
         """The identity of the weights: equal for equal bundles, empty for a checkpoint folder."""
+        self.state_id = ""
+        """The id of the answers with which the next worker can go on: that of the last one that became ready."""
         self.max_open = 0
         """The number of requests that may be open in a worker; 0 before the first one is ready."""
         self._launcher = launcher
@@ -274,7 +276,7 @@ class WorkerGroup:
     def _describe(self, connection: WorkerConnection) -> None:
         """Keep the first worker's description of the model, unless a later one opened another file at the same path."""
         card, previous = connection.card, self.card
-        self.max_open = connection.max_open
+        self.max_open, self.state_id = connection.max_open, connection.state_id
         if card is None or (
             previous is not None
             and replace(card, created=previous.created) == previous
