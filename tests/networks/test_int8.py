@@ -17,15 +17,16 @@ import penstock
 from penstock import lite
 from penstock.cli.models import inspect, quantize
 from penstock.cli.parser import CommandParser
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import read_graph
-from penstock.graph.ir import Graph
+from penstock.graph.ir import DType, Graph
 from penstock.networks.int8.judge import output_errors
 from penstock.networks.int8.quantize import Int8Options, Int8Report, quantize_network
 from penstock.networks.int8.ranges import METHODS, Range
 from penstock.networks.int8.stored import StoredNetwork
 from penstock.networks.predictor import open_predictor
 from tests.support.errors import raises
+from tests.support.general_graphs import NetworkBuilder
 from tests.support.int8_reference import reference_outputs
 
 
@@ -160,6 +161,26 @@ def test_ranges_clip_outliers() -> None:
     assert other.is_signed
     assert other.scale("minmax") == pytest.approx(100 / 127)
     assert other.counts.sum() == 200_000
+
+
+@pytest.mark.parametrize("source", ["x", "cast", "joined", "moved"])
+def test_int8_that_no_node_rounded_is_refused(source: str, tmp_path: Path) -> None:
+    """Other integers than -127 to 127, or 0 to 127 of u8, would give numbers that depend on the processor."""
+    b = NetworkBuilder()
+    x, floats = b.input("x", "2,8", DType.I8), b.input("floats", "2,8")
+    own = b.node("requantize", [floats], "own", out_dtype=DType.I8, x_scale=0.0, y_scale=0.2, dtype="i8")
+    b.node("cast", [floats], "cast", out_dtype=DType.I8, dtype="i8")
+    b.node("concat", [own, x, *[None] * 6], "joined", out_dtype=DType.I8, axis=0)
+    b.node("permute", [own], "moved", out_dtype=DType.I8, order="1,0")
+    y = b.node("requantize", [source], "y", x_scale=0.1, y_scale=0.0, dtype="f32")
+    b.output(y, {"joined": "4,8", "moved": "8,2"}.get(source, "2,8"))
+    path = b.write(tmp_path / "net.psm", patch=lambda graph: None)
+    if source == "moved":
+        with open_predictor(path, threads=1) as predictor:
+            assert predictor.run([np.ones((2, 8), np.int8), np.ones((2, 8), np.float32)])[0].shape == (8, 2)
+        return
+    with raises(InvalidFileError, match=rf"requantize y\): inputs\[0\].*\({source}\)"):
+        open_predictor(path, threads=1)
 
 
 def test_errors_are_of_rows() -> None:
