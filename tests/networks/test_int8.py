@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,26 @@ def test_ranges_clip_outliers() -> None:
     assert other.is_signed
     assert other.scale("minmax") == pytest.approx(100 / 127)
     assert other.counts.sum() == 200_000
+
+
+def test_weights_may_have_the_names_of_int8_ones(folder: Path, tmp_path: Path) -> None:
+    network = StoredNetwork.open(folder / "net.psm")
+    first, second = [node.inputs[1] for node in network.graph.nodes if node.op in ("conv", "linear")][-2:]
+    old, new = second.name, f"{first.name}.int8"
+    network.graph.weights[new] = dataclasses.replace(network.graph.weights.pop(old), name=new)
+    network.weights[new] = network.weights.pop(old)
+    for node in network.graph.nodes:
+        node.inputs = [dataclasses.replace(o, name=new) if o == second else o for o in node.inputs]
+    network.write(tmp_path / "net.psm")
+    for name in ("net.psm", "same.psm"):
+        source = tmp_path / "net.psm" if name == "net.psm" else folder / "net.psm"
+        quantize_network(source, tmp_path / f"int8-{name}", folder / "samples", Int8Options(threads=1))
+    x = np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
+    outputs = []
+    for name in ("net.psm", "same.psm"):
+        with open_predictor(tmp_path / f"int8-{name}", threads=1) as predictor:
+            outputs.append(predictor.run([x])[0].tobytes())
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize("source", ["x", "cast", "joined", "moved"])
