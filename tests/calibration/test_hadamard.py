@@ -82,7 +82,9 @@ def test_a_head_may_have_any_name(tmp_path: Path, scheme: str) -> None:
     algorithm = RoundToNearest(RoundToNearestConfig(scheme=scheme))
     algorithm.apply(penstock.load_network(tmp_path / "model"))
     algorithm.save(tmp_path / "rounded")
-    quantize_checkpoint(open_mapped(tmp_path / "model"), tmp_path / "floats", scheme)  # the embeddings, and so the head, stay floats
+    quantize_checkpoint(
+        open_mapped(tmp_path / "model"), tmp_path / "floats", scheme
+    )  # the embeddings, and so the head, stay floats
     schemes = {}
     for name in ("model", "unpacked", "rounded", "floats"):
         own = scheme if name == "model" else None
