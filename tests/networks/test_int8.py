@@ -204,6 +204,25 @@ def test_int8_that_no_node_rounded_is_refused(source: str, tmp_path: Path) -> No
         open_predictor(path, threads=1)
 
 
+def test_the_default_range_has_the_least_error() -> None:
+    """Compared with rounding by each method; few values are not clipped."""
+    rng = np.random.default_rng(0)
+    for numbers in (
+        rng.standard_normal(300), rng.standard_normal(200_000), rng.standard_t(2, 50_000), rng.uniform(0, 1, 30_000),
+        np.r_[rng.standard_normal(100_000), 80.0], np.full(40, 3.0), np.zeros(9),
+    ):  # fmt: skip
+        x = numbers.astype(np.float32)
+        own = Range()
+        own.see(x)
+        own.count(x)
+        errors = {}
+        for method in METHODS:
+            scale = own.scale(method)
+            errors[method] = float(np.square(x - scale * np.clip(np.rint(x / scale), -127, 127)).sum())
+        least = min(errors.values()) if x.size > 10_000 else errors["minmax"]
+        assert errors["mse"] <= 1.01 * least, errors
+
+
 def test_errors_are_of_rows() -> None:
     x = np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 0.0]], np.float32)
     y = np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 5.0]], np.float32)
