@@ -83,9 +83,9 @@ def _read(stored: StoredTensors, weight: str, scale: str, tensor_scale: str, is_
     scales = stored.read(scale)
     if scales.size and int(scales.max()) >= _SCALE_BITS:
         raise stored.error(scale, "values", "numbers without a sign", "a negative number or NaN")
-    own = stored.read_scales(tensor_scale).reshape(())
+    own = np.float32(stored.read_scales(tensor_scale).reshape(())[()])
     with np.errstate(divide="ignore", over="ignore"):
-        factor = np.float32(1) / own if is_divisor else np.float32(own)
+        factor = np.float32(1 / own) if is_divisor else own
     if not np.isfinite(own) or not abs(factor) <= _LARGEST_FACTOR or 0 < abs(factor) < _LEAST_NORMAL:
         least, most = (1 / _LARGEST_FACTOR, 1 / _LEAST_NORMAL) if is_divisor else (_LEAST_NORMAL, _LARGEST_FACTOR)
         zero = "" if is_divisor else "0 or "
