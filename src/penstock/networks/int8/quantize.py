@@ -37,7 +37,8 @@ class Int8Options:
 
     ``ranges``: "mse" (the least squared error of rounding and clipping), "minmax", "percentile" (99.99 % of the
     magnitudes) or "kl".  ``keep``: patterns of the names of nodes that stay float32.  ``max_error``: the largest
-    relative error of an output, of root mean squares; nodes that add most to it stay float32 until it holds.  None: any.
+    relative error of an output, of root mean squares; nodes that add most to it stay float32 until it holds.
+    None: any.
     """
 
     ranges: str = "mse"
