@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
+import penstock
 from benchmarks.plant_outliers import plant_outliers
 from penstock.calibration.auto import methods_for
 from penstock.calibration.budget import Budget
@@ -15,12 +17,15 @@ from penstock.calibration.mixed import MixedOptions, quantize_mixed
 from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
+from penstock.core.native import Model
 from penstock.errors import UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.graph.passes.assign_scheme import rotated_weights
 from penstock.graph.unpack_bundle import unpack_bundle
 from penstock.llm.llm import LLM
+from penstock.models.mapped import open_mapped
+from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
 from penstock.quant.scheme import find_scheme
 from tests.support.command import FOLDER
 from tests.support.errors import raises
@@ -57,14 +62,41 @@ def test_folders_and_bundles_have_the_same_weights(tmp_path: Path, scheme: str) 
     assert logits(tmp_path / "again.psm").tobytes() == logits(tmp_path / "a.psm").tobytes()
 
 
-def test_a_head_with_another_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_no_name_tells_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_tiny_llama(tmp_path / "model")
-    monkeypatch.setattr("penstock.checkpoint.quantize.HEAD_NAME", "model.layers.0.mlp.up_proj.weight")
+    for module in ("penstock.checkpoint.quantize", "penstock.quant.mixed_schemes"):
+        monkeypatch.setattr(f"{module}.is_head", lambda name: False)
     quantize_checkpoint(source, tmp_path / "out", "w8a8_h32")
-    monkeypatch.undo()
-    monkeypatch.setattr("penstock.checkpoint.folder.is_head", lambda name: name.endswith("layers.0.mlp.up_proj.weight"))
     with raises(UnsupportedError, param="scheme"):
         export_bundle(tmp_path / "out", tmp_path / "out.psm")
+
+
+@pytest.mark.parametrize("scheme", ["w8a8_h32", "w4a8_h32"])
+def test_a_head_may_have_any_name(tmp_path: Path, scheme: str) -> None:
+    """An encoder's head is its word embeddings, whose name does not tell that they are a head."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=90, max_position_embeddings=64, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "model")
+    export_bundle(tmp_path / "model", tmp_path / "a.psm", scheme=scheme)
+    unpack_bundle(tmp_path / "a.psm", tmp_path / "unpacked")
+    algorithm = RoundToNearest(RoundToNearestConfig(scheme=scheme))
+    algorithm.apply(penstock.load_network(tmp_path / "model"))
+    algorithm.save(tmp_path / "rounded")
+    quantize_checkpoint(
+        open_mapped(tmp_path / "model"), tmp_path / "floats", scheme
+    )  # the embeddings, and so the head, stay floats
+    schemes = {}
+    for name in ("model", "unpacked", "rounded", "floats"):
+        own = scheme if name == "model" else None
+        export_bundle(tmp_path / name, tmp_path / f"{name}.psm", scheme=own)
+        graph = read_graph(tmp_path / f"{name}.psm")[0]
+        schemes[name] = [node.attrs["scheme"] for node in graph.nodes if node.op == "linear"]
+        assert scheme in schemes[name]
+        with Model.open(tmp_path / f"{name}.psm") as model:
+            schemes[f"{name} bytes"] = bytes(model.segment("weights") or b"")
+    assert schemes["unpacked"] == schemes["rounded"] == schemes["model"]
+    assert schemes["unpacked bytes"] == schemes["rounded bytes"] == schemes["model bytes"]
+    assert schemes["floats"] == ["f32" if own == "w8a8" else own for own in schemes["model"]]
 
 
 @pytest.mark.parametrize("method", ["gptq", "imatrix", "smooth+gptq", "awq"])

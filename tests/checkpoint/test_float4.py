@@ -107,7 +107,11 @@ def test_the_settings_of_modelopt_may_lie_in_their_own_file(tmp_path: Path) -> N
         (NVFP4, float4_layer, {"weight_scale": torch.zeros(32, 3, dtype=torch.float8_e4m3fn)}, "shape"),
         (NVFP4, float4_layer, {"weight_scale": torch.full((32, 16), -1.0).to(torch.float8_e4m3fn)}, "values"),
         (NVFP4, float4_layer, {"weight_scale_2": torch.tensor([torch.inf])}, "values"),
-        (FLOAT4, partial(float4_layer, divisor=True), {"weight_global_scale": torch.zeros(1)}, "values"),
+        *((NVFP4, float4_layer, {"weight_scale_2": torch.tensor([number])}, "values") for number in (1e-42, 1e36)),
+        *(
+            (FLOAT4, partial(float4_layer, divisor=True), {"weight_global_scale": torch.tensor([number])}, "values")
+            for number in (0.0, 1e-42, 3e38, torch.nan)
+        ),
         (BITNET | {"use_rms_norm": True}, ternary_layer, {}, "use_rms_norm"),
         (BITNET | {"linear_class": "other"}, ternary_layer, {}, "linear_class"),
         (BITNET, ternary_layer, {"weight_scale": torch.ones(2)}, "shape"),

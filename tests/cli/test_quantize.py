@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.calibration import rotate
+from penstock.cli.models import quantize
+from penstock.cli.parser import CommandParser
+from penstock.errors import PenstockError
 from tests.support.command import FOLDER
+from tests.support.errors import raises
 from tests.support.tiny_llama import write_tiny_llama
 
 
@@ -91,4 +96,34 @@ def test_wrong_budgets_are_refused(penstock_inline, tmp_path: Path, options: tup
     done = penstock_inline("quantize", FOLDER, tmp_path / "out", "--scheme", "w4a8", *options)
     assert done.returncode in (1, 2)
     assert word in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (("--method", "gptq", "--calibration", "{}/none.txt"), None),
+        (("--method", "gptq", "--calibration-tokens", "3"), "calibration_tokens"),
+        (("--method", "imatrix", "--imatrix-out", "{}/none/own.gguf"), "imatrix_out"),
+        (("--method", "auto", "--calibration", "{}/none.txt"), None),
+        (("--method", "auto", "--imatrix-out", "{}/own.gguf"), "imatrix_out"),
+        (("--budget", "many"), "budget"),
+        (("--budget", "5bits", "--calibration", "{}/none.txt"), None),
+        (("--budget", "5bits", "--plot", "{}/none/plot.svg"), "plot"),
+        (("--budget", "5bits", "--calibration-tokens", "3"), "calibration_tokens"),
+        (("--budget", "5bits", "--levels", "w8a8,w4a8"), "levels"),
+    ],
+)
+def test_options_are_checked_before_rotating(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], param: str | None
+) -> None:
+    monkeypatch.setattr(rotate, "rotate_checkpoint", lambda *args: pytest.fail("the rotation began"))
+    parser = CommandParser()
+    quantize.add_parser(parser.add_subparsers())
+    own = [option.format(tmp_path) for option in options]
+    args = parser.parse_args(
+        ["quantize", str(FOLDER), str(tmp_path / "out"), "--scheme", "w4a8", "--rotate", "r1", *own]
+    )
+    with raises(PenstockError, param=param):
+        quantize.run(args)
     assert list(tmp_path.iterdir()) == []

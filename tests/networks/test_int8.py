@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,16 @@ import penstock
 from penstock import lite
 from penstock.cli.models import inspect, quantize
 from penstock.cli.parser import CommandParser
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import read_graph
-from penstock.graph.ir import Graph
+from penstock.graph.ir import DType, Graph
 from penstock.networks.int8.judge import output_errors
 from penstock.networks.int8.quantize import Int8Options, Int8Report, quantize_network
 from penstock.networks.int8.ranges import METHODS, Range
 from penstock.networks.int8.stored import StoredNetwork
 from penstock.networks.predictor import open_predictor
 from tests.support.errors import raises
+from tests.support.general_graphs import NetworkBuilder
 from tests.support.int8_reference import reference_outputs
 
 
@@ -160,6 +162,65 @@ def test_ranges_clip_outliers() -> None:
     assert other.is_signed
     assert other.scale("minmax") == pytest.approx(100 / 127)
     assert other.counts.sum() == 200_000
+
+
+def test_weights_may_have_the_names_of_int8_ones(folder: Path, tmp_path: Path) -> None:
+    network = StoredNetwork.open(folder / "net.psm")
+    first, second = [node.inputs[1] for node in network.graph.nodes if node.op in ("conv", "linear")][-2:]
+    old, new = second.name, f"{first.name}.int8"
+    network.graph.weights[new] = dataclasses.replace(network.graph.weights.pop(old), name=new)
+    network.weights[new] = network.weights.pop(old)
+    for node in network.graph.nodes:
+        node.inputs = [dataclasses.replace(o, name=new) if o == second else o for o in node.inputs]
+    network.write(tmp_path / "net.psm")
+    for name in ("net.psm", "same.psm"):
+        source = tmp_path / "net.psm" if name == "net.psm" else folder / "net.psm"
+        quantize_network(source, tmp_path / f"int8-{name}", folder / "samples", Int8Options(threads=1))
+    x = np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
+    outputs = []
+    for name in ("net.psm", "same.psm"):
+        with open_predictor(tmp_path / f"int8-{name}", threads=1) as predictor:
+            outputs.append(predictor.run([x])[0].tobytes())
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("source", ["x", "cast", "joined", "moved"])
+def test_int8_that_no_node_rounded_is_refused(source: str, tmp_path: Path) -> None:
+    """Other integers than -127 to 127, or 0 to 127 of u8, would give numbers that depend on the processor."""
+    b = NetworkBuilder()
+    x, floats = b.input("x", "2,8", DType.I8), b.input("floats", "2,8")
+    own = b.node("requantize", [floats], "own", out_dtype=DType.I8, x_scale=0.0, y_scale=0.2, dtype="i8")
+    b.node("cast", [floats], "cast", out_dtype=DType.I8, dtype="i8")
+    b.node("concat", [own, x, *[None] * 6], "joined", out_dtype=DType.I8, axis=0)
+    b.node("permute", [own], "moved", out_dtype=DType.I8, order="1,0")
+    y = b.node("requantize", [source], "y", x_scale=0.1, y_scale=0.0, dtype="f32")
+    b.output(y, {"joined": "4,8", "moved": "8,2"}.get(source, "2,8"))
+    path = b.write(tmp_path / "net.psm", patch=lambda graph: None)
+    if source == "moved":
+        with open_predictor(path, threads=1) as predictor:
+            assert predictor.run([np.ones((2, 8), np.int8), np.ones((2, 8), np.float32)])[0].shape == (8, 2)
+        return
+    with raises(InvalidFileError, match=rf"requantize y\): inputs\[0\].*\({source}\)"):
+        open_predictor(path, threads=1)
+
+
+def test_the_default_range_has_the_least_error() -> None:
+    """Compared with rounding by each method; few values are not clipped."""
+    rng = np.random.default_rng(0)
+    for numbers in (
+        rng.standard_normal(300), rng.standard_normal(200_000), rng.standard_t(2, 50_000), rng.uniform(0, 1, 30_000),
+        np.r_[rng.standard_normal(100_000), 80.0], np.full(40, 3.0), np.zeros(9),
+    ):  # fmt: skip
+        x = numbers.astype(np.float32)
+        own = Range()
+        own.see(x)
+        own.count(x)
+        errors = {}
+        for method in METHODS:
+            scale = own.scale(method)
+            errors[method] = float(np.square(x - scale * np.clip(np.rint(x / scale), -127, 127)).sum())
+        least = min(errors.values()) if x.size > 10_000 else errors["minmax"]
+        assert errors["mse"] <= 1.01 * least, errors
 
 
 def test_errors_are_of_rows() -> None:

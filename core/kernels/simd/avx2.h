@@ -228,8 +228,9 @@ struct Int8Dot {
   using Weight = I16;
   static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
   static PS_INLINE Weight load(const uint8_t* p) { return i_load(p); }
-  static PS_INLINE __m256i products(__m256i w, __m256i x, __m256i magnitude) {
-    return kSigned ? _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(w, x)) : _mm256_maddubs_epi16(x, w);
+  // The magnitudes are those of weights, which may be -128; no value of x is.
+  static PS_INLINE __m256i products(__m256i w, __m256i x) {
+    return kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(x, w);
   }
   static PS_INLINE I16 add(I16 acc, __m256i a, __m256i b) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -238,14 +239,13 @@ struct Int8Dot {
     return acc;
   }
   static PS_INLINE I16 dot(I16 acc, const Weight& w, const int8_t* x) {
-    const __m256i q = four_bytes(x), m = kSigned ? _mm256_abs_epi8(q) : q;
-    return add(acc, products(w.a, q, m), products(w.b, q, m));
+    const __m256i q = four_bytes(x);
+    return add(acc, products(w.a, q), products(w.b, q));
   }
   static PS_INLINE I16 dot_pair(I16 acc, const Weight& w, const Weight& next, const int8_t* x) {
     const __m256i q = four_bytes(x), r = four_bytes(x + 4);
-    const __m256i m = kSigned ? _mm256_abs_epi8(q) : q, n = kSigned ? _mm256_abs_epi8(r) : r;
-    return add(acc, _mm256_add_epi16(products(w.a, q, m), products(next.a, r, n)),
-               _mm256_add_epi16(products(w.b, q, m), products(next.b, r, n)));
+    return add(acc, _mm256_add_epi16(products(w.a, q), products(next.a, r)),
+               _mm256_add_epi16(products(w.b, q), products(next.b, r)));
   }
   // Whether 127 times the magnitudes that a 16-bit lane adds of lines 2 i and 2 i + 1 fits, for all pairs of lines.
   static bool fits_pairs(const uint8_t* w, int64_t lines) {

@@ -111,6 +111,36 @@ ps_status check_operand(const Graph& graph, const Vec<uint8_t>& defined, const O
               PS_STR(graph.values[operand.index].name));
 }
 
+constexpr uint8_t kDefined = 1, kRounded = 2;  // kRounded: defined, and within the range of int8 convolutions
+
+bool moves_values(int32_t op) {
+  return op == OP_MAX_POOL || op == OP_CONCAT || op == OP_RESHAPE || op == OP_PERMUTE || op == OP_SLICE;
+}
+
+// i8 of -127 to 127 or u8 of 0 to 127: what conv_int8 and requantize write, and ops that only move their results.
+bool gives_rounded(const Vec<uint8_t>& defined, const Node& node) {
+  if (node.op == OP_CONV_INT8 || node.op == OP_REQUANTIZE) return true;
+  if (!moves_values(node.op)) return false;
+  for (int32_t i = 0; i < node.num_inputs; ++i) {
+    const Operand& operand = node.inputs[i];
+    if (operand.kind == OPERAND_VALUE && defined[operand.index] != kRounded) return false;
+  }
+  return true;
+}
+
+// Kernels of int8 convolutions multiply pairs in 16 bits, so each level would answer otherwise for other integers.
+ps_status check_rounded(const Graph& graph, const Vec<uint8_t>& defined, const Node& node) {
+  if (node.op != OP_CONV_INT8 && node.op != OP_REQUANTIZE) return PS_OK;
+  for (int32_t i = 0; i < node.num_inputs; ++i) {
+    const Operand& operand = node.inputs[i];
+    if (operand.kind != OPERAND_VALUE || graph.values[operand.index].dtype == PS_F32) continue;
+    if (defined[operand.index] == kRounded) continue;
+    return fail(PS_INVALID_FILE, "inputs[%d]: expected int8 from conv_int8 or requantize, got value %d (%.*s)", i,
+                operand.index, PS_STR(graph.values[operand.index].name));
+  }
+  return PS_OK;
+}
+
 ps_status validate_node(Graph* graph, Vec<uint8_t>* defined, int32_t index) {
   const Node& node = graph->nodes[index];
   if (!is_network_op(node.op)) return fail(PS_UNSUPPORTED, "an op that only language models have");
@@ -120,6 +150,8 @@ ps_status validate_node(Graph* graph, Vec<uint8_t>* defined, int32_t index) {
     in[i].kind = node.inputs[i].kind;
   }
   PS_TRY(check_operands(node.op, in, node.num_inputs));
+  PS_TRY(check_rounded(*graph, *defined, node));
+  const uint8_t kind = gives_rounded(*defined, node) ? kRounded : kDefined;
   const Signature& sig = signature(node.op);
   if (node.num_outputs != sig.num_outputs)
     return fail(PS_INVALID_FILE, "outputs: expected %d, got %d", sig.num_outputs, node.num_outputs);
@@ -129,7 +161,7 @@ ps_status validate_node(Graph* graph, Vec<uint8_t>* defined, int32_t index) {
     if ((*defined)[v])
       return fail(PS_INVALID_FILE, "outputs[%d]: value %d (%.*s) is defined twice", i, v,
                   PS_STR(graph->values[v].name));
-    (*defined)[v] = 1;
+    (*defined)[v] = kind;
     graph->values[v].producer = index;
   }
   // A reshape moves nothing: its result lies where its input does.

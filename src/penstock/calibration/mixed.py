@@ -39,7 +39,7 @@ from penstock.quant.folder import check_new_folder
 from penstock.quant.scheme import find_scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
-__all__ = ["MixedOptions", "MixedReport", "SpeedProbe", "UnitResult", "quantize_mixed"]
+__all__ = ["MixedOptions", "MixedReport", "SpeedProbe", "UnitResult", "check_mixed", "quantize_mixed"]
 
 SpeedProbe = Callable[[Path], float]
 """Returns the tokens per second of decoding with a bundle, at batch 1."""
@@ -122,17 +122,11 @@ def quantize_mixed(
     the code ``budget_unreachable``, which names the nearest value that can be reached.
     """
     start, final, source = time.monotonic(), Path(out), Path(source)
-    quantizing_scheme(scheme)
     check_new_folder(final)
     checkpoint = open_mapped(source)
-    check_float_weights(checkpoint)
-    levels = options.levels or default_levels(scheme, checkpoint.dtype)
-    _check_levels(levels, scheme, options.method, checkpoint)
+    levels = check_mixed(checkpoint, final, scheme, options)
     inputs = {**asdict(options), "levels": levels, "calibration": file_stamp(options.calibration)}
     inputs |= {"budget": None, "threads": None}  # the measurements do not depend on them
-    if options.calibration is not None:
-        check_texts(options.calibration)  # before the measurements for another file are removed
-    check_outputs(final, None)
     work = Workspace(final, inputs, checkpoint)
     judge = Judge(source, work, options.threads, progress)
     judge.prepare(options.calibration, options.num_tokens)
@@ -143,6 +137,18 @@ def quantize_mixed(
     report = mix.finish(final, schemes, predicted, options.budget, speed)
     work.remove()
     return MixedReport(**report, seconds=time.monotonic() - start)
+
+
+def check_mixed(checkpoint: Checkpoint, final: Path, scheme: str, options: MixedOptions) -> Sequence[str]:
+    """Return the levels after checking all options and the files that they name; errors of ``quantize_mixed``."""
+    quantizing_scheme(scheme)
+    check_float_weights(checkpoint)
+    levels = options.levels or default_levels(scheme, checkpoint.dtype)
+    _check_levels(levels, scheme, options.method, checkpoint)
+    if options.calibration is not None:
+        check_texts(options.calibration)
+    check_outputs(final, None)
+    return levels
 
 
 def _check_levels(levels: Sequence[str], scheme: str, method: str, checkpoint: Checkpoint) -> None:

@@ -43,7 +43,7 @@ from penstock.quant.methods.weighted import round_weighted
 from penstock.quant.scheme import Scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
-__all__ = ["METHODS", "DataOptions", "DataReport", "quantize_with_data"]
+__all__ = ["METHODS", "DataOptions", "DataReport", "check_data", "quantize_with_data"]
 
 METHODS: Final = (
     "imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq", "awq", "awq+imatrix", "awq+gptq",
@@ -108,7 +108,7 @@ def quantize_with_data(
     start = time.monotonic()
     row, final = quantizing_scheme(scheme), Path(out)
     check_new_folder(final)
-    check_outputs(final, options.imatrix_out)
+    check_data(final, options)
     checkpoint = open_mapped(source)
     check_float_weights(checkpoint)
     if options.smooth_keys:
@@ -117,15 +117,9 @@ def quantize_with_data(
     tell = progress or _ignore
     file = options.calibration
     if file is not None and is_imatrix(file):
-        if options.smooth_keys:
-            raise InvalidArgumentError(
-                f"calibration: expected texts for smooth_keys, got the importance matrix {file}", param="calibration"
-            )
-        statistics = _read_statistics(file, options, checkpoint, plan)
+        statistics = _read_statistics(file, checkpoint, plan)
         rounding = _DataRounding(statistics, _recipe(options, statistics), plan)
     else:
-        if file is not None:
-            read_texts(file)  # a mistake in it is reported before the work begins
         rounding = _calibrated(checkpoint, Path(source), final, (row, plan), options, progress)
     if options.imatrix_out is not None:
         write_imatrix(options.imatrix_out, rounding.statistics, checkpoint.config.str("model_type"))
@@ -143,14 +137,24 @@ def quantize_with_data(
     return DataReport(report, rounding.recipe, names, tuple(rounding.without_gptq), time.monotonic() - start)
 
 
-def _read_statistics(
-    file: Path, options: DataOptions, checkpoint: Checkpoint, plan: Mapping[str, Scheme]
-) -> InputStatistics:
-    """Read an importance matrix, and compare its columns with the checkpoint's."""
-    if options.method != "imatrix":
+def check_data(final: Path, options: DataOptions) -> None:
+    """Refuse files that do not exist or do not fit the method, before any work; errors of ``quantize_with_data``."""
+    check_outputs(final, options.imatrix_out)
+    file = options.calibration
+    if file is None:
+        return
+    if not is_imatrix(file):
+        read_texts(file)
+        return
+    reason = "smooth_keys" if options.smooth_keys else None if options.method == "imatrix" else options.method
+    if reason is not None:
         raise InvalidArgumentError(
-            f"calibration: expected texts for {options.method}, got the importance matrix {file}", param="calibration"
+            f"calibration: expected texts for {reason}, got the importance matrix {file}", param="calibration"
         )
+
+
+def _read_statistics(file: Path, checkpoint: Checkpoint, plan: Mapping[str, Scheme]) -> InputStatistics:
+    """Read an importance matrix, and compare its columns with the checkpoint's."""
     statistics = read_imatrix(file, checkpoint.config.str("model_type"))
     for name in plan:
         inputs, cols = statistics.weights.get(name), checkpoint.tensors[name].shape[1]

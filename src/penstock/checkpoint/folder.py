@@ -36,7 +36,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.file_kinds import is_bundle, is_gguf, refuse_mindspore
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.folder import QUANTIZED_VERSION
-from penstock.quant.mixed_schemes import MIXED_VERSION, is_head, mixed_schemes
+from penstock.quant.mixed_schemes import MIXED_VERSION, mixed_schemes, named_scheme
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
 __all__ = ["Checkpoint", "FileStamp", "TensorInfo", "WeightFile", "stored_dtype"]
@@ -339,9 +339,10 @@ class Checkpoint:
         the other way round: that of a head under a name that ``plan_weights`` does not know.  UnsupportedError."""
         if self.scheme is None or self.mixed_schemes is not None or not self.is_quantized(name):
             return
-        if find_scheme(self.scheme).hadamard and rotated == is_head(name):
+        base = find_scheme(self.scheme)
+        if find_scheme(named_scheme(base, name, self.tensors[name].dtype)).hadamard != rotated:
             raise UnsupportedError(
-                f"{self.folder}: scheme: expected {find_scheme(self.scheme).plain}, because {show(name)} is the output "
+                f"{self.folder}: scheme: expected {base.plain}, because {show(name)} is the output "
                 f"head of this network, got {self.scheme}",
                 param="scheme",
             )

@@ -22,7 +22,7 @@ from penstock.core.native import Context, QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
 from penstock.quant.matrix import quantize_rows
-from penstock.quant.mixed_schemes import HEAD_NAME, TOKEN_TABLES
+from penstock.quant.mixed_schemes import HEADS, TOKEN_TABLES, is_head
 from penstock.quant.ptq_config import check_blacklist, is_listed
 from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
@@ -70,7 +70,7 @@ def plan_weights(checkpoint: Checkpoint, scheme: Scheme, blacklist: Sequence[str
     string of ``blacklist`` keeps its floats; InvalidArgumentError if that are only some of the experts of a layer.
     """
     head = find_scheme(scheme.head)
-    tied = checkpoint.config.bool("tie_word_embeddings", HEAD_NAME not in checkpoint.tensors)
+    tied = checkpoint.config.bool("tie_word_embeddings", not _has_head(checkpoint))
     plan = {}
     for name, info in checkpoint.tensors.items():
         if len(info.shape) != 2 or info.dtype not in FLOATS or not name.endswith(".weight") or 0 in info.shape:
@@ -82,9 +82,19 @@ def plan_weights(checkpoint: Checkpoint, scheme: Scheme, blacklist: Sequence[str
             continue
         if layer in FLOAT_LAYERS or parent == "router":
             continue
-        plan[name] = head if name == HEAD_NAME else scheme
+        plan[name] = head if is_head(name) else scheme
     check_blacklist(plan, blacklist)
     return {name: scheme for name, scheme in plan.items() if not is_listed(name, blacklist)}
+
+
+def _has_head(checkpoint: Checkpoint) -> bool:
+    return any(name in checkpoint.tensors for name in HEADS)
+
+
+def _has_float_head(checkpoint: Checkpoint, plan: Mapping[str, Scheme]) -> bool:
+    """Return True if an embedding that the plan leaves in floats may be the output head, as in encoders."""
+    tables = [name for name in checkpoint.tensors if name.endswith("word_embeddings.weight") and name not in plan]
+    return bool(tables) and not _has_head(checkpoint)
 
 
 def _entries(checkpoint: Checkpoint, plan: dict[str, Scheme], names: list[str]) -> list[TensorEntry]:
@@ -140,7 +150,7 @@ def quantize_checkpoint(
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
     check_float_weights(checkpoint)
     plan = plan_weights(checkpoint, scheme_row, blacklist)
-    keeps_floats = len(plan) < len(plan_weights(checkpoint, scheme_row))
+    keeps_floats = len(plan) < len(plan_weights(checkpoint, scheme_row)) or _has_float_head(checkpoint, plan)
     redundant = checkpoint.redundant_names()
     names = [name for name in checkpoint.tensors if name not in redundant]
     total = sum(checkpoint.tensors[name].num_bytes for name in names)

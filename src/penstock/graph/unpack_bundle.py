@@ -33,7 +33,7 @@ _FLOATS: Final = {
     Layout.ROWS_F32: "f32", Layout.T16_F32: "f32", Layout.ROWS_F16: "f16", Layout.T16_F16: "f16",
     Layout.ROWS_BF16: "bf16", Layout.T16_BF16: "bf16",
 }  # fmt: skip
-_COMPUTED: Final = ".rotary_emb.inv_freq"
+_COMPUTED: Final = ("rotary_emb.inv_freq", "attention.slopes")
 """The network computes these; no checkpoint needs them."""
 _PIECE_VALUES: Final = 1 << 22
 
@@ -59,7 +59,10 @@ def unpack_bundle(path: Path, out: Path) -> None:
                 "a GGUF file. Use that file."
             )
         if scheme.quantized and not config.has("quantization_config"):
-            sides["config.json"] = quantized_config(config.values, scheme.name, unpacker.table_dtype)
+            schemes = _tensor_schemes(graph)
+            sides["config.json"] = quantized_config(
+                config.values, scheme.name, unpacker.table_dtype, schemes=schemes
+            )  # fmt: skip
         elif OWN_NAMES in graph.properties:  # the folder has the parameters, not the tensors that they came from
             sides["config.json"] = (json.dumps(config.values | {OWN_NAMES: True}, indent=2) + "\n").encode()
         with new_folder(out) as folder:
@@ -130,6 +133,18 @@ class _Unpacker:
         for start, count in _runs(weight, part):
             stored = self._stored(weight)
             yield self._context.unpack_quantized(weight.layout, weight.rows, weight.cols, start, count, stored)
+
+
+def _tensor_schemes(graph: Graph) -> dict[str, str]:
+    """Return the schemes of the tensors that linears read as integers."""
+    linears = [node for node in graph.nodes if "scheme" in node.attrs]
+    schemes = {node.inputs[1].name: str(node.attrs["scheme"]) for node in linears}
+    return {
+        part.name: scheme
+        for name, scheme in schemes.items()
+        for part in graph.weights[name].parts
+        if find_scheme(scheme).quantized
+    }
 
 
 def _runs(weight: Weight, part: Part) -> Iterator[tuple[int, int]]:

@@ -17,7 +17,7 @@ from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.file_kinds import PARTIAL_SUFFIX
 from penstock.quant.matrix import group_shape, stored_values
-from penstock.quant.mixed_schemes import mixed_config
+from penstock.quant.mixed_schemes import mixed_config, other_schemes
 from penstock.quant.scheme import Scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
@@ -65,17 +65,21 @@ def quantized_config(
     kv_cache: str | None = None,
     *,
     keeps_floats: bool = False,
+    schemes: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return config.json of the quantized folder: the original's with a ``quantization_config``.
 
     ``recipe``: the method that chose the integers, and its calibration data.  ``kv_cache``: the type of keys and values
     that "auto" means for this folder; None is that of the scheme.  ``keeps_floats``: some linears keep their floats.
+    ``schemes``: those of the quantized tensors, by name; None where each has the one that follows from its name.
     """
     section = {"quant_method": "penstock", "version": QUANTIZED_VERSION, "scheme": scheme, "dtype": dtype}
     section |= {"recipe": dict(recipe)} if recipe else {}
     section |= {"kv_cache": kv_cache} if kv_cache else {}
     values = config | {"quantization_config": section}
-    return (json.dumps(mixed_config(values, scheme, {}) if keeps_floats else values, indent=2) + "\n").encode()
+    others = other_schemes(scheme, schemes or {})
+    is_mixed = keeps_floats or bool(others)
+    return (json.dumps(mixed_config(values, scheme, others) if is_mixed else values, indent=2) + "\n").encode()
 
 
 @contextlib.contextmanager

@@ -9,9 +9,17 @@ from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 from penstock.quant.scheme import SCHEMES, Scheme, default_scheme, find_scheme
 
-__all__ = ["HEAD_NAME", "MIXED_VERSION", "TOKEN_TABLES", "is_head", "mixed_config", "mixed_schemes"]
+__all__ = [
+    "HEADS", "HEAD_NAME", "MIXED_VERSION", "TOKEN_TABLES", "is_head", "mixed_config", "mixed_schemes", "named_scheme",
+    "other_schemes",
+]  # fmt: skip
 
 HEAD_NAME: Final = "lm_head.weight"
+HEADS: Final = (
+    HEAD_NAME, "language_model.lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight",
+    "lm_head.decoder.weight", "vocab_projector.weight", "decoder.weight",
+)  # fmt: skip
+"""The names that an output head has in folders."""
 TOKEN_TABLES: Final = ("embed_tokens", "shared")
 MIXED_VERSION: Final = 3
 """The version of folders with several schemes.  Programs that know only version 2 refuse them."""
@@ -37,7 +45,7 @@ def mixed_schemes(config: ConfigReader, dtypes: Mapping[str, str]) -> dict[str, 
     for name, dtype in dtypes.items():
         if dtype not in (*_STORED, *_FLOATS) or name.endswith(_GROUPS):
             continue
-        default = _default(base, name, dtype)
+        default = named_scheme(base, name, dtype)
         chosen = table.one_of(name, tuple(SCHEMES), default) if table.has(name) else default
         if not _can_have(find_scheme(chosen), dtype):
             raise InvalidFileError(
@@ -47,11 +55,25 @@ def mixed_schemes(config: ConfigReader, dtypes: Mapping[str, str]) -> dict[str, 
     return schemes
 
 
-def _default(base: Scheme, name: str, dtype: str) -> str:
+def named_scheme(base: Scheme, name: str, dtype: str) -> str:
+    """Return the scheme of a tensor of element type ``dtype`` in a folder of ``base``, as its name tells it."""
     if dtype in _FLOATS:
         return default_scheme(dtype)
     is_own = _STORED[dtype] == base.weight_bits and not is_head(name)
     return base.name if is_own else base.plain if _STORED[dtype] == base.weight_bits else base.head
+
+
+def other_schemes(base: str, schemes: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the quantized tensors whose scheme a folder of ``base`` would not give them by their names.
+
+    These are an output head under a name that ``is_head`` does not know.
+    """
+    row, stored = find_scheme(base), {bits: dtype for dtype, bits in _STORED.items()}
+    return {
+        name: scheme
+        for name, scheme in schemes.items()
+        if scheme != named_scheme(row, name, stored[find_scheme(scheme).weight_bits])
+    }
 
 
 def is_head(name: str) -> bool:
@@ -59,7 +81,7 @@ def is_head(name: str) -> bool:
 
     Its columns are never rotated.
     """
-    return name == HEAD_NAME or name.split(".")[-2:-1] in [[table] for table in TOKEN_TABLES]
+    return name in HEADS or name.split(".")[-2:-1] in [[table] for table in TOKEN_TABLES]
 
 
 def _can_have(scheme: Scheme, dtype: str) -> bool:

@@ -237,6 +237,7 @@ class RoundToNearest:
                 config.dtype() or "f32",
                 *section,
                 keeps_floats=self._keeps_floats,
+                schemes={name: scheme.name for name, scheme, _ in quantized},
             )
             (folder / "config.json").write_bytes(text)
             writer = TensorWriter(folder / "model.safetensors", entries)

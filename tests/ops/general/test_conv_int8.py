@@ -95,6 +95,25 @@ def test_sums_are_exact(
         assert y.tobytes() == rounded(expected, small, kind).tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize("channels", [4, 8])  # AVX2 takes 8 channels at once
+def test_sums_of_the_least_weights_are_exact(dtype: str, channels: int) -> None:
+    """No packer writes a weight of -128, but a file may have one."""
+    q = np.random.default_rng(1).choice(np.array([-128, -127, 127, 0], np.int8), (16, 9 * channels))
+    rows, cols = q.shape
+    tile = np.zeros(layout_bytes(layouts.T16_I8, rows, cols), np.uint8)
+    tile[:64] = np.linspace(0.01, 0.1, rows, dtype=np.float32).view(np.uint8)
+    tile[64 : 64 + q.size] = q.reshape(rows, -1, 4).transpose(1, 0, 2).reshape(-1).view(np.uint8)
+    own = CoreTensor(tile.ctypes.data, 0, (rows, cols), cols, layouts.T16_I8)
+    x = np.random.default_rng(2).choice(np.array([TYPES[dtype][1], 127, 1]), (1, 6, 6, channels))
+    x = x.astype(TYPES[dtype][0])
+    exact = sums(x, q.reshape(16, 3, 3, channels), 1, PLAIN).astype(np.float32)
+    full = PLAIN | {"out_channels": 16, "kernel": (3, 3)}
+    (y,) = run("conv_int8", [x, own, None, None], [(exact.shape, np.float32)], **full, dtype="f32")
+    scale = tile[:64].view(np.float32) * np.float32(PLAIN["x_scale"])
+    assert y.tobytes() == (exact.astype(np.float64) * scale).astype(np.float32).tobytes()
+
+
 def parts(groups: int, dtype: str) -> tuple[list[Any], Array]:
     """Return the operands of a convolution of 24 channels, and its values before the residual."""
     x, bias = integers(dtype, 2, 7, 6, 24), floats(24, seed=2)

@@ -27,6 +27,10 @@ __all__ = ["modelopt_matrices", "packed_float4_matrix"]
 
 _GROUP_LEN: Final = 16
 _SCALE_BITS: Final = 0x7F  # without a sign; all of them are NaN
+_LEAST_NORMAL: Final = float(np.finfo(np.float32).tiny)
+"""Kernels may take smaller numbers for 0."""
+_LARGEST_FACTOR: Final = float(np.finfo(np.float32).max) / (448 * 6)
+"""With a larger one, the largest value is infinite."""
 _MODELOPT_FORMS: Final = ("NVFP4", "FP8")
 
 
@@ -79,7 +83,11 @@ def _read(stored: StoredTensors, weight: str, scale: str, tensor_scale: str, is_
     scales = stored.read(scale)
     if scales.size and int(scales.max()) >= _SCALE_BITS:
         raise stored.error(scale, "values", "numbers without a sign", "a negative number or NaN")
-    factor = stored.read_scales(tensor_scale).reshape(())
-    if not np.isfinite(factor) or (is_divisor and factor == 0):
-        raise stored.error(tensor_scale, "values", "a finite number", str(factor))
-    return Float4Groups(stored.read(weight), scales, np.float32(1 / factor if is_divisor else factor))
+    own = np.float32(stored.read_scales(tensor_scale).reshape(())[()])
+    with np.errstate(divide="ignore", over="ignore"):
+        factor = np.float32(1 / own) if is_divisor else own
+    if not np.isfinite(own) or not abs(factor) <= _LARGEST_FACTOR or 0 < abs(factor) < _LEAST_NORMAL:
+        least, most = (1 / _LARGEST_FACTOR, 1 / _LEAST_NORMAL) if is_divisor else (_LEAST_NORMAL, _LARGEST_FACTOR)
+        zero = "" if is_divisor else "0 or "
+        raise stored.error(tensor_scale, "values", f"{zero}a number from {least:.3g} to {most:.3g}", str(own))
+    return Float4Groups(stored.read(weight), scales, factor)

@@ -10,16 +10,12 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from penstock.config import ConfigReader
+from penstock.quant.mixed_schemes import HEADS
 
 __all__ = ["HEADS", "find_tied", "has_only_head", "may_untie", "with_stored_head"]
 
 _LOG: Final = logging.getLogger("penstock.head")
 _KEYS: Final = ("tie_word_embeddings", "tie_embedding")
-HEADS: Final = (
-    "lm_head.weight", "language_model.lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight",
-    "lm_head.decoder.weight", "vocab_projector.weight", "decoder.weight",
-)  # fmt: skip
-"""The names that an output head has in folders."""
 _EMBEDDINGS: Final = (
     "shared.weight", "embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight",
     "embed_in.weight", "backbone.embeddings.weight",

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.models.quantize_measured import add_mixed_options, is_mixed, run_auto, run_mixed
+from penstock.cli.models.quantize_measured import add_mixed_options, is_mixed, prepare_auto, prepare_mixed
 from penstock.cli.models.quantize_network import add_network_options, is_network, run_network
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes, printable
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.calibration.quantize import DataReport
+    from penstock.calibration.quantize import DataOptions, DataReport
 
 __all__ = ["add_parser", "run"]
 
@@ -105,13 +106,23 @@ def run(args: argparse.Namespace) -> int:
     if is_network(args):
         return run_network(args)
     _check_options(args)
+    quantize = _prepared(args)
     if args.rotate is None:
-        return _quantize(args)
+        return quantize()
     from penstock.calibration.rotate import rotated_folder
 
     with rotated_folder(downloaded_path(args.checkpoint), Path(args.out), args.rotate) as folder:
         args.checkpoint = str(folder)
-        return _quantize(args)
+        return quantize()
+
+
+def _prepared(args: argparse.Namespace) -> Callable[[], int]:
+    """Check the options of the method and the files that they name; return what quantizes, which may take hours."""
+    if is_mixed(args):
+        return prepare_mixed(args)
+    if args.method == "auto":
+        return prepare_auto(args)
+    return (lambda: _round(args)) if args.method == "rtn" else _prepare_data(args)
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -132,17 +143,11 @@ def _check_options(args: argparse.Namespace) -> None:
             raise InvalidArgumentError(f"{name}: expected another --method than rtn, which uses no data", param=option)
 
 
-def _quantize(args: argparse.Namespace) -> int:
+def _round(args: argparse.Namespace) -> int:
     from penstock.checkpoint.quantize import quantize_checkpoint
     from penstock.models.mapped import open_mapped
     from penstock.runtime.build import Progress
 
-    if is_mixed(args):
-        return run_mixed(args)
-    if args.method == "auto":
-        return run_auto(args)
-    if args.method != "rtn":
-        return _run_with_data(args)
     with ProgressLine() as line:
         report = quantize_checkpoint(
             open_mapped(downloaded_path(args.checkpoint)),
@@ -157,14 +162,21 @@ def _quantize(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_with_data(args: argparse.Namespace) -> int:
-    from penstock.calibration.quantize import DataOptions, quantize_with_data
+def _prepare_data(args: argparse.Namespace) -> Callable[[], int]:
+    from penstock.calibration.quantize import DataOptions, check_data
     from penstock.calibration.texts import DEFAULT_TOKENS
 
     tokens = DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens
     file = None if args.calibration is None else Path(args.calibration)
     imatrix_out = None if args.imatrix_out is None else Path(args.imatrix_out)
     options = DataOptions(args.method, file, tokens, args.threads, imatrix_out, smooth_keys=args.smooth_keys)
+    check_data(Path(args.out), options)
+    return lambda: _run_with_data(args, options)
+
+
+def _run_with_data(args: argparse.Namespace, options: DataOptions) -> int:
+    from penstock.calibration.quantize import quantize_with_data
+
     with ProgressLine() as line:
         report = quantize_with_data(downloaded_path(args.checkpoint), args.out, args.scheme, options, line)
     _print_report(args, report)

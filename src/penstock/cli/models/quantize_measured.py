@@ -15,9 +15,10 @@ from penstock.errors import FileAccessError, InvalidArgumentError
 if TYPE_CHECKING:
     from penstock.calibration.auto import AutoReport
     from penstock.calibration.budget import Budget
-    from penstock.calibration.mixed import MixedReport
+    from penstock.calibration.mixed import MixedOptions, MixedReport
+    from penstock.calibration.quantize import DataOptions
 
-__all__ = ["add_mixed_options", "is_mixed", "run_auto", "run_mixed"]
+__all__ = ["add_mixed_options", "is_mixed", "prepare_auto", "prepare_mixed"]
 
 _BUDGETS: Final = ("budget", "max_kl", "min_speed")
 _DETAILS: Final = ("levels", "units", "plot")
@@ -93,11 +94,12 @@ def _budget(args: argparse.Namespace) -> Budget:
     return Budget(max_kl=args.max_kl) if args.max_kl is not None else parse_speed(args.min_speed)
 
 
-def run_mixed(args: argparse.Namespace) -> int:
-    """Choose schemes by measurement, and print a table of the units and the figures of the result."""
-    from penstock.calibration.mixed import MixedOptions, quantize_mixed
+def prepare_mixed(args: argparse.Namespace) -> Callable[[], int]:
+    """Check the options; return what chooses schemes by measurement, and prints the units and the figures."""
+    from penstock.calibration.mixed import MixedOptions, check_mixed
     from penstock.calibration.outputs import check_parent
     from penstock.calibration.texts import DEFAULT_TOKENS
+    from penstock.models.mapped import open_mapped
 
     options = MixedOptions(
         _budget(args),
@@ -108,8 +110,15 @@ def run_mixed(args: argparse.Namespace) -> int:
         DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens,
         args.threads,
     )
+    check_mixed(open_mapped(downloaded_path(args.checkpoint)), Path(args.out), args.scheme, options)
     if args.plot is not None:
         check_parent("plot", Path(args.plot))
+    return lambda: _run_mixed(args, options)
+
+
+def _run_mixed(args: argparse.Namespace, options: MixedOptions) -> int:
+    from penstock.calibration.mixed import quantize_mixed
+
     source = downloaded_path(args.checkpoint)
     with ProgressLine() as line:
         report = quantize_mixed(source, args.out, args.scheme, options, line, _speed_probe(args.threads))
@@ -183,9 +192,9 @@ def _plot(path: Path, name: str, report: MixedReport) -> None:
         raise FileAccessError(f"plot: {path}: {error.strerror}", param="plot") from None
 
 
-def run_auto(args: argparse.Namespace) -> int:
-    """Try the methods, keep the best, and print the figures of each."""
-    from penstock.calibration.auto import quantize_auto
+def prepare_auto(args: argparse.Namespace) -> Callable[[], int]:
+    """Check the options; return what tries the methods, keeps the best, and prints the figures of each."""
+    from penstock.calibration.judge import check_texts
     from penstock.calibration.quantize import DataOptions
     from penstock.calibration.texts import DEFAULT_TOKENS
 
@@ -197,6 +206,14 @@ def run_auto(args: argparse.Namespace) -> int:
         DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens,
         args.threads,
     )
+    if options.calibration is not None:
+        check_texts(options.calibration)
+    return lambda: _run_auto(args, options)
+
+
+def _run_auto(args: argparse.Namespace, options: DataOptions) -> int:
+    from penstock.calibration.auto import quantize_auto
+
     with ProgressLine() as line:
         report = quantize_auto(downloaded_path(args.checkpoint), args.out, args.scheme, options, line)
     print("\n".join(_auto_lines(args.out, args.scheme, report)))

@@ -35,9 +35,10 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
     add_onnx_options(group)
     group.add_argument(
         "--ranges",
-        choices=("minmax", "percentile", "kl"),
-        help="how the range of an activation follows from the samples: its largest magnitude, that of 99.99 %% of its "
-        "numbers, or the one whose int8 distribution diverges least (default: percentile)",
+        choices=("mse", "minmax", "percentile", "kl"),
+        help="how the range of an activation follows from the samples: the one with the least squared error, its "
+        "largest magnitude, that of 99.99 %% of its numbers, or the one whose int8 distribution diverges least "
+        "(default: mse)",
     )
     group.add_argument(
         "--keep",
@@ -83,7 +84,7 @@ def run_network(args: argparse.Namespace) -> int:
         )  # fmt: skip
     path = args.checkpoint
     source = read_onnx_file(path, args) if is_onnx_file(path) else downloaded_path(path)
-    options = Int8Options(args.ranges or "percentile", tuple(args.keep or ()), args.max_error, args.threads or 0)
+    options = Int8Options(args.ranges or "mse", tuple(args.keep or ()), args.max_error, args.threads or 0)
     with ProgressLine() as line:
         report = quantize_network(
             source, args.out, args.calibration, options,

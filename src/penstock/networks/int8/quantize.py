@@ -35,12 +35,13 @@ Tell = Callable[[int, int], None]
 class Int8Options:
     """How a network becomes int8.
 
-    ``ranges``: "minmax", "percentile" (99.99 % of the magnitudes) or "kl".  ``keep``: patterns of the names of nodes
-    that stay float32.  ``max_error``: the largest relative error of an output, of root mean squares; nodes that add
-    most to it stay float32 until it holds.  None: any.
+    ``ranges``: "mse" (the least squared error of rounding and clipping), "minmax", "percentile" (99.99 % of the
+    magnitudes) or "kl".  ``keep``: patterns of the names of nodes that stay float32.  ``max_error``: the largest
+    relative error of an output, of root mean squares; nodes that add most to it stay float32 until it holds.
+    None: any.
     """
 
-    ranges: str = "percentile"
+    ranges: str = "mse"
     keep: tuple[str, ...] = ()
     max_error: float | None = None
     threads: int = 0

@@ -7,6 +7,7 @@ linear takes float32, whose rows it rounds by their own largest number.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -101,6 +102,7 @@ class _Rewrite:
         self.ranges = self._merged(ranges)
         self.scales = {name: own.scale(method) for name, own in self.ranges.items()}
         self.nodes: list[Node] = []
+        self.int8_weights: dict[str, str] = {}
         self.converted: dict[tuple[str, DType], str] = {}
 
     def run(self) -> StoredNetwork:
@@ -198,11 +200,13 @@ class _Rewrite:
         self.nodes.append(node)
 
     def _int8_weight(self, weight: Weight) -> str:
-        name = f"{weight.name}.int8"
-        if name not in self.graph.weights:
+        """Return the name of a weight in int8; the first use adds it."""
+        if weight.name not in self.int8_weights:
+            name = _free_name(f"{weight.name}.int8", self.graph.weights)
             self.graph.weights[name] = Weight(name, weight.rows, weight.cols, Layout.T16_I8, ())
             self.result.weights[name] = self.weights.get(weight.name)
-        return name
+            self.int8_weights[weight.name] = name
+        return self.int8_weights[weight.name]
 
     # Conversions.
 
@@ -221,7 +225,7 @@ class _Rewrite:
         """Return the value ``name`` in another type; the first use adds the node."""
         key = (name, dtype)
         if key not in self.converted:
-            made = self._free_name(f"{name}.{dtype.name.lower()}")
+            made = _free_name(f"{name}.{dtype.name.lower()}", self.graph.values)
             self.graph.values[made] = Value(made, dtype, (), sizes=self.graph.values[name].sizes)
             self._add_requantize(name, made, dtype, scale)
             self.converted[key] = made
@@ -233,7 +237,8 @@ class _Rewrite:
         operand = [Operand("value", name)]
         self.nodes.append(Node("requantize", name, operand, [made], {**attrs, "dtype": dtype.name.lower()}))
 
-    def _free_name(self, name: str) -> str:
-        while name in self.graph.values:
-            name += "_"
-        return name
+
+def _free_name(name: str, used: Collection[str]) -> str:
+    while name in used:
+        name += "_"
+    return name
