@@ -218,6 +218,9 @@ def test_texts_of_t5_are_those_of_transformers(t5: tuple[Path, Any, Any]) -> Non
         summary = expected("the cat w3", num_beams=1, max_new_tokens=6)
         found = pipeline("summarization", llm)("the cat w3", num_beams=1, max_new_tokens=6)
         assert found == [{"summary_text": summary}]
+        words = {"min_length": 5, "bad_words_ids": [[0], [2]]}
+        text = expected("to german : the cat", num_beams=3, max_length=9, **words)
+        assert text and translate("the cat", **words) == [{"translation_text": text}]
         text = expected("w1 w2", num_beams=4, max_new_tokens=5, min_new_tokens=3)
         found = pipeline("text2text-generation", llm)("w1 w2", max_new_tokens=5, min_new_tokens=3)
         assert found == [{"generated_text": text}]

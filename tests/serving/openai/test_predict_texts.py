@@ -16,13 +16,14 @@ from tests.support.http_service import Service
 from tests.support.text_tasks import write_folder, write_t5
 
 TEXTS = ["the cat", "w3 the w4", "w5"]
-LONG = {"min_new_tokens": 3, "max_new_tokens": 7}
+SPECIAL = [[0], [2]]
+LONG = {"min_new_tokens": 3, "max_new_tokens": 7, "bad_words_ids": SPECIAL}
 CASES: dict[str, dict[str, Any]] = {
     "beams of the file": LONG,
     "more beams": LONG | {"num_beams": 5, "num_return_sequences": 2, "length_penalty": 0.5, "early_stopping": True},
-    "greedy": LONG | {"num_beams": 1, "no_repeat_ngram_size": 1, "bad_words_ids": [[7], [9, 4]]},
+    "greedy": LONG | {"num_beams": 1, "no_repeat_ngram_size": 1, "bad_words_ids": [*SPECIAL, [7], [9, 4]]},
     "sampled": LONG | {"num_beams": 1, "do_sample": True, "temperature": 2.0, "seed": 5},
-    "lengths of the decoder": {"max_length": 6, "min_length": 5},
+    "lengths of the decoder": {"max_length": 6, "min_length": 5, "bad_words_ids": SPECIAL},
 }
 
 

@@ -12,7 +12,14 @@ from penstock.llm.generate.options import OPTIONS, GenerateOptions, read_options
 from penstock.offline.infer_config import InferConfig
 from penstock.offline.text_tasks.text_task import TextTask, texts_of
 from penstock.text.tasks.options import read_cut
-from penstock.text.tasks.text_to_text import DEFAULTS, START_LEN, TextToTextOptions, TextToTextTasks, result_key
+from penstock.text.tasks.text_to_text import (
+    DEFAULTS,
+    START_LEN,
+    TextToTextOptions,
+    TextToTextTasks,
+    input_limit,
+    result_key,
+)
 
 __all__ = ["TextToText"]
 
@@ -53,11 +60,11 @@ class TextToText(TextTask[TextToTextOptions]):
 
     def run(self, inputs: list[Any], options: TextToTextOptions) -> list[Any]:
         """Return the texts of each input, one unless ``num_return_sequences`` is more."""
-        cut = read_cut(options.truncation)
-        limit = self.max_len if cut else 0
-        prompts = [self.text_ids(self.prefix + text, None, limit, cut) for text in inputs]
         given = dict(self._defaults.generate) | dict(options.generate)
         read = read_options((DEFAULTS, self._of_task, self._of_file()), given, self.llm.generation)
+        cut, answer_len = read_cut(options.truncation), read.params_of(START_LEN).max_tokens or 0
+        limit = input_limit(self.tokenizer.max_len or 0, self.llm.engine.max_len, answer_len) if cut else 0
+        prompts = [self.text_ids(self.prefix + text, None, limit, cut) for text in inputs]
         answers = self._answers(prompts, read)
         if options.return_tensors or not options.return_text:
             return [[{f"{self._key}_token_ids": ids} for ids in each] for each in answers]

@@ -21,6 +21,7 @@ from penstock.text.tasks.text_to_text import (
     TEXT_TO_TEXT,
     TextToTextOptions,
     TextToTextTasks,
+    input_limit,
     is_translation,
     result_key,
 )
@@ -78,8 +79,9 @@ async def texts_of_texts(
         "inputs",
     )
     prefix = tasks.prefix_of(task)
-    prompts = await _prompts(backend, [prefix + text for text in texts], body, options)
-    params = read.params_of(START_LEN)
+    with _named("parameters.generate_parameters."):
+        params = read.params_of(START_LEN)
+    prompts = await _prompts(backend, [prefix + text for text in texts], body, options, params.max_tokens or 0)
     request = EngineRequest(
         backend, prompts, [None] * len(prompts), params, options_of(call, body),
         beams=read.beams if read.num_beams > 1 else None,
@@ -129,7 +131,7 @@ def _generation(tokenizer: Tokenizer, tasks: TextToTextTasks, task: str, body: P
 
 
 async def _prompts(
-    backend: Backend, texts: list[str], body: PredictRequest, options: TextToTextOptions
+    backend: Backend, texts: list[str], body: PredictRequest, options: TextToTextOptions, answer_len: int
 ) -> list[list[int]]:
     """Return the token ids of texts, cut to what the model reads if the request asks for that."""
     refuse_if(
@@ -140,7 +142,7 @@ async def _prompts(
     if not cut:
         return [ids for ids, _ in await prompts_of(backend, texts, "inputs", body)]
     tokenizer, context_len = tokenizer_of(backend), backend.card.max_len
-    max_len = min(tokenizer.max_len or context_len, context_len)
+    max_len = input_limit(tokenizer.max_len or 0, context_len, answer_len)
     requests = [WindowRequest(text, max_len=max_len, cut=cut, first_only=True) for text in texts]
     windows = await call_tokenizer(tokenizer, MAX_TOKEN, windows_of, tokenizer, requests, max(_MAX_TOKENS, context_len))
     return [list(each[0].ids) for each in windows]

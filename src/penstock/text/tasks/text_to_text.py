@@ -12,7 +12,8 @@ from penstock.text.tasks.options import Options, read_cut
 from penstock.validation import refusal
 
 __all__ = [
-    "DEFAULTS", "START_LEN", "TEXT_TO_TEXT", "TextToTextOptions", "TextToTextTasks", "is_translation", "result_key",
+    "DEFAULTS", "START_LEN", "TEXT_TO_TEXT", "TextToTextOptions", "TextToTextTasks", "input_limit", "is_translation",
+    "result_key",
 ]  # fmt: skip
 
 TEXT_TO_TEXT: Final = {"text2text_generation": "generated", "summarization": "summary", "translation": "translation"}
@@ -27,6 +28,15 @@ def is_translation(name: str) -> bool:
     """Return True for a name such as ``translation_en_to_de``."""
     words = name.split("_")
     return len(words) == 4 and (words[0], words[2]) == ("translation", "to")
+
+
+def input_limit(tokenizer_len: int, context_len: int, answer_len: int) -> int:
+    """Return the most tokens of an input that is cut.
+
+    The context has room for the answer behind it, up to half of the context; ``tokenizer_len`` 0 is no limit.
+    """
+    room = max(1, context_len - START_LEN - min(answer_len, context_len // 2))
+    return min(tokenizer_len or room, room)
 
 
 def result_key(task: str) -> str:
