@@ -52,7 +52,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], list[Call]]] = {
             ("a [MASK]", {"targets": ["cat", "mat", "sat"]}),
             ("a [MASK]", {"targets": ["cat", "microsofts", "sat", "cat"], "top_k": 2}),
             ("a [MASK]", {"targets": "york", "top_k": 30}),
-            ("a [MASK]", {"top_k": 30}),
+            ("a [MASK]", {"top_k": 24}),
             ("[MASK] cat " * 30, {"tokenizer_kwargs": {"truncation": True}}),
             ("[MASK] cat " * 30, {"tokenizer_kwargs": {"max_length": 9}}),
             ("[MASK] cat", {"tokenizer_kwargs": {"max_length": 3, "truncation": "do_not_truncate"}}),
@@ -220,7 +220,8 @@ def test_texts_of_t5_are_those_of_transformers(t5: tuple[Path, Any, Any]) -> Non
         assert found == [{"summary_text": summary}]
         words = {"min_length": 5, "bad_words_ids": [[0], [2]]}
         text = expected("to german : the cat", num_beams=3, max_length=9, **words)
-        assert text and translate("the cat", **words) == [{"translation_text": text}]
+        assert text
+        assert translate("the cat", **words) == [{"translation_text": text}]
         text = expected("w1 w2", num_beams=4, max_new_tokens=5, min_new_tokens=3)
         found = pipeline("text2text-generation", llm)("w1 w2", max_new_tokens=5, min_new_tokens=3)
         assert found == [{"generated_text": text}]
