@@ -73,7 +73,7 @@ def test_answers_scores_and_embeddings_equal_the_engines() -> None:
     with LLM(DEMO) as llm:
         wanted = [llm.generate(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
         score, embedding = llm.score(PROMPTS[0], 2), llm.embed(PROMPTS[1], "last", True)
-        best = AutoModel(llm).generate([score.token_ids], num_beams=3, num_return_sequences=2, max_new_tokens=6)
+        best = AutoModel(llm).generate([score.token_ids], num_beams=3, n=2, max_new_tokens=6, do_sample=False)
         pair = sorted(((entry.logprob, entry.token_id) for entry in score.logprobs[2:4]), reverse=True)
 
     async def one(backend, result, params) -> None:
