@@ -118,9 +118,9 @@ def test_searches_and_places_round_trip() -> None:
         beams = BeamSettings(4, 0.5, early)
         assert wire.beams_from(pb.Submit(beams=wire.beams_to(beams))) == beams
     assert wire.beams_from(pb.Submit(beams=wire.beams_to(BeamSettings()))) is None
-    for fields in ({"num_beams": 129}, {"num_beams": 2, "early_stopping": "soon"}):
-        with raises(InvalidArgumentError, param=list(fields)[-1]):
-            wire.beams_from(pb.Submit(beams=pb.Beams(**fields)))
+    for num_beams, early, param in ((129, "never", "num_beams"), (2, "soon", "early_stopping")):
+        with raises(InvalidArgumentError, param=param):
+            wire.beams_from(pb.Submit(beams=pb.Beams(num_beams=num_beams, early_stopping=early)))
     for places in (Places((0, 3)), Places((2,), (5, 4))):
         assert wire.places_from(pb.Score(places=wire.places_to(places))) == places
     assert wire.places_from(pb.Score(places=wire.places_to(None))) is None
