@@ -8,10 +8,11 @@ from typing import Final, TypedDict
 
 from penstock.config import check_flag, check_integer, check_number
 from penstock.errors import DeadlineError
-from penstock.validation import refusal, set_fields, wrong_type
+from penstock.validation import optional_number, refusal, set_fields, wrong_type
 
 __all__ = [
     "PRIORITY_S",
+    "BeamSettings",
     "EngineFields",
     "EngineOptions",
     "RequestOptions",
@@ -26,6 +27,8 @@ MAX_DEADLINE_S: Final = 1e9
 MAX_SALT_CHARS: Final = 1024
 MAX_CLIENT_CHARS: Final = 64
 MAX_SESSION_CHARS: Final = 64
+MAX_BEAMS: Final = 128
+MAX_LENGTH_PENALTY: Final = 8
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,31 @@ class RequestOptions:
             message = f"deadline_s {self.deadline_s:g} has passed: a part of the request had not begun"
             raise DeadlineError(message, param="deadline_s")
         return replace(self, deadline_s=left_s)
+
+
+@dataclass(frozen=True)
+class BeamSettings:
+    """The settings of a beam search; 1 beam is none.
+
+    ``early_stopping``: True ends it when ``num_beams`` continuations are complete; False when no beam is likely to
+    become better; "never" when none can.  ``length_penalty``: scores are divided by the length to this power.
+    """
+
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        early, limit = self.early_stopping, MAX_LENGTH_PENALTY
+        if not isinstance(early, bool) and early != "never":
+            raise refusal("early_stopping", "True, False or 'never'", early)
+        penalty = optional_number("length_penalty", self.length_penalty, -limit, limit)
+        set_fields(
+            self,
+            num_beams=check_integer("num_beams", self.num_beams, 1, MAX_BEAMS),
+            length_penalty=1.0 if penalty is None else penalty,
+        )
 
 
 def check_options(options: object) -> RequestOptions:

@@ -5,16 +5,21 @@ A step computes the rows of one chunk of the prompt, and they are collected befo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.native import Sampled
+from penstock.engine.decoding.rows import log_softmax
 from penstock.engine.logprobs import TokenLogprobs, check_row, row_logprobs
+from penstock.engine.prompts import check_token_ids
+from penstock.errors import InternalError
 from penstock.runtime.program import Program
+from penstock.validation import refusal
 
-__all__ = ["PromptLogits", "PromptRows", "PromptScores"]
+__all__ = ["PlaceScores", "Places", "PromptLogits", "PromptRows", "PromptScores"]
 
 
 class PromptRows(Protocol):
@@ -81,3 +86,55 @@ class PromptLogits:
         stop = self._num_taken + len(rows)
         self.array[self._num_taken - self._first : stop - self._first] = program.logits()[rows.start : rows.stop]
         self._num_taken = stop
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions of a prompt, in order, and the only tokens that are considered there; none: all."""
+
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
+
+    def checked(self, prompt_len: int, vocab_size: int) -> Places:
+        """Return the places.  InvalidArgumentError for a position or a token that the prompt or the model lacks."""
+        positions = self.positions
+        if not positions or list(positions) != sorted(set(positions)) or not 0 <= positions[0] <= positions[-1]:
+            raise refusal("positions", "positions in order", list(positions))
+        if positions[-1] >= prompt_len:
+            raise refusal("positions", f"positions below {prompt_len}", positions[-1])
+        if self.token_ids:
+            check_token_ids(self.token_ids, vocab_size, vocab_size, 0)
+        return self
+
+
+class PlaceScores:
+    """The likeliest tokens of some positions, from the rows of these positions themselves, as a mask is filled.
+
+    ``num_top``: how many are listed, up to the tokens that are considered; probabilities are those among all tokens.
+    """
+
+    num_logprobs = -1
+
+    def __init__(self, places: Places, num_top: int) -> None:
+        self._positions = places.positions
+        self._tokens = np.array(places.token_ids, np.int64) if places.token_ids else None
+        self._num_top = max(1, num_top)
+        self.scores: list[TokenLogprobs | None] = [None]
+        self.num_taken = 0
+
+    def take(self, prompt_len: int, program: Program, sampled: Sampled, rows: range) -> None:
+        """Collect the rows of the positions among the next ones.  InternalError if a row's logits are not finite."""
+        logits, start = program.logits(), self.num_taken
+        self.num_taken += len(rows)
+        for position in self._positions:
+            if start <= position < self.num_taken:
+                self.scores.append(self._listed(logits[rows.start + position - start]))
+
+    def _listed(self, row: NDArray[np.float32]) -> TokenLogprobs:
+        if not np.isfinite(row).all():
+            raise InternalError("The model's logits are not finite: its weights are damaged.")
+        scores = log_softmax(row)
+        tokens = np.arange(len(scores)) if self._tokens is None else self._tokens
+        best = tokens[np.argsort(-scores[tokens], kind="stable")[: self._num_top]]
+        top = tuple((int(token), float(scores[token])) for token in best)
+        return TokenLogprobs(*top[0], 1, top)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from penstock.engine.logprobs import TokenLogprobs
-from penstock.engine.options import RequestOptions
+from penstock.engine.options import BeamSettings, RequestOptions
 from penstock.engine.params import SamplingParams
+from penstock.engine.prompt_logits import Places
 from penstock.engine.stats import EngineStats
 from penstock.errors import UnavailableError, UnsupportedError
 from penstock.llm.result import Embedding, Score
@@ -190,12 +191,13 @@ class Backend(Protocol):
         options: RequestOptions | None = None,
         *,
         request_id: str = "",
+        beams: BeamSettings | None = None,
     ) -> Answer:
         """Begin ``params.n`` answers to a prompt.
 
         Returns when the engine is known to have accepted the request, at the latest with its first token.  Raises the
         error if the engine refuses it.  With ``best_of`` above ``n`` the likeliest answers are chosen, and all Deltas
-        come at the end.
+        come at the end.  So they do with ``beams``: the answers are the ``n`` best ones of a beam search.
         """
 
     async def score(
@@ -205,8 +207,13 @@ class Backend(Protocol):
         options: RequestOptions | None = None,
         *,
         request_id: str = "",
+        places: Places | None = None,
     ) -> Score:
-        """Score one prompt as ``LLM.score`` does.  Cancelling the caller ends the request."""
+        """Score one prompt as ``LLM.score`` does.  Cancelling the caller ends the request.
+
+        With ``places`` the score has an entry for each of these positions after the first None, with the ``num_top``
+        likeliest tokens in the place of the position's own.
+        """
 
     async def embed(
         self,

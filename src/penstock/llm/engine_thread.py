@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.engine.capabilities import check_scoring
 from penstock.engine.logprobs import TokenLogprobs
-from penstock.engine.options import RequestOptions, check_options
+from penstock.engine.options import BeamSettings, RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
 from penstock.engine.pooling import Pooling, check_embedding
-from penstock.engine.prompt_logits import PromptScores
+from penstock.engine.prompt_logits import Places, PlaceScores, PromptScores
 from penstock.engine.request import BegunAnswer, Request, RequestStatus, to_penstock_error
 from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.llm.beams import check_beams, new_search
 from penstock.llm.result import all_finished, make_result
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class StepEvent:
 class _Open:
     """A request of the caller, which has one request of the engine for each answer.
 
-    ``indices`` are those of the answers; one that another engine has completed has no request.
+    ``indices`` are those of the answers; one that another engine has completed has no request.  Of a beam search
+    there is a request for each beam, and the first ones get the answers.
     """
 
     key: int
@@ -99,11 +101,12 @@ class _Open:
     ended: list[bool] = field(default_factory=list)
     normalize: bool = False
     has_started: bool = False
+    num_beams: int = 1
 
     @property
     def is_choice(self) -> bool:
         """True if some answers are generated to be dropped.  Then nothing is delivered before all are done."""
-        return (self.params.best_of or 0) > self.params.n
+        return (self.params.best_of or 0) > self.params.n or self.num_beams > 1
 
 
 class EngineThread:
@@ -148,12 +151,17 @@ class EngineThread:
         params: SamplingParams,
         options: RequestOptions | None = None,
         begun: Sequence[BegunAnswer] = (),
+        beams: BeamSettings | None = None,
     ) -> None:
         """Check a prompt and begin all its answers.  Raises the errors of ``LLM.stream``.
 
         ``begun``: what another engine has delivered of the answers, which go on after that.  ``params`` must then have
-        the seed with which that engine began them.
+        the seed with which that engine began them.  ``beams``: the answers are the best ones of a search, and come
+        whole.
         """
+        if beams is not None and beams.num_beams > 1:
+            self._search(key, prompt_ids, params, check_options(options), beams)
+            return
         fixed, begun_by_index = check_options(options), {one.index: one for one in begun}
         if begun and params.seed is None:
             raise InvalidArgumentError("seed: expected that of the begun answers, got none", param="seed")
@@ -171,11 +179,43 @@ class EngineThread:
             raise
         self._begin(opened)
 
-    def score(self, key: int, prompt_ids: Sequence[int], num_top: int, options: RequestOptions | None = None) -> None:
-        """Begin to score a prompt.  Its only event has ``prompt_logprobs``.  Raises the errors of ``LLM.score``."""
-        engine = self.llm.engine
+    def _search(
+        self, key: int, prompt_ids: Sequence[int], params: SamplingParams, options: RequestOptions, beams: BeamSettings
+    ) -> None:
+        """Begin a beam search: a request for each beam, which end together."""
+        check_beams(params, beams.num_beams)
+        opened = _Open(key, params, num_beams=beams.num_beams)
+
+        def samplings(sampling: ResolvedSampling) -> list[ResolvedSampling]:
+            return new_search(self.llm.engine, sampling, params.n, beams).samplings
+
+        try:
+            for index, submit in enumerate(self.llm.prepare(list(prompt_ids), params, options, hook=samplings)):
+                self._add(opened, submit(), index)
+        except BaseException:
+            self._abort_all(opened)
+            raise
+        self._begin(opened)
+
+    def score(
+        self,
+        key: int,
+        prompt_ids: Sequence[int],
+        num_top: int,
+        options: RequestOptions | None = None,
+        places: Places | None = None,
+    ) -> None:
+        """Begin to score a prompt.  Its only event has ``prompt_logprobs``.  Raises the errors of ``LLM.score``.
+
+        With ``places`` that event has None and an entry for each of these positions; see ``PlaceScores``.
+        """
+        engine, vocab_size = self.llm.engine, self.llm.info.vocab_size
         fixed = check_scoring(self.llm.info.tail, options)
-        rows = PromptScores(check_num_top(num_top, self.llm.info.vocab_size))
+        rows: PromptScores | PlaceScores
+        if places is None:
+            rows = PromptScores(check_num_top(num_top, vocab_size))
+        else:
+            rows = PlaceScores(places.checked(len(prompt_ids), vocab_size), num_top)
         opened = _Open(key, SamplingParams())
         nothing = ResolvedSampling(max_tokens=0)
         self._add(opened, engine.submit(prompt_ids, nothing, prompt_rows=rows, options=fixed))
@@ -313,7 +353,8 @@ class EngineThread:
             return []
         self._forget(opened)
         try:
-            result = make_result(opened.requests, opened.params)
+            requests = opened.requests if opened.num_beams == 1 else opened.requests[: opened.params.n]
+            result = make_result(requests, opened.params)
         except PenstockError as error:
             return [StepEvent(opened.key, error=error, is_last=True)]
         events = [

@@ -17,8 +17,9 @@ from penstock.llm.engine_thread import EngineThread, StepEvent
 from penstock.llm.result import Embedding, Score
 
 if TYPE_CHECKING:
-    from penstock.engine.options import RequestOptions
+    from penstock.engine.options import BeamSettings, RequestOptions
     from penstock.engine.params import SamplingParams
+    from penstock.engine.prompt_logits import Places
     from penstock.engine.stats import EngineStats
     from penstock.llm.backend import Backend, Models, WorkerState
     from penstock.llm.llm import LLM
@@ -139,12 +140,13 @@ class LocalBackend:
         options: RequestOptions | None = None,
         *,
         request_id: str = "",
+        beams: BeamSettings | None = None,
     ) -> EventAnswer:
         """Begin answers, as Backend defines it.  ``request_id`` is for logs and is not used here."""
         compiling = self.llm.compile_grammar(params)
         if compiling is not None:
             _grammar = await asyncio.wrap_future(compiling)  # kept until it is found again
-        return self._begin(lambda key: self._engine_thread.submit(key, prompt_ids, params, options))
+        return self._begin(lambda key: self._engine_thread.submit(key, prompt_ids, params, options, beams=beams))
 
     async def score(
         self,
@@ -153,9 +155,12 @@ class LocalBackend:
         options: RequestOptions | None = None,
         *,
         request_id: str = "",
+        places: Places | None = None,
     ) -> Score:
         """Score one prompt."""
-        async with self._begin(lambda key: self._engine_thread.score(key, prompt_ids, num_top, options)) as answer:
+        async with self._begin(
+            lambda key: self._engine_thread.score(key, prompt_ids, num_top, options, places)
+        ) as answer:
             last = await answer.whole()
         return score_of(prompt_ids, answer, last)
 

@@ -15,8 +15,9 @@ from penstock.offline.text_tasks.feature_extraction import FeatureExtraction
 from penstock.offline.text_tasks.fill_mask import FillMask
 from penstock.offline.text_tasks.question_answering import QuestionAnswering
 from penstock.offline.text_tasks.text_classification import TextClassification, ZeroShotClassification
-from penstock.offline.text_tasks.text_to_text import TEXT_TO_TEXT, TextToText, is_translation
+from penstock.offline.text_tasks.text_to_text import TextToText
 from penstock.offline.text_tasks.token_classification import TokenClassification
+from penstock.text.tasks.text_to_text import TEXT_TO_TEXT, is_translation
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["InferTask", "task_name"]

@@ -85,7 +85,8 @@ class Generation:
             try:
                 request, request_id = self._request, self._call.request_id
                 options = request.options if is_first else request.options.since(self._start)
-                return await request.backend.submit(ids, request.params, options, request_id=request_id)
+                own = {} if request.beams is None else {"beams": request.beams}
+                return await request.backend.submit(ids, request.params, options, request_id=request_id, **own)
             except QueueFullError:
                 if is_first:
                     raise

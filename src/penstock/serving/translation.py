@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import RefusalError
-from penstock.engine.options import RequestOptions
+from penstock.engine.options import BeamSettings, RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.llm.backend import tokenizer_of
 from penstock.sampling_fields import SAMPLING_FIELDS
@@ -67,7 +67,8 @@ class EngineRequest:
     """The work that a request gives to an engine: prompts with the same sampling and options.
 
     ``prompts``: token ids.  ``texts``: the text of each prompt that was sent as text and not truncated, else None.
-    ``spec``: how the answers to a conversation are read; None if their text is the content.
+    ``spec``: how the answers to a conversation are read; None if their text is the content.  ``beams``: the answers are
+    the best ones of a beam search.
     """
 
     backend: Backend
@@ -76,6 +77,7 @@ class EngineRequest:
     params: SamplingParams
     options: RequestOptions
     spec: AnswerSpec | None = None
+    beams: BeamSettings | None = None
 
 
 async def completion_request(call: Call) -> EngineRequest:

@@ -45,6 +45,9 @@ class _Backend(Protocol):
 _HINTS: Final = {"apply_chat_template": "LLM.chat", "batch_decode": "decode_each", "tokenize": "encode"}
 
 
+_TASK_FILES: Final = ("config.json", "generation_config.json")
+
+
 class Tokenizer:
     """A ``tokenizer.json``, with the special tokens and the chat template of ``tokenizer_config.json``.
 
@@ -53,6 +56,8 @@ class Tokenizer:
     The constructor starts that process, so it refuses a file that cannot be opened.  ``token_id`` always asks the
     library.  The post-processor of the file decides whether a prompt begins with the begin-of-text token, as in
     transformers.
+
+    ``task_files``: config.json and generation_config.json, which say what tasks of texts put before them.
 
     Methods raise TokenizerError for a text or for token ids that the tokenizer fails on.
     """
@@ -73,6 +78,7 @@ class Tokenizer:
         self.max_len = config.max_len
         self.chat_templates, self._template_damage = _chat_templates(files)
         self.pooling_head = read_pooling_head(files)
+        self.task_files = {name: bytes(files[name]) for name in _TASK_FILES if name in files}
         self._special_ids: dict[str, int | None] = {}
 
     @property

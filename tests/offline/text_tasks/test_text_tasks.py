@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from penstock import LLM, InferTask, pipeline
 from penstock.errors import PenstockError
@@ -19,7 +18,7 @@ from tests.support.documents import blocks
 from tests.support.encoders import LIMITS
 from tests.support.errors import raises
 from tests.support.lite_demo import ROOT
-from tests.support.text_tasks import assert_close, write_folder
+from tests.support.text_tasks import assert_close, write_folder, write_t5
 
 _LONG = "The cats microsoft zzz sat in new york. " * 6
 _TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
@@ -51,6 +50,9 @@ TASKS: dict[str, tuple[str, dict[str, Any], list[Call]]] = {
             ("the [MASK] sat on microsoft", {}),
             (["a [MASK] b", "[MASK] cat [MASK]"], {"top_k": 3}),
             ("a [MASK]", {"targets": ["cat", "mat", "sat"]}),
+            ("a [MASK]", {"targets": ["cat", "microsofts", "sat", "cat"], "top_k": 2}),
+            ("a [MASK]", {"targets": "york", "top_k": 30}),
+            ("a [MASK]", {"top_k": 24}),
             ("[MASK] cat " * 30, {"tokenizer_kwargs": {"truncation": True}}),
             ("[MASK] cat " * 30, {"tokenizer_kwargs": {"max_length": 9}}),
             ("[MASK] cat", {"tokenizer_kwargs": {"max_length": 3, "truncation": "do_not_truncate"}}),
@@ -196,24 +198,7 @@ def test_tasks_have_the_names_of_transformers() -> None:
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     folder = tmp_path_factory.mktemp("t5")
-    torch.manual_seed(0)
-    sizes = {"d_model": 80, "d_kv": 24, "d_ff": 100, "num_layers": 2, "num_heads": 3, "vocab_size": 40}
-    of_task = {"translation_en_to_de": {"prefix": "to german : ", "num_beams": 3, "max_length": 9}}
-    config = transformers.T5Config(**sizes, decoder_start_token_id=0, task_specific_params=of_task)
-    model = transformers.T5ForConditionalGeneration(config).float().eval()
-    with torch.no_grad():
-        model.shared.weight.copy_(3 * torch.randn_like(model.shared.weight))
-    model.save_pretrained(folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"task_specific_params": of_task}))
-    words = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(32)), "to", "german", ":", "the", "cat"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    roles = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
-    wrapped.save_pretrained(folder)
-    return folder, model, wrapped
+    return folder, *write_t5(folder)
 
 
 def test_texts_of_t5_are_those_of_transformers(t5: tuple[Path, Any, Any]) -> None:
@@ -233,6 +218,10 @@ def test_texts_of_t5_are_those_of_transformers(t5: tuple[Path, Any, Any]) -> Non
         summary = expected("the cat w3", num_beams=1, max_new_tokens=6)
         found = pipeline("summarization", llm)("the cat w3", num_beams=1, max_new_tokens=6)
         assert found == [{"summary_text": summary}]
+        words = {"min_length": 5, "bad_words_ids": [[0], [2]]}
+        text = expected("to german : the cat", num_beams=3, max_length=9, **words)
+        assert text
+        assert translate("the cat", **words) == [{"translation_text": text}]
         text = expected("w1 w2", num_beams=4, max_new_tokens=5, min_new_tokens=3)
         found = pipeline("text2text-generation", llm)("w1 w2", max_new_tokens=5, min_new_tokens=3)
         assert found == [{"generated_text": text}]

@@ -55,6 +55,8 @@ def test_no_field_names_a_file_an_address_or_code():
         "query", "documents", "documents.text", "text_1", "text_2", "instruction", "inputs",
         "inputs.question", "inputs.context", "inputs.text", "inputs.text_pair",
         "ignore_labels",  # names of classes, which are compared
+        "targets", "src_lang", "tgt_lang",  # looked up in the vocabulary and in config.json
+        "generate_parameters",  # whose names are those of a table
         "candidate_labels", "hypothesis_template",  # parts of a text; the template has no format but {} and {0}
         "prompt_name",  # of those in the model's own file
         "prompt_cache_key",  # hashed, to choose a worker
@@ -77,7 +79,7 @@ def test_no_field_names_a_file_an_address_or_code():
 def test_no_route_changes_what_is_served():
     """But for what an admin's key is asked for."""
     models = ("infer", "generate", "generate_stream")
-    ranks = {"rerank", "rerank_v1", "score", "score_v1", "classify", "pooling", "predict"}
+    ranks = {"rerank", "rerank_v1", "score", "score_v1", "classify", "pooling", "predict", "predict_task"}
     asks = {*models, *(f"{name}_version" for name in models), "repository_index"}
     assert {(one.method, one.name) for one in operations() if one.method != "GET" and not one.is_admin} == {
         ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize", *ranks, *asks)

@@ -23,6 +23,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "words": ("ForMaskedLM", {}),
 }
 MASKED = "the cat [MASK] on the mat"
+TARGETS = ["cat", "microsofts", "york", "cat"]
 CANDIDATES = ["cat", "new york", "mats"]
 TEXTS = ["The cats zzz Microsoft sat in new york.", "a cat"]
 LONG = "The cats microsoft zzz sat in new york. " * 6
@@ -46,6 +47,8 @@ def offline(models: dict[str, LLM]) -> dict[str, Any]:
     fill, zero_shot = pipeline("fill-mask", models["words"]), pipeline("zero-shot-classification", models["classes"])
     return {
         "filled": fill(MASKED, top_k=3),
+        "targets": [fill(MASKED, targets=TARGETS, top_k=top_k) for top_k in (2, 9)],
+        "most": fill(MASKED, top_k=36),
         "twice": fill(["the [MASK] sat on [MASK]", "a [MASK] cat"]),
         "rows": pipeline("feature-extraction", models["words"])(["a cat", "the cats sat"]),
         "labels": zero_shot(TEXTS[0], CANDIDATES),
@@ -99,6 +102,8 @@ def test_fillings_and_rows_are_those_of_the_pipeline(services: dict[str, Service
         return services["words"].post("/predict", inputs=inputs, parameters=parameters)
 
     assert_close(ask(MASKED, top_k=3), offline["filled"])
+    assert_close([ask(MASKED, targets=TARGETS, top_k=top_k) for top_k in (2, 9)], offline["targets"])
+    assert_close(ask(MASKED, top_k=36), offline["most"])
     assert_close(ask(["the [MASK] sat on [MASK]", "a [MASK] cat"]), offline["twice"])
     assert_close(ask(["a cat", "the cats sat"]), offline["rows"])
     assert_close(ask("a cat"), offline["rows"][0])
@@ -121,8 +126,12 @@ def test_candidates_are_those_of_the_pipeline(services: dict[str, Service], offl
 @pytest.mark.parametrize(
     ("model", "fields", "param"),
     [
-        ("words", {"inputs": MASKED, "parameters": {"top_k": 21}}, "parameters.top_k"),
-        ("words", {"inputs": MASKED, "parameters": {"targets": ["cat"]}}, "parameters.targets"),
+        ("words", {"inputs": MASKED, "parameters": {"top_k": 1001}}, "parameters.top_k"),
+        ("words", {"inputs": MASKED, "parameters": {"targets": []}}, "parameters.targets"),
+        ("words", {"inputs": MASKED, "parameters": {"targets": [" "]}}, "parameters.targets"),
+        ("words", {"inputs": "a cat", "parameters": {"targets": ["cat"]}}, "parameters.targets"),
+        ("classes", {"inputs": "a", "parameters": {"truncation": True}}, "parameters.truncation"),
+        ("classes", {"inputs": "a", "parameters": {"src_lang": "en", "tgt_lang": "de"}}, "parameters.src_lang"),
         ("words", {"inputs": [MASKED, "a cat"]}, "inputs[1]"),
         ("words", {"inputs": [["a", "b"]]}, "inputs[0]"),
         ("words", {"inputs": "a cat", "parameters": {"top_k": 2}}, "parameters.top_k"),
@@ -193,6 +202,8 @@ def test_the_client_of_hugging_face_reads_results(services: dict[str, Service], 
         assert_close({name: getattr(one, name) for name in entity}, entity)
     fillings = clients["words"].fill_mask(MASKED, top_k=3)
     assert [one.token_str for one in fillings] == [one["token_str"] for one in offline["filled"]]
+    fillings = clients["words"].fill_mask(MASKED, targets=TARGETS, top_k=2)
+    assert [one.token for one in fillings] == [one["token"] for one in offline["targets"][0]]
     rows = clients["words"].feature_extraction("a cat")
     assert_close(rows.tolist(), offline["rows"][0])
     candidates = clients["classes"].zero_shot_classification(TEXTS[0], CANDIDATES)

@@ -12,8 +12,9 @@ import pytest
 import penstock
 from penstock import errors
 from penstock.engine.logprobs import TokenLogprobs
-from penstock.engine.options import RequestOptions
+from penstock.engine.options import BeamSettings, RequestOptions
 from penstock.engine.params import SamplingParams
+from penstock.engine.prompt_logits import Places
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.llm.backend import ModelCard
@@ -110,6 +111,22 @@ def test_sampling_round_trips() -> None:
         assert wire.sampling_from(message) == params
     with raises(InvalidArgumentError, param="temperature"):
         wire.sampling_from(pb.Sampling(temperature=-1.0))
+
+
+def test_searches_and_places_round_trip() -> None:
+    for early in (True, False, "never"):
+        beams = BeamSettings(4, 0.5, early)
+        assert wire.beams_from(pb.Submit(beams=wire.beams_to(beams))) == beams
+    assert wire.beams_from(pb.Submit(beams=wire.beams_to(BeamSettings()))) is None
+    for num_beams, early, param in ((129, "never", "num_beams"), (2, "soon", "early_stopping")):
+        with raises(InvalidArgumentError, param=param):
+            wire.beams_from(pb.Submit(beams=pb.Beams(num_beams=num_beams, early_stopping=early)))
+    for places in (Places((0, 3)), Places((2,), (5, 4))):
+        assert wire.places_from(pb.Score(places=wire.places_to(places))) == places
+    assert wire.places_from(pb.Score(places=wire.places_to(None))) is None
+    for positions, tokens in (((2, 1), ()), ((), ()), ((1, 1), ()), ((0, 8), ()), ((0,), (40,))):
+        with raises(InvalidArgumentError):
+            Places(positions, tokens).checked(8, 40)
 
 
 def test_options_cards_and_configurations_round_trip() -> None:

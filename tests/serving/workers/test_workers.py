@@ -15,8 +15,10 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.auto.model import AutoModel
+from penstock.engine.options import BeamSettings, EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
+from penstock.engine.prompt_logits import Places
 from penstock.errors import (
     DeadlineError,
     FileAccessError,
@@ -71,6 +73,8 @@ def test_answers_scores_and_embeddings_equal_the_engines() -> None:
     with LLM(DEMO) as llm:
         wanted = [llm.generate(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
         score, embedding = llm.score(PROMPTS[0], 2), llm.embed(PROMPTS[1], "last", True)
+        best = AutoModel(llm).generate([score.token_ids], num_beams=3, n=2, max_new_tokens=6, do_sample=False)
+        pair = sorted(((entry.logprob, entry.token_id) for entry in score.logprobs[2:4]), reverse=True)
 
     async def one(backend, result, params) -> None:
         text, ids, logprobs, reasons = {}, {}, {}, {}
@@ -99,6 +103,14 @@ def test_answers_scores_and_embeddings_equal_the_engines() -> None:
             assert backend.tokenizer.encode(PROMPTS[0]) == wanted[0].prompt_token_ids
             await asyncio.gather(*(one(backend, r, p) for r, p in zip(wanted, PARAMS, strict=True)))
             assert (await backend.score(score.token_ids, 2)) == score
+            places = Places((1, 2), tuple(sorted({token for _, token in pair})))
+            listed = (await backend.score(score.token_ids, 2, places=places)).logprobs[1:]
+            for row, entry in zip(listed, score.logprobs[2:4], strict=True):
+                assert dict(row.top)[entry.token_id] == pytest.approx(entry.logprob, abs=1e-5)
+            params = SamplingParams(n=2, max_tokens=6, temperature=0.0)
+            async with await backend.submit(score.token_ids, params, beams=BeamSettings(3)) as answer:
+                found = {delta.index: delta.token_ids async for delta in answer}
+            assert [score.token_ids + found[index] for index in (0, 1)] == best
             vector = (await backend.embed([embedding.token_ids] * 3, "last", True))[2].vector
             np.testing.assert_array_equal(vector, embedding.vector)
             await until(lambda: backend.figures().num_running == 0 and backend.figures().num_finished.get("stop", 0))

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.engine.decoding.beam_search import BeamOptions, BeamSearch
+from penstock.engine.decoding.beam_search import BeamSearch
 from penstock.engine.decoding.hook import AnswerHook, Callables, hooked
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompt_logits import PromptLogits
 from penstock.engine.request import Request
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import UnsupportedError
+from penstock.llm.beams import check_beams, new_search
 from penstock.llm.generate.options import GenerateOptions
 from penstock.llm.llm import LLM
 from penstock.llm.open_requests import run_prepared, run_prompts
@@ -68,7 +69,10 @@ def run_hooked(
         return [hook.sampling if is_later else hooked(hook.sampling, hook) for hook in hooks[-1]]
 
     def of_beams(sampling: ResolvedSampling) -> list[ResolvedSampling]:
-        searches.append(BeamSearch(llm.engine, sampling, _beam_options(llm, sampling, read), callables[len(searches)]))
+        keeps_rows = read.output_scores or read.output_logits
+        searches.append(
+            new_search(llm.engine, sampling, read.params.n, read.beams, callables[len(searches)], keeps_rows=keeps_rows)
+        )
         return searches[-1].samplings
 
     hook: Callable[[ResolvedSampling], list[ResolvedSampling]] = of_beams if read.num_beams > 1 else of_answers
@@ -126,46 +130,10 @@ def _answers_of(search: BeamSearch, read: GenerateOptions) -> list[HookedAnswer]
     ]  # fmt: skip
 
 
-def _beam_options(llm: LLM, sampling: ResolvedSampling, read: GenerateOptions) -> BeamOptions:
-    if sampling.temperature > 0:
-        raise UnsupportedError(
-            f"do_sample: expected False with num_beams {read.num_beams}, got True; or num_beams=1", param="do_sample"
-        )
-    if sampling.grammar is not None:
-        raise UnsupportedError(f"num_beams: expected 1 with a grammar, got {read.num_beams}", param="num_beams")
-    most = llm.engine.options.max_waiting + llm.engine.scheduler.max_requests
-    if llm.engine.options.max_waiting and read.num_beams > most:
-        raise InvalidArgumentError(
-            f"num_beams: expected at most max_requests and max_waiting ({most}), got {read.num_beams}",
-            param="num_beams",
-        )
-    return BeamOptions(
-        read.num_beams,
-        read.params.n,
-        read.length_penalty,
-        read.early_stopping,
-        frozenset(sampling.end_ids),
-        read.output_scores or read.output_logits,
-    )
-
-
 def check_hooked(read: GenerateOptions) -> None:
     """Refuse the options of sampling that answers with rows in Python, or beams, cannot have."""
     params = read.params
     if params.best_of is not None and params.best_of > params.n:
         raise UnsupportedError(f"best_of: expected n ({params.n}) here, got {params.best_of}", param="best_of")
-    if read.num_beams == 1:
-        return
-    if params.stop:
-        raise UnsupportedError(
-            "stop_strings: expected none with num_beams; a stopping criterion can look at the tokens",
-            param="stop_strings",
-        )
-    for name in ("thinking_token_budget", "logprobs", "prompt_logprobs"):
-        if getattr(params, name) is not None:
-            raise UnsupportedError(f"{name}: expected None with num_beams {read.num_beams}", param=name)
-    if params.n > read.num_beams:
-        raise InvalidArgumentError(
-            f"num_return_sequences: expected at most num_beams ({read.num_beams}), got {params.n}",
-            param="num_return_sequences",
-        )
+    if read.num_beams > 1:
+        check_beams(params, read.num_beams)

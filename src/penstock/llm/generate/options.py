@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from penstock.checkpoint.generation import GenerationDefaults as ModelDefaults
 from penstock.config import check_flag, check_integer
+from penstock.engine.options import BeamSettings
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.sampling_keywords import KEYWORDS, sampling_of_keywords
-from penstock.validation import MAX_TOKEN, nearest, optional_number, refusal, token_ids, wrong_type
+from penstock.validation import MAX_TOKEN, nearest, token_ids, wrong_type
 
 __all__ = ["OPTIONS", "GenerateOptions", "GenerateOutput", "GenerationConfig", "read_options"]
 
@@ -22,8 +23,6 @@ _CALLABLES: Final = ("logits_processor", "stopping_criteria", "prefix_allowed_to
 _SUPPRESSED: Final = ("suppress_tokens", "begin_suppress_tokens")
 OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, *_BEAMS[1:], *_CALLABLES, *_SUPPRESSED, "pad_token_id", "use_cache")
 """The names of all options."""
-MAX_BEAMS: Final = 128
-MAX_LENGTH_PENALTY: Final = 8
 _WITHOUT_EFFECT: Final = ("transformers_version", "bos_token_id", "_from_model_config", "tokenizer", "disable_compile")
 """Options of transformers that change no result here."""
 _OFF: Final[dict[str, tuple[object, ...]]] = {
@@ -113,9 +112,7 @@ class GenerateOptions:
     returns_dict: bool
     output_scores: bool
     output_logits: bool
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
+    beams: BeamSettings = BeamSettings()  # noqa: RUF009
     logits_processor: Any = None
     stopping_criteria: Any = None
     prefix_allowed_tokens_fn: Any = None
@@ -123,6 +120,11 @@ class GenerateOptions:
     begin_suppress_tokens: tuple[int, ...] = ()
     forces_first: bool = False
     """True if the call or the model has a token that must follow a prompt of one token."""
+
+    @property
+    def num_beams(self) -> int:
+        """The beams of a search; 1 is none."""
+        return self.beams.num_beams
 
     @property
     def num_rows(self) -> int:
@@ -198,24 +200,11 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
         any(flags.values()),
         flags["output_scores"],
         flags["output_logits"],
-        **_beam_values(beams),
+        beams=BeamSettings(**beams),
         **callables,
         **suppressed,
         forces_first=forced >= 0,
     )
-
-
-def _beam_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options of a beam search."""
-    limit = MAX_LENGTH_PENALTY
-    early = values.get("early_stopping", False)
-    if not isinstance(early, bool) and early != "never":
-        raise refusal("early_stopping", "True, False or 'never'", early)
-    return {
-        "num_beams": check_integer("num_beams", values.get("num_beams", 1), 1, MAX_BEAMS),
-        "length_penalty": optional_number("length_penalty", values.get("length_penalty", 1.0), -limit, limit),
-        "early_stopping": early,
-    }
 
 
 def _known(options: Mapping[str, Any], where: str) -> dict[str, Any]:

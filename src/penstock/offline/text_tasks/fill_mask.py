@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,11 +20,10 @@ from penstock.offline.text_tasks.text_task import TextTask, texts_of
 from penstock.runtime.program import Program
 from penstock.text.tasks.fillings import FillingOptions, fillings_of, find_mask
 from penstock.text.tasks.options import read_cut
-from penstock.validation import refusal, strings, wrong_type
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["FillMask"]
 
-_LOG = logging.getLogger(__name__)
 _MAX: Final = 2**31 - 1
 _AT_ONCE: Final = 64
 """The texts whose logits are kept at a time."""
@@ -33,19 +31,16 @@ _AT_ONCE: Final = 64
 
 @dataclass(frozen=True)
 class FillMaskOptions(FillingOptions):
-    """``top_k``: tokens for each mask; ``targets``: the only tokens that are considered.
+    """``top_k`` and ``targets`` are those of FillingOptions.
 
     ``tokenizer_kwargs``: "truncation" or "max_length" cuts a text to so many tokens, or to what the model reads.
     """
 
-    targets: Any = None
     tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        if self.targets is not None and not strings("targets", self.targets, _MAX):
-            raise refusal("targets", "at least one text", self.targets)
         if not isinstance(self.tokenizer_kwargs, Mapping):
             raise wrong_type("tokenizer_kwargs", "a mapping", self.tokenizer_kwargs)
         for name in self.tokenizer_kwargs:
@@ -109,7 +104,7 @@ class FillMask(TextTask[FillMaskOptions]):
     def run(self, inputs: list[Any], options: FillMaskOptions) -> list[Any]:
         """Return the fillings of each text."""
         limit = options.limit(self.max_len)
-        targets = None if options.targets is None else self._target_ids(strings("targets", options.targets, _MAX))
+        targets = options.target_ids(self.tokenizer)
         prompts = check_each(inputs, False, lambda text: self._prompt(self.text_ids(text, None, *limit)))
         results = []
         for start in range(0, len(prompts), _AT_ONCE):
@@ -130,27 +125,13 @@ class FillMask(TextTask[FillMaskOptions]):
         ids: list[int],
         rows: Sequence[NDArray[np.float32]],
         options: FillMaskOptions,
-        targets: list[int] | None,
+        targets: list[int],
     ) -> list[Any]:
         places = [i for i, token in enumerate(ids) if token == self.mask]
         best = []
         for place, row in zip(places, rows, strict=True):
             scores = SCORE_FUNCTIONS["softmax"](row.astype(np.float64))
-            tokens = np.arange(len(scores)) if targets is None else np.array(targets)
+            tokens = np.array(targets) if targets else np.arange(len(scores))
             order = np.argsort(-scores[tokens], kind="stable")[: options.top_k]
             best.append((place, [(token, float(scores[token])) for token in tokens[order].tolist()]))
         return fillings_of(self.tokenizer, ids, best)
-
-    def _target_ids(self, targets: Sequence[str]) -> list[int]:
-        """Return the token of each target, or else the first token of its text."""
-        ids = []
-        for target in targets:
-            token = self.tokenizer.token_id(target)
-            if token is None:
-                token = next(iter(self.tokenizer.encode(target, add_special_tokens=False)), None)
-                _LOG.warning("penstock: targets: %r is no token; its first token is %s", target[:60], token)
-            if token is not None:
-                ids.append(token)
-        if not ids:
-            raise refusal("targets", "a text with at least one token", targets)
-        return list(dict.fromkeys(ids))

@@ -4,55 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
-from penstock.config import ConfigReader, check_flag
 from penstock.llm.generate.callables import callables_of
 from penstock.llm.generate.hooked import check_hooked, run_hooked
 from penstock.llm.generate.options import OPTIONS, GenerateOptions, read_options
 from penstock.offline.infer_config import InferConfig
 from penstock.offline.text_tasks.text_task import TextTask, texts_of
-from penstock.text.tasks.options import Options, read_cut
-from penstock.validation import refusal
+from penstock.text.tasks.options import read_cut
+from penstock.text.tasks.text_to_text import (
+    DEFAULTS,
+    START_LEN,
+    TextToTextOptions,
+    TextToTextTasks,
+    input_limit,
+    result_key,
+)
 
-__all__ = ["TEXT_TO_TEXT", "TextToText", "is_translation"]
-
-TEXT_TO_TEXT: Final = {"text2text_generation": "generated", "summarization": "summary", "translation": "translation"}
-"""The tasks, with the beginning of the key of their results."""
-_DEFAULTS: Final = {"max_new_tokens": 256, "num_beams": 4}
-"""The defaults of transformers' pipelines of these tasks."""
-_START_LEN: Final = 1
-"""The tokens of the decoder before an answer: the start token."""
-
-
-def is_translation(name: str) -> bool:
-    """Return True for a name such as ``translation_en_to_de``."""
-    words = name.split("_")
-    return len(words) == 4 and (words[0], words[2]) == ("translation", "to")
-
-
-@dataclass(frozen=True)
-class TextToTextOptions(Options):
-    """``truncation`` cuts a text to what the model reads; ``return_tensors`` returns token ids in place of texts.
-
-    ``clean_up_tokenization_spaces`` must be False.  ``generate``: the options of ``AutoModel.generate``.
-    """
-
-    truncation: bool | str | None = None
-    return_tensors: bool = False
-    return_text: bool = True
-    clean_up_tokenization_spaces: bool = False
-    generate: Any = ()
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        read_cut(self.truncation)
-        for name in ("return_tensors", "return_text"):
-            check_flag(name, getattr(self, name))
-        if self.clean_up_tokenization_spaces is not False:
-            expected = "False, because texts are those of the tokenizer's decoder"
-            raise refusal("clean_up_tokenization_spaces", expected, self.clean_up_tokenization_spaces)
+__all__ = ["TextToText"]
 
 
 class TextToText(TextTask[TextToTextOptions]):
@@ -67,23 +36,16 @@ class TextToText(TextTask[TextToTextOptions]):
 
     def __init__(self, config: InferConfig, *, task: str = "text2text_generation", **options: Any) -> None:
         self.task = task
-        self._key = TEXT_TO_TEXT[task.split("_")[0] if is_translation(task) else task]
+        self._key = result_key(task)
         super().__init__(config, **_nested(options))
 
     def check_model(self) -> None:
         """Expect an encoder with a decoder; read what config.json says of the task."""
         if self.llm.info.prefix_token < 0:
             raise self.refuse_model("an encoder with a decoder")
-        files = self.llm.files
-        reader = ConfigReader.parse(files["config.json"]) if "config.json" in files else ConfigReader({}, "config.json")
-        of_tasks = reader.object("task_specific_params")
-        own = None if of_tasks is None or not of_tasks.has(self.task) else of_tasks.object(self.task)
-        values = {} if own is None else dict(own.values)
-        prefix = values.pop("prefix", reader.optional_str("prefix") or "")
-        if not isinstance(prefix, str):
-            raise reader.error("task_specific_params", "a prefix that is a string", prefix)
-        self.prefix = prefix
-        self._of_task = {name: value for name, value in values.items() if name in OPTIONS}
+        tasks = TextToTextTasks.read(self.llm.files)
+        self.prefix = tasks.prefix_of(self.task)
+        self._of_task = {name: value for name, value in tasks.options_of(self.task).items() if name in OPTIONS}
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
         """Return ``{"generated_text"}`` of each text, or ``{"summary_text"}`` or ``{"translation_text"}``.
@@ -98,11 +60,11 @@ class TextToText(TextTask[TextToTextOptions]):
 
     def run(self, inputs: list[Any], options: TextToTextOptions) -> list[Any]:
         """Return the texts of each input, one unless ``num_return_sequences`` is more."""
-        cut = read_cut(options.truncation)
-        limit = self.max_len if cut else 0
-        prompts = [self.text_ids(self.prefix + text, None, limit, cut) for text in inputs]
         given = dict(self._defaults.generate) | dict(options.generate)
-        read = read_options((_DEFAULTS, self._of_task, self._of_file()), given, self.llm.generation)
+        read = read_options((DEFAULTS, self._of_task, self._of_file()), given, self.llm.generation)
+        cut, answer_len = read_cut(options.truncation), read.params_of(START_LEN).max_tokens or 0
+        limit = input_limit(self.tokenizer.max_len or 0, self.llm.engine.max_len, answer_len) if cut else 0
+        prompts = [self.text_ids(self.prefix + text, None, limit, cut) for text in inputs]
         answers = self._answers(prompts, read)
         if options.return_tensors or not options.return_text:
             return [[{f"{self._key}_token_ids": ids} for ids in each] for each in answers]
@@ -115,10 +77,10 @@ class TextToText(TextTask[TextToTextOptions]):
         return {"num_beams": 1, **values} if samples else values
 
     def _answers(self, prompts: list[Any], read: GenerateOptions) -> list[list[list[int]]]:
-        params = [read.params_of(_START_LEN) for _ in prompts]
+        params = [read.params_of(START_LEN) for _ in prompts]
         if read.needs_hook:
             check_hooked(read)
-            callables = [callables_of(read, False, row, _START_LEN) for row in range(len(prompts) * read.num_rows)]
+            callables = [callables_of(read, False, row, START_LEN) for row in range(len(prompts) * read.num_rows)]
             with self.llm.engine.search_lock if read.num_beams > 1 else nullcontext():
                 found = run_hooked(self.llm, prompts, params, read, callables)
             return [[answer.token_ids for answer in each] for each in found]

@@ -117,7 +117,11 @@ def ranking_operations() -> list[Operation]:
             responses.PoolingResponse, bodies.PoolingRequest, refusals=_WORK,
         ),
         Operation(
-            "POST", "/predict", "predict", "Classify texts, find entities, answer questions, or fill masks of texts.",
+            "POST", "/predict", "predict", "Classify texts, find entities, answer questions, fill masks, or translate.",
+            predict.predict, responses.PredictResponse, bodies.PredictRequest, refusals=_WORK,
+        ),
+        Operation(
+            "POST", "/predict/{task}", "predict_task", "Translate or summarize texts, whichever the path names.",
             predict.predict, responses.PredictResponse, bodies.PredictRequest, refusals=_WORK,
         ),
     ]  # fmt: skip

@@ -365,6 +365,7 @@ _Several = Annotated[
 ]
 _Tokens = Annotated[int, Meta(ge=1, le=1024)]
 _Label = Annotated[str, Meta(min_length=1, max_length=4096)]
+_Language = Annotated[str, Meta(min_length=1, max_length=32)]
 MAX_LABELS: Final = 256
 """The most labels of a zero-shot request."""
 
@@ -413,6 +414,25 @@ class PredictParameters(Body, kw_only=True):
     ] = None
     multi_label: Annotated[
         bool | None, Meta(description="Zero-shot: each label has its own probability. Default: false.")
+    ] = None
+    targets: Annotated[
+        _Label | Annotated[list[_Label], Meta(min_length=1, max_length=MAX_LABELS)] | None,
+        Meta(description="Fillings: the only tokens that are considered. Default: all."),
+    ] = None
+    src_lang: Annotated[_Language | None, Meta(description="The language of the texts, with tgt_lang.")] = None
+    tgt_lang: Annotated[
+        _Language | None, Meta(description="The language to translate to, of those that config.json names.")
+    ] = None
+    truncation: Annotated[
+        bool | Literal["do_not_truncate", "longest_first", "only_first", "only_second"] | None,
+        Meta(description="Translations and summaries: cut texts that are too long. Default: false."),
+    ] = None
+    clean_up_tokenization_spaces: Annotated[
+        Literal[False] | None, Meta(description="Expected false: texts are those of the tokenizer's decoder.")
+    ] = None
+    generate_parameters: Annotated[
+        Annotated[dict[str, Any], Meta(max_length=64)] | None,
+        Meta(description="Translations and summaries: options of generate, such as max_new_tokens and num_beams."),
     ] = None
 
 

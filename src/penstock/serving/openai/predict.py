@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 from penstock.api_errors import FieldError, refuse_if
 from penstock.checkpoint.pooling.head import ALL_ROWS, ANSWER_TASK, PoolingHead
 from penstock.engine.logprobs import TokenLogprobs
+from penstock.engine.prompt_logits import Places
 from penstock.errors import InvalidArgumentError
 from penstock.llm.backend import Backend, tokenizer_of
 from penstock.llm.classify import classifier_head
 from penstock.models.families import family_modules
-from penstock.sampling_fields import MAX_LOGPROBS
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.openai.bodies import MAX_LABELS, PredictInput, PredictParameters, PredictRequest
 from penstock.serving.openai.embeddings import pooling_head_of
+from penstock.serving.openai.texts_of_texts import texts_of_texts
 from penstock.serving.request_fields import ServingFields
 from penstock.serving.translation import options_of, pair_ids, prompts_of, vector_ids
 from penstock.text.tasks.answers import AnswerOptions, answer_prompts
@@ -34,6 +35,7 @@ from penstock.text.tasks.classes import ClassificationOptions, classes_of
 from penstock.text.tasks.entities import TokenOptions, entity_prompts
 from penstock.text.tasks.fillings import FillingOptions, fillings_of, find_mask
 from penstock.text.tasks.options import Options, TaskPrompts, changed_options
+from penstock.text.tasks.text_to_text import TextToTextOptions
 from penstock.text.tasks.zero_shot import ZeroShotOptions, zero_shot_prompts
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.tokenizer_threads import call_tokenizer
@@ -60,10 +62,18 @@ class Parameters:
         }
         self._prefix = prefix
 
-    def options(self, own: OptionsT, task: str) -> OptionsT:
-        """Return the options of a task; FieldError for a parameter of another one."""
+    def options(self, own: OptionsT, task: str, beside: Sequence[str] = ()) -> OptionsT:
+        """Return the options of a task; FieldError for a parameter of another one.
+
+        ``beside``: parameters of the task that are not among its options.
+        """
+        values = {name: value for name, value in self._values.items() if name not in beside}
+        name = "truncation"
+        if name in values and not isinstance(own, TextToTextOptions):
+            path = self._prefix + name
+            raise FieldError(path, f"{path}: expected none for the task {task}; use truncate")
         with self.named():
-            return changed_options(own, self._values, task)
+            return changed_options(own, values, task)
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -83,7 +93,7 @@ async def predict(call: Call) -> Reply:
     backend = call.model(body.model)
     head, parameters = pooling_head_of(backend), Parameters(body.parameters, "parameters.")
     inputs: list[Any] = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    run = _task_of(head, backend, body)
+    run = _task_of(call, head, backend, body)
     if run is not None:
         refuse_if(bool(body.raw_scores), "raw_scores: expected false with this task; use /pooling", "raw_scores")
         read: Callable[[int, Any], Any] = _question if head.task == ANSWER_TASK else _text
@@ -113,13 +123,28 @@ async def predict(call: Call) -> Reply:
 _Run = Callable[[Call, Backend, list[Any], PredictRequest, "Parameters"], Awaitable[list[Any]]]
 
 
-def _task_of(head: PoolingHead, backend: Backend, body: PredictRequest) -> _Run | None:
+def _task_of(call: Call, head: PoolingHead, backend: Backend, body: PredictRequest) -> _Run | None:
     """Return the task of a request; None for the classes of a classifier of texts, or a model that has none."""
+    module = family_modules().get(backend.card.network, "")
+    if ".encoder_decoder." in module:
+        return _rewritten
+    if "task" in call.path_values:
+        raise FieldError("task", "task: expected none in the path, because the model has one task; use /predict")
     if head.task:
         return answers_to if head.task == ANSWER_TASK else entities_of
     if len(head.labels) > 1 and body.parameters is not None and body.parameters.candidate_labels is not None:
         return _zero_shot
-    return _filled if not head.labels and ".encoders." in family_modules().get(backend.card.network, "") else None
+    return _filled if not head.labels and ".encoders." in module else None
+
+
+async def _rewritten(
+    call: Call, backend: Backend, texts: list[str], body: PredictRequest, parameters: Parameters
+) -> list[Any]:
+    """Return the translations, summaries or other texts that are made of texts."""
+    beside = ("src_lang", "tgt_lang", "generate_parameters")
+    options = parameters.options(TextToTextOptions(), "text2text_generation", beside)
+    results = await texts_of_texts(call, backend, texts, body, options)
+    return [one[0] if len(one) == 1 and isinstance(body.inputs, list) else one for one in results]
 
 
 async def _zero_shot(
@@ -157,9 +182,10 @@ async def _filled(
     if mask is None or not any(mask[0] in ids for ids in prompts):
         parameters.options(Options(), "feature_extraction")
         return await _token_rows(call, backend, prompts, body)
-    top_k = parameters.options(FillingOptions(), "fill_mask").top_k
-    limit = min(MAX_LOGPROBS, backend.card.vocab_size)
-    refuse_if(top_k > limit, f"parameters.top_k: expected at most {limit} fillings, got {top_k}", "parameters.top_k")
+    options = parameters.options(FillingOptions(), "fill_mask")
+    with parameters.named():
+        target_ids = await call_tokenizer(tokenizer, MAX_TOKEN, options.target_ids, tokenizer)
+    top_k = min(options.top_k, len(target_ids) or backend.card.vocab_size)
     size = sum(ids.count(mask[0]) * top_k * len(ids) for ids in prompts)  # each filling has the whole text
     refuse_if(
         size > _MAX_FILLINGS,
@@ -170,11 +196,12 @@ async def _filled(
     results = []
     for index, ids in enumerate(prompts):
         places = [i for i, token in enumerate(ids) if token == mask[0]]
-        if not places or places[-1] == len(ids) - 1:
+        if not places:
             path = f"inputs[{index}]"
-            raise FieldError(path, f"{path}: expected a text with {mask[1]}, which is not its last token")
-        scores = (await backend.score(ids, top_k, options_of(call, body), request_id=call.request_id)).logprobs
-        best = [(place, _likeliest(scores[place + 1])) for place in places]  # row i is listed with token i + 1
+            raise FieldError(path, f"{path}: expected a text with {mask[1]}, got none")
+        asked = Places(tuple(places), tuple(target_ids))
+        scores = await backend.score(ids, top_k, options_of(call, body), request_id=call.request_id, places=asked)
+        best = [(place, _likeliest(row)) for place, row in zip(places, scores.logprobs[1:], strict=True)]
         results.append(await call_tokenizer(tokenizer, MAX_TOKEN, fillings_of, tokenizer, ids, best))
     return results
 

@@ -307,9 +307,12 @@ class PoolingResponse(Body):
 
 
 class PredictResult(Body, kw_only=True):
-    """A class of a text or a filling of its mask, with its score; or an entity or an answer, with its place, too."""
+    """A class of a text or a filling of its mask, with its score; or an entity or an answer, with its place, too.
 
-    score: float
+    Or a text that was made of a text, under the name of its task.
+    """
+
+    score: float | UnsetType = UNSET
     label: str | UnsetType = UNSET
     entity: str | UnsetType = UNSET
     entity_group: str | UnsetType = UNSET
@@ -321,6 +324,9 @@ class PredictResult(Body, kw_only=True):
     sequence: str | UnsetType = UNSET
     start: Count | UnsetType = UNSET
     end: Count | UnsetType = UNSET
+    translation_text: str | UnsetType = UNSET
+    summary_text: str | UnsetType = UNSET
+    generated_text: str | UnsetType = UNSET
 
 
 _Rows = list[PredictResult | float | list[float]]

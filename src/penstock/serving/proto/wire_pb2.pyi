@@ -445,20 +445,32 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "request_id", "prompt_ids", "sampling", "options", "begun")
+    __slots__ = ("key", "request_id", "prompt_ids", "sampling", "options", "begun", "beams")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    BEAMS_FIELD_NUMBER: _ClassVar[int]
     key: int
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     options: Options
     begun: _containers.RepeatedCompositeFieldContainer[BegunAnswer]
-    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., begun: _Optional[_Iterable[_Union[BegunAnswer, _Mapping]]] = ...) -> None: ...
+    beams: Beams
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., begun: _Optional[_Iterable[_Union[BegunAnswer, _Mapping]]] = ..., beams: _Optional[_Union[Beams, _Mapping]] = ...) -> None: ...
+
+class Beams(_message.Message):
+    __slots__ = ("num_beams", "length_penalty", "early_stopping")
+    NUM_BEAMS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    num_beams: int
+    length_penalty: float
+    early_stopping: str
+    def __init__(self, num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[str] = ...) -> None: ...
 
 class BegunAnswer(_message.Message):
     __slots__ = ("index", "token_ids", "num_chars", "has_ended")
@@ -473,18 +485,28 @@ class BegunAnswer(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_chars: _Optional[int] = ..., has_ended: bool = ...) -> None: ...
 
 class Score(_message.Message):
-    __slots__ = ("key", "request_id", "prompt_ids", "num_top", "options")
+    __slots__ = ("key", "request_id", "prompt_ids", "num_top", "options", "places")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOP_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     key: int
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     num_top: int
     options: Options
-    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_top: _Optional[int] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+    places: Places
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_top: _Optional[int] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., places: _Optional[_Union[Places, _Mapping]] = ...) -> None: ...
+
+class Places(_message.Message):
+    __slots__ = ("positions", "token_ids")
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, positions: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Embed(_message.Message):
     __slots__ = ("key", "request_id", "prompt_ids", "pooling", "normalize", "options")

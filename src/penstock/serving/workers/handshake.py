@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ALPN", "GRPC_ALPN", "GRPC_PROTOCOL", "JOIN_S", "PROTOCOL", "join", "receive_join", "refuse", "welcome"]
 __all__ += ["PAGE_SECRET", "STAGE_ALPN", "protocol_error"]
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 """Version of the messages between a primary and its workers."""
 GRPC_PROTOCOL: Final = 1
 """The version in which workers of other machines used gRPC."""

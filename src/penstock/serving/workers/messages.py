@@ -14,9 +14,10 @@ import numpy as np
 
 from penstock import errors
 from penstock.engine.logprobs import TokenLogprobs
-from penstock.engine.options import RequestOptions
+from penstock.engine.options import BeamSettings, RequestOptions
 from penstock.engine.page_journal import PageReport
 from penstock.engine.params import SamplingParams
+from penstock.engine.prompt_logits import Places
 from penstock.engine.request import BegunAnswer
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, PenstockError, UnavailableError
@@ -28,6 +29,8 @@ from penstock.serving.proto import wire_pb2 as pb
 __all__ = [
     "KEY_BYTES",
     "MAX_MESSAGE_BYTES",
+    "beams_from",
+    "beams_to",
     "begun_from",
     "card_from",
     "card_to",
@@ -40,6 +43,8 @@ __all__ = [
     "options_to",
     "pages_from",
     "pages_to",
+    "places_from",
+    "places_to",
     "sampling_from",
     "sampling_to",
     "stats_from",
@@ -99,6 +104,34 @@ def sampling_from(message: pb.Sampling) -> SamplingParams:
 def begun_from(messages: Iterable[pb.BegunAnswer]) -> list[BegunAnswer]:
     """Return what another worker has delivered of answers."""
     return [BegunAnswer(one.index, list(one.token_ids), one.num_chars, one.has_ended) for one in messages]
+
+
+def beams_to(beams: BeamSettings | None) -> pb.Beams | None:
+    """Return the message of a beam search; None without one."""
+    if beams is None or beams.num_beams == 1:
+        return None
+    early = str(beams.early_stopping).lower()
+    return pb.Beams(num_beams=beams.num_beams, length_penalty=beams.length_penalty, early_stopping=early)
+
+
+def beams_from(message: pb.Submit) -> BeamSettings | None:
+    """Return the beam search of a request; InvalidArgumentError for a value out of range."""
+    if not message.HasField("beams"):
+        return None
+    beams, flags = message.beams, {"true": True, "false": False}
+    early = flags.get(beams.early_stopping, beams.early_stopping)
+    return BeamSettings(beams.num_beams, beams.length_penalty, early)
+
+
+def places_to(places: Places | None) -> pb.Places | None:
+    """Return the message of the positions to score; None for all."""
+    return None if places is None else pb.Places(positions=places.positions, token_ids=places.token_ids)
+
+
+def places_from(message: pb.Score) -> Places | None:
+    """Return the positions that a request scores; the engine checks them."""
+    places = message.places
+    return Places(tuple(places.positions), tuple(places.token_ids)) if message.HasField("places") else None
 
 
 def options_to(options: RequestOptions | None) -> pb.Options:

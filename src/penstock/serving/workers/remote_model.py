@@ -9,12 +9,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.api_errors import without_folders
 from penstock.cluster.autoscale import Load
 from penstock.cluster.scale_loop import ScaleLoop
-from penstock.engine.options import RequestOptions, check_options
+from penstock.engine.options import BeamSettings, RequestOptions, check_options
 from penstock.engine.pooling import check_embedding, keeps_rows
 from penstock.engine.prompts import check_token_ids
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
@@ -27,7 +28,7 @@ from penstock.processes.supervision import CAUSES
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import OUTCOMES, CrashTracker
 from penstock.serving.workers.failover import Failover
-from penstock.serving.workers.messages import sampling_to
+from penstock.serving.workers.messages import beams_to, places_to, sampling_to
 from penstock.serving.workers.past_stats import PastStats
 from penstock.serving.workers.worker_config import WorkerConfig, WorkerModelOptions
 from penstock.serving.workers.worker_group import Launcher, WorkerGroup
@@ -37,6 +38,7 @@ from penstock.serving.workers.worker_routing import RoutedRequest, WorkerRouting
 if TYPE_CHECKING:
     from penstock.cluster.autoscale import ScalePolicy
     from penstock.engine.params import SamplingParams
+    from penstock.engine.prompt_logits import Places
     from penstock.engine.stats import EngineStats
     from penstock.llm.backend import Backend
     from penstock.serving.workers.worker_connection import WorkerConnection
@@ -508,16 +510,12 @@ class RemoteBackend:
         options: RequestOptions | None = None,
         *,
         request_id: str = "",
+        beams: BeamSettings | None = None,
     ) -> EventAnswer:
         """Begin the answers to a prompt; see ``Backend.submit``."""
         ids, sampling = self._ids(prompt_ids), sampling_to(params)
-        return await self._start(
-            ids,
-            options,
-            lambda options: pb.ToWorker(
-                submit=pb.Submit(request_id=request_id, prompt_ids=ids, sampling=sampling, options=options)
-            ),
-        )
+        submit = partial(pb.Submit, request_id=request_id, prompt_ids=ids, sampling=sampling, beams=beams_to(beams))
+        return await self._start(ids, options, lambda options: pb.ToWorker(submit=submit(options=options)))
 
     async def score(
         self,
@@ -526,16 +524,12 @@ class RemoteBackend:
         options: RequestOptions | None = None,
         *,
         request_id: str = "",
+        places: Places | None = None,
     ) -> Score:
         """Score one prompt; see ``Backend.score``."""
-        ids = self._ids(prompt_ids)
-        answer = await self._start(
-            ids,
-            options,
-            lambda options: pb.ToWorker(
-                score=pb.Score(request_id=request_id, prompt_ids=ids, num_top=num_top, options=options)
-            ),
-        )
+        ids, at = self._ids(prompt_ids), places_to(places)
+        score = partial(pb.Score, request_id=request_id, prompt_ids=ids, num_top=num_top, places=at)
+        answer = await self._start(ids, options, lambda options: pb.ToWorker(score=score(options=options)))
         async with answer:
             last = await answer.whole()
         return score_of(ids, answer, last)

@@ -38,6 +38,7 @@ from penstock.serving.workers import handshake
 from penstock.serving.workers.heartbeat import HEARTBEAT_S, Heartbeat
 from penstock.serving.workers.messages import (
     MAX_MESSAGE_BYTES,
+    beams_from,
     begun_from,
     card_to,
     error_from,
@@ -45,6 +46,7 @@ from penstock.serving.workers.messages import (
     event_to,
     options_from,
     pages_to,
+    places_from,
     sampling_from,
     stats_to,
 )
@@ -73,9 +75,9 @@ CONNECT_S: Final = 10.0
 _EXIT_S: Final = 5.0
 TEXT_FILES: Final = (
     "tokenizer.json", "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
-    ADDITIONAL_TEMPLATES, POOLING_FILE,
+    ADDITIONAL_TEMPLATES, POOLING_FILE, "config.json", "generation_config.json",
 )  # fmt: skip
-"""The files with which the primary turns text into token ids."""
+"""The files with which the primary turns text into token ids, and reads the tasks of T5 and their defaults."""
 
 
 class WorkerStream(Protocol):
@@ -191,7 +193,9 @@ class Worker:
             score = message.score
             self._begin(
                 score.key,
-                lambda key: thread.score(key, list(score.prompt_ids), score.num_top, options_from(score.options)),
+                lambda key: thread.score(
+                    key, list(score.prompt_ids), score.num_top, options_from(score.options), places_from(score)
+                ),
             )
         elif kind == "embed":
             embed = message.embed
@@ -224,7 +228,7 @@ class Worker:
 
         def call(key: int) -> None:
             ids, options = list(submit.prompt_ids), options_from(submit.options)
-            thread.submit(key, ids, params, options, begun_from(submit.begun))
+            thread.submit(key, ids, params, options, begun_from(submit.begun), beams_from(submit))
 
         def compiled(done: asyncio.Future[Grammar]) -> None:
             if self._compiling.pop(submit.key, None) is None:  # aborted meanwhile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,24 +10,44 @@ from typing import Any, Final
 from penstock.config import check_integer
 from penstock.text.tasks.options import Options
 from penstock.text.tokenizer import Tokenizer
+from penstock.validation import refusal, strings
 
 __all__ = ["FillingOptions", "fillings_of", "find_mask"]
 
+_LOG = logging.getLogger(__name__)
 _MAX: Final = 2**31 - 1
-
 _MASKS: Final = ("[MASK]", "<mask>")
 """The texts of the mask in tokenizers whose files do not name it."""
 
 
 @dataclass(frozen=True)
 class FillingOptions(Options):
-    """``top_k``: tokens for each mask."""
+    """``top_k``: tokens for each mask; ``targets``: the only tokens that are considered."""
 
     top_k: int = 5
+    targets: Any = None
 
     def __post_init__(self) -> None:
         """Check the options."""
         check_integer("top_k", self.top_k, 1, _MAX)
+        if self.targets is not None and not strings("targets", self.targets, _MAX):
+            raise refusal("targets", "at least one text", self.targets)
+
+    def target_ids(self, tokenizer: Tokenizer) -> list[int]:
+        """Return the token of each target, or else the first token of its text; none without targets."""
+        if self.targets is None:
+            return []
+        ids = []
+        for target in strings("targets", self.targets, _MAX):
+            token = tokenizer.token_id(target)
+            if token is None:
+                token = next(iter(tokenizer.encode(target, add_special_tokens=False)), None)
+                _LOG.warning("penstock: targets: %r is no token; its first token is %s", target[:60], token)
+            if token is not None:
+                ids.append(token)
+        if not ids:
+            raise refusal("targets", "a text with at least one token", self.targets)
+        return list(dict.fromkeys(ids))
 
 
 def find_mask(tokenizer: Tokenizer) -> tuple[int, str] | None:
