@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     made.kill(EPOCH)
     if made._process is not None and made._process.stdin is not None:
         made.wait(EPOCH)
-        made._process.stdin.close()
+        with suppress(BrokenPipeError):  # it was killed before it got its settings
+            made._process.stdin.close()
 
 
 def test_a_repeated_start_starts_nothing(supervisor: Supervisor) -> None:
