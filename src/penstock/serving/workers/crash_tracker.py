@@ -19,7 +19,7 @@ RETRIED: Final = "retried"
 CONTINUED: Final = "continued"
 FAILED: Final = "failed"
 OUTCOMES: Final = (RETRIED, CONTINUED, FAILED)
-"""What comes of a request whose worker was lost: another one runs it from its beginning, or from the tokens that were
+"""Outcomes of a request whose worker was lost: another one runs it from its beginning, or from the tokens that were
 delivered, or it ends with an error."""
 
 MAX_CRASHES: Final = 2
