@@ -66,6 +66,15 @@ def test_msruns_options_start_the_same_ranks(tmp_path):
     assert logs == {"worker_0.log": "0 2\n", "worker_1.log": "1 2\n"}
 
 
+def test_a_script_runs_as_by_msrun(tmp_path, penstock_inline):
+    script = tmp_path / "predict.py"
+    script.write_text("import os, sys; print(os.environ['RANK'], *sys.argv[1:])")
+    options = ["--worker_num=2", "--local_worker_num", "2"]
+    done = penstock_inline("launch", *options, str(script), "--config", "a.yaml", "--nproc", "x")
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 --config a.yaml --nproc x", "[1] 1 --config a.yaml --nproc x"]
+    assert "unknown option --bind_core. Put --" in penstock_inline("launch", "--bind_core=True", str(script)).stderr
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [

@@ -109,6 +109,13 @@ def test_files_of_mindspore_are_answered(name: str, tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
+def test_a_model_folder_of_mindspore_is_answered(tmp_path: Path) -> None:
+    written(tmp_path / "test.yaml", "infer:\n  infer_seq_length: 64\n")
+    written(tmp_path / "a_prefill_graph.mindir", "a graph")
+    with raises(UnsupportedError, param="model"):
+        pipeline(model=tmp_path)
+
+
 @pytest.mark.parametrize("name", ["MINDIR", "MINDIR_LITE"])
 def test_model_types_of_mindspore_are_answered(name: str) -> None:
     with raises(UnsupportedError, param="model_type"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint.pooling.head import HeadLayer, PoolingHead
-from penstock.serving.startup_banner import startup_banner
+from penstock.serving.startup_banner import _described, startup_banner
 
 
 def head(num_labels: int) -> PoolingHead:
@@ -43,3 +43,11 @@ def test_the_request_to_try_suits_the_model(kind: str) -> None:
     (line,) = (line for line in text.splitlines() if "try:" in line)
     assert f"curl http://localhost:1{route} " in line
     assert f'"{key}"' in line
+
+
+def test_roles_of_workers_are_counted() -> None:
+    card = SimpleNamespace(source="folder", network="llama", scheme="f32", max_len=64)
+    plans = [SimpleNamespace(num_threads=1, num_ranks=1, max_requests=4)] * 3
+    workers = [SimpleNamespace(role=role) for role in ("prefill", "decode", "decode")]
+    backend: Any = SimpleNamespace(card=card, plans=lambda: plans, workers=lambda: workers)
+    assert "3 workers (1 for prefill, 2 for decode), 1 thread each" in _described(backend, 0)

@@ -69,6 +69,7 @@ class CommandParser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**{"allow_abbrev": False, **options})
         self._operand_flags: dict[str, bool] = {}
+        self.is_ended_by_script = False  # True: all that follows an operand FILE.py is the script's, as after --
         self.option_hint = ""  # what to do about an unknown option that is not similar to one
 
     def add_operand_flag(self, group: argparse._ActionsContainer, *flags: str, metavar: str, is_first: bool) -> None:
@@ -80,6 +81,12 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; end with an error that suggests an option for the first argument that no option takes."""
         argv = self._with_operands(list(sys.argv[1:] if args is None else args))
+        if self.is_ended_by_script:
+            at = 0
+            while argv[at:] and argv[at] != "--" and not self._is_operand(argv[at]):
+                at += 1 + self._num_values(argv[at])
+            if argv[at:] and argv[at].endswith(".py"):
+                argv.insert(at, "--")
         self._refuse_unknown(argv)
         argv = self._gathered(argv)
         parsed, extra = super().parse_known_args(argv, namespace)

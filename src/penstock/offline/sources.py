@@ -11,7 +11,7 @@ from typing import Any, Final
 from penstock import env
 from penstock.checkpoint.side_files import model_folder
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
-from penstock.file_kinds import is_bundle
+from penstock.file_kinds import is_bundle, refuse_mindspore
 from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, only_yaml
 from penstock.offline.infer_config import FIELDS, FileConfig, InferConfig, infer_config
@@ -131,6 +131,8 @@ def _folder_bundles(folder: Path) -> dict[str, Path]:
             f"{folder}: expected only bundles named *{PREFILL_SUFFIX} and *{INCREMENT_SUFFIX}, got {_listed(others)}"
         )
     if not bundles["prefill_model_path"]:
+        for path in sorted(folder.glob("*.mindir")):
+            refuse_mindspore(path)
         raise InvalidFileError(f"{folder}: expected a bundle named *{PREFILL_SUFFIX}, got none")
     return {name: paths[0] for name, paths in bundles.items() if paths}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,6 +113,9 @@ def _described(backend: RemoteBackend, context_len: int) -> str:
         if plans[0].num_ranks > 1:
             threads = f"{plans[0].num_ranks} ranks of {threads}"
         each = "" if len(plans) == 1 else " each"
+        roles = Counter(worker.role for worker in backend.workers() if worker.role)
+        if roles:
+            workers += f" ({', '.join(f'{number} for {role}' for role, number in roles.items())})"
         text += f"; {workers}, {threads}{each}, up to {plans[0].max_requests} requests per step"
     return text
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
+import sys
 from pathlib import Path
 
 from penstock.cli.options import add_parser_of, host_and_port, refuse_without, spellings
@@ -65,6 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("command_line", nargs="+", metavar="COMMAND", help="the command and its arguments, after --")
     parser.option_hint = "Put -- before the command if the option is the command's"
+    parser.is_ended_by_script = True
     parser.set_defaults(run=run)
 
 
@@ -121,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
     if args.node_rank is not None:
         check_integer("node_rank", args.node_rank, 0, nnodes - 1)
     if nnodes > 1 and args.rdzv is None:
-        raise InvalidArgumentError("--rdzv: expected HOST:PORT, since --nnodes is above 1", param="rdzv")
+        message = f"--rdzv (or --master-addr): expected the address of one of the {nnodes} machines, got none"
+        raise InvalidArgumentError(message, param="rdzv")
     rdzv = None if args.rdzv is None else host_and_port("rdzv", args.rdzv)
     token = b"" if args.rdzv_token_file is None else _token(Path(args.rdzv_token_file))
     if rdzv is not None and not token and not args.trusted_network and not _is_loopback(rdzv[0]):
@@ -130,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         )
     return launch(
         LaunchSettings(
-            command=tuple(args.command_line),
+            command=_command(args.command_line),
             nproc=check_integer("nproc", 1 if args.nproc is None else args.nproc, 1, 4096),
             nnodes=nnodes,
             rdzv=rdzv if nnodes > 1 else None,
@@ -172,6 +176,12 @@ def _apply_msrun(args: argparse.Namespace) -> None:
         raise InvalidArgumentError(
             f"--master-addr: expected 127.0.0.1 for ranks of one machine, got {args.master_addr}", param="master_addr"
         )
+
+
+def _command(words: list[str]) -> tuple[str, ...]:
+    """Return the command; a script of Python that is not executable runs in this interpreter."""
+    is_script = words[0].endswith(".py") and not os.access(words[0], os.X_OK)
+    return (sys.executable, *words) if is_script else tuple(words)
 
 
 def _token(path: Path) -> bytes:

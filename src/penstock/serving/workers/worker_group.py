@@ -265,6 +265,7 @@ class WorkerGroup:
             model=self.config.name,
             worker=connection.name,
             pid=connection.pid,
+            role=connection.role,
             node=connection.node,
             path=self.config.path,
             version=self.config.version,
