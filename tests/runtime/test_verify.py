@@ -133,7 +133,9 @@ def test_the_first_worker_and_restarts_verify_a_bundle() -> None:
 
         async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> Any:
             modes.append(config.verify)
-            link = SimpleNamespace(plan=None, card=None, name="w", node="", pid=1, num_lost=0, max_open=0, state_id="")
+            link = SimpleNamespace(
+                plan=None, card=None, name="w", node="", pid=1, num_lost=0, max_open=0, state_id="", role=""
+            )
 
             async def ended() -> Any:
                 await asyncio.sleep(0.01 if len(modes) <= 3 else 1000)
