@@ -205,11 +205,12 @@ def test_int8_that_no_node_rounded_is_refused(source: str, tmp_path: Path) -> No
 
 
 def test_the_default_range_has_the_least_error() -> None:
-    """Compared with rounding by each method; few values are not clipped."""
+    """Compared with rounding by each method; few values are not clipped.  ReLU gives 84 to 99.7 % zeros."""
     rng = np.random.default_rng(0)
     for numbers in (
         rng.standard_normal(300), rng.standard_normal(200_000), rng.standard_t(2, 50_000), rng.uniform(0, 1, 30_000),
         np.r_[rng.standard_normal(100_000), 80.0], np.full(40, 3.0), np.zeros(9),
+        *(np.maximum(rng.standard_normal(100_000) - bias, 0) for bias in (1, 2, 2.7)),
     ):  # fmt: skip
         x = numbers.astype(np.float32)
         own = Range()
@@ -220,7 +221,8 @@ def test_the_default_range_has_the_least_error() -> None:
             scale = own.scale(method)
             errors[method] = float(np.square(x - scale * np.clip(np.rint(x / scale), -127, 127)).sum())
         least = min(errors.values()) if x.size > 10_000 else errors["minmax"]
-        assert errors["mse"] <= 1.01 * least, errors
+        excess = 1.01 if x.all() else 1.1  # the fewer numbers are not 0, the coarser is the estimate
+        assert errors["mse"] <= excess * least, errors
 
 
 def test_errors_are_of_rows() -> None:

@@ -36,9 +36,9 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ranges",
         choices=("mse", "minmax", "percentile", "kl"),
-        help="how the range of an activation follows from the samples: the one with the least squared error, its "
-        "largest magnitude, that of 99.99 %% of its numbers, or the one whose int8 distribution diverges least "
-        "(default: mse)",
+        help="how the range of an activation follows from the samples: the one with the least squared error as its "
+        "histogram estimates it, its largest magnitude, that of 99.99 %% of its numbers, or the one whose int8 "
+        "distribution diverges least (default: mse)",
     )
     group.add_argument(
         "--keep",

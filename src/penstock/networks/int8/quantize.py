@@ -35,10 +35,10 @@ Tell = Callable[[int, int], None]
 class Int8Options:
     """How a network becomes int8.
 
-    ``ranges``: "mse" (the least squared error of rounding and clipping), "minmax", "percentile" (99.99 % of the
-    magnitudes) or "kl".  ``keep``: patterns of the names of nodes that stay float32.  ``max_error``: the largest
-    relative error of an output, of root mean squares; nodes that add most to it stay float32 until it holds.
-    None: any.
+    ``ranges``: "mse" (the least squared error of rounding and clipping, as a histogram estimates it), "minmax",
+    "percentile" (99.99 % of the magnitudes) or "kl".  ``keep``: patterns of the names of nodes that stay float32.
+    ``max_error``: the largest relative error of an output, of root mean squares; nodes that add most to it stay float32
+    until it holds.  None: any.
     """
 
     ranges: str = "mse"
