@@ -33,6 +33,7 @@ EMBEDDING_WORDS: Final = ("embed", "wte", "wpe")
 FLOAT_LAYERS: Final = ("gate", "router", "wg", "shared_expert_gate", "conv", "conv1d", "relative_attention_bias")
 """The names of routers and convolutions, which networks compute in float32 under every scheme."""
 FLOATS: Final = ("f32", "f16", "bf16")
+_ENCODER_TABLES: Final = ("word_embeddings.weight", "tok_embeddings.weight")
 QuantizeProgress = Callable[[int, int], None]
 
 
@@ -93,7 +94,7 @@ def _has_head(checkpoint: Checkpoint) -> bool:
 
 def _has_float_head(checkpoint: Checkpoint, plan: Mapping[str, Scheme]) -> bool:
     """Return True if an embedding that the plan leaves in floats may be the output head, as in encoders."""
-    tables = [name for name in checkpoint.tensors if name.endswith("word_embeddings.weight") and name not in plan]
+    tables = [name for name in checkpoint.tensors if name.endswith(_ENCODER_TABLES) and name not in plan]
     return bool(tables) and not _has_head(checkpoint)
 
 
