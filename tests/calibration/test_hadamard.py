@@ -7,18 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 import penstock
 from benchmarks.plant_outliers import plant_outliers
 from penstock.calibration.auto import methods_for
 from penstock.calibration.budget import Budget
+from penstock.calibration.levels import make_levels, write_checkpoint
 from penstock.calibration.mixed import MixedOptions, quantize_mixed
 from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.core.native import Model
-from penstock.errors import UnsupportedError
+from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.graph.passes.assign_scheme import rotated_weights
@@ -62,23 +64,75 @@ def test_folders_and_bundles_have_the_same_weights(tmp_path: Path, scheme: str) 
     assert logits(tmp_path / "again.psm").tobytes() == logits(tmp_path / "a.psm").tobytes()
 
 
-def test_a_head_that_no_name_tells_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_encoder(path: Path, kind: str, **changes: object) -> Path:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 90, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.1}
+    config = transformers.AutoConfig.for_model(kind, **sizes | changes)
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(path)
+    return path
+
+
+def version(folder: Path) -> int:
+    return int(json.loads((folder / "config.json").read_text())["quantization_config"]["version"])
+
+
+def test_an_unlisted_head_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_tiny_llama(tmp_path / "model")
-    for module in ("penstock.checkpoint.quantize", "penstock.quant.mixed_schemes"):
-        monkeypatch.setattr(f"{module}.is_head", lambda name: False)
+    monkeypatch.setattr("penstock.checkpoint.quantize.HEADS", ())
+    monkeypatch.setattr("penstock.quant.mixed_schemes.is_head", lambda name: False)
     quantize_checkpoint(source, tmp_path / "out", "w8a8_h32")
     with raises(UnsupportedError, param="scheme"):
         export_bundle(tmp_path / "out", tmp_path / "out.psm")
 
 
 @pytest.mark.parametrize("scheme", ["w8a8_h32", "w4a8_h32"])
-def test_a_head_may_have_any_name(tmp_path: Path, scheme: str) -> None:
+def test_folders_with_rotated_heads_are_not_misread(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders without a list of heads: their plan knew only the head lm_head.weight."""
+    source = write_encoder(tmp_path / "model", "distilbert", hidden_dim=64, tie_word_embeddings=False)
+    expected = logits(source, "f32")
+    quantize_checkpoint(source, tmp_path / "listed", scheme)
+    assert divergence(logits(tmp_path / "listed"), expected) < 0.01
+    monkeypatch.setattr("penstock.checkpoint.quantize.HEADS", ("lm_head.weight",))
+    monkeypatch.setattr("penstock.checkpoint.quantize._has_float_head", lambda *_: False)
+    quantize_checkpoint(source, tmp_path / "old", scheme)
+    quantize_checkpoint(source, tmp_path / "old_mixed", scheme, blacklist=["vocab_transform"])
+    assert [version(tmp_path / name) for name in ("old", "old_mixed")] == [2, 3]
+    with raises((UnsupportedError, InvalidFileError), match=r"vocab_projector\.weight"):
+        logits(tmp_path / "old")
+    assert divergence(logits(tmp_path / "old_mixed"), expected) < 0.01
+
+
+def test_only_rotated_folders_list_their_heads(tmp_path: Path) -> None:
+    source = write_encoder(tmp_path / "model", "distilbert", hidden_dim=64, tie_word_embeddings=False)
+    for scheme, number in {"w8a8": 2, "w4a8": 2, "w8a8_h32": 3}.items():
+        quantize_checkpoint(source, tmp_path / scheme, scheme)
+        assert version(tmp_path / scheme) == number
+    schemes = Checkpoint.open(tmp_path / "w8a8_h32").mixed_schemes or {}
+    assert schemes["vocab_projector.weight"] == "w8a8"
+
+
+@pytest.mark.parametrize("levels", [("w8a8_h32", "f32"), ("w4a8_h32", "w8a8_h32")])
+def test_mixes_list_heads_at_every_level(tmp_path: Path, levels: tuple[str, ...]) -> None:
+    source = write_encoder(tmp_path / "model", "distilbert", hidden_dim=64, tie_word_embeddings=False)
+    checkpoint, head = Checkpoint.open(source), "vocab_projector.weight"
+    made = make_levels(source, checkpoint, tmp_path, levels, "rtn", ([], 1), None)
+    for level in levels:
+        folder = tmp_path / f"mix_{level}"
+        write_checkpoint(made.compose(dict.fromkeys(made.quantized_names(), level)), folder)
+        assert (Checkpoint.open(folder).mixed_schemes or {})[head] == find_scheme(level).plain
+        assert divergence(logits(folder), logits(source, "f32")) < 0.01
+
+
+@pytest.mark.parametrize(("kind", "scheme"), [("bert", "w8a8_h32"), ("bert", "w4a8_h32"), ("modernbert", "w8a8_h32")])
+def test_a_head_may_have_any_name(tmp_path: Path, kind: str, scheme: str) -> None:
     """An encoder's head is its word embeddings, whose name does not tell that they are a head."""
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.BertConfig(vocab_size=90, max_position_embeddings=64, **sizes)
-    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "model")
-    export_bundle(tmp_path / "model", tmp_path / "a.psm", scheme=scheme)
-    unpack_bundle(tmp_path / "a.psm", tmp_path / "unpacked")
+    write_encoder(tmp_path / "model", kind, pad_token_id=0)
+    if kind == "bert":
+        export_bundle(tmp_path / "model", tmp_path / "a.psm", scheme=scheme)
+        unpack_bundle(tmp_path / "a.psm", tmp_path / "unpacked")
     algorithm = RoundToNearest(RoundToNearestConfig(scheme=scheme))
     algorithm.apply(penstock.load_network(tmp_path / "model"))
     algorithm.save(tmp_path / "rounded")
@@ -86,7 +140,8 @@ def test_a_head_may_have_any_name(tmp_path: Path, scheme: str) -> None:
         open_mapped(tmp_path / "model"), tmp_path / "floats", scheme
     )  # the embeddings, and so the head, stay floats
     schemes = {}
-    for name in ("model", "unpacked", "rounded", "floats"):
+    names = [name for name in ("model", "unpacked", "rounded", "floats") if (tmp_path / name).exists()]
+    for name in names:
         own = scheme if name == "model" else None
         export_bundle(tmp_path / name, tmp_path / f"{name}.psm", scheme=own)
         graph = read_graph(tmp_path / f"{name}.psm")[0]
@@ -94,9 +149,12 @@ def test_a_head_may_have_any_name(tmp_path: Path, scheme: str) -> None:
         assert scheme in schemes[name]
         with Model.open(tmp_path / f"{name}.psm") as model:
             schemes[f"{name} bytes"] = bytes(model.segment("weights") or b"")
-    assert schemes["unpacked"] == schemes["rounded"] == schemes["model"]
-    assert schemes["unpacked bytes"] == schemes["rounded bytes"] == schemes["model bytes"]
-    assert schemes["floats"] == ["f32" if own == "w8a8" else own for own in schemes["model"]]
+    for name in names[:-1]:
+        assert schemes[name] == schemes["model"]
+        assert schemes[f"{name} bytes"] == schemes["model bytes"]
+    assert (schemes["model"][-1], schemes["floats"][-1]) == ("w8a8", "f32")  # the head
+    if kind == "bert":  # the others have gates, which keep their floats as routers do
+        assert schemes["floats"][:-1] == schemes["model"][:-1]
 
 
 @pytest.mark.parametrize("method", ["gptq", "imatrix", "smooth+gptq", "awq"])

@@ -22,7 +22,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import DType, Graph
 from penstock.networks.int8.judge import output_errors
-from penstock.networks.int8.quantize import Int8Options, Int8Report, quantize_network
+from penstock.networks.int8.quantize import Int8Options, Int8Report, check_arguments, quantize_network
 from penstock.networks.int8.ranges import METHODS, Range
 from penstock.networks.int8.stored import StoredNetwork
 from penstock.networks.predictor import open_predictor
@@ -205,11 +205,12 @@ def test_int8_that_no_node_rounded_is_refused(source: str, tmp_path: Path) -> No
 
 
 def test_the_default_range_has_the_least_error() -> None:
-    """Compared with rounding by each method; few values are not clipped."""
+    """Compared with rounding by each method; few values are not clipped.  ReLU gives 84 to 99.7 % zeros."""
     rng = np.random.default_rng(0)
     for numbers in (
         rng.standard_normal(300), rng.standard_normal(200_000), rng.standard_t(2, 50_000), rng.uniform(0, 1, 30_000),
         np.r_[rng.standard_normal(100_000), 80.0], np.full(40, 3.0), np.zeros(9),
+        *(np.maximum(rng.standard_normal(100_000) - bias, 0) for bias in (1, 2, 2.7)),
     ):  # fmt: skip
         x = numbers.astype(np.float32)
         own = Range()
@@ -220,7 +221,8 @@ def test_the_default_range_has_the_least_error() -> None:
             scale = own.scale(method)
             errors[method] = float(np.square(x - scale * np.clip(np.rint(x / scale), -127, 127)).sum())
         least = min(errors.values()) if x.size > 10_000 else errors["minmax"]
-        assert errors["mse"] <= 1.01 * least, errors
+        excess = 1.01 if x.all() else 1.1  # the fewer numbers are not 0, the coarser is the estimate
+        assert errors["mse"] <= excess * least, errors
 
 
 def test_errors_are_of_rows() -> None:
@@ -310,6 +312,25 @@ def test_an_onnx_file_becomes_int8_as_its_bundle_does(tmp_path: Path) -> None:
     assert (ops.count("conv_int8"), ops.count("conv")) == (2, 0)
     with raises(InvalidArgumentError, param="size"):
         quantized(tmp_path, *options, "--size", "B=1:16")  # of a bundle
+
+
+def test_arguments_are_checked_before_scripts_run(tmp_path: Path) -> None:
+    path, script = onnx_file(tmp_path), tmp_path / "ops.py"
+    script.write_text("raise SystemExit('the script ran')")
+    (tmp_path / "samples").mkdir()
+    for options in ((), ("--calibration", str(tmp_path / "samples"))):
+        with raises(InvalidArgumentError, param="calibration", code="no_samples"):
+            quantized(tmp_path, "--scheme", "w8a8", "--custom-ops", str(script), *options, source=path.name)
+    np.save(tmp_path / "samples" / "0.npy", np.zeros(1, np.float32))
+    with raises(InvalidArgumentError, param="out"):
+        check_arguments(tmp_path / "net", tmp_path / "samples", Int8Options())
+
+
+def test_messages_name_the_source(folder: Path, tmp_path: Path) -> None:
+    pool = penstock.capture(nn.MaxPool2d(2), torch.randn(1, 3, 8, 8))
+    for label, name in ((None, pool.name), ("pool.onnx", "pool.onnx")):
+        with raises(UnsupportedError, param="model", match=rf"^{name}:"):
+            quantize_network(pool, tmp_path / "out.psm", folder / "samples", label=label)
 
 
 def test_samples_must_fit_the_inputs(folder: Path, tmp_path: Path) -> None:

@@ -30,9 +30,10 @@ int64_t pool_items(const Call& c) { return c.out[0].dims[0] * c.out[0].dims[1] *
 int64_t tap_count(const Call& c) { return c.attrs[kKernel].list[0] * c.attrs[kKernel].list[1]; }
 
 void max_bytes(const Tensor& x, int64_t from, const int64_t* taps, int64_t n, int64_t count, uint8_t* y) {
+  const uint8_t flip = x.dtype == PS_I8 ? 128 : 0;
+  const uint8_t least = flip && !n ? 1 : 0;  // -127 for a window in the pads: int8 convolutions have no -128
   for (int64_t i = 0; i < count; ++i) {
-    const uint8_t flip = x.dtype == PS_I8 ? 128 : 0;
-    uint8_t most = 0;
+    uint8_t most = least;
     for (int64_t t = 0; t < n; ++t) most = std::max<uint8_t>(most, x.data[taps[t] + from + i] ^ flip);
     y[i] = most ^ flip;
   }

@@ -21,7 +21,7 @@ from penstock.core.native import Context
 from penstock.errors import InvalidArgumentError
 from penstock.quant.folder import add_quantized, new_folder, quantized_entries
 from penstock.quant.matrix import quantize_rows
-from penstock.quant.mixed_schemes import is_head, mixed_config
+from penstock.quant.mixed_schemes import HEADS, is_head, mixed_config, other_schemes
 from penstock.quant.scheme import find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 from penstock.runtime.build import ProgressCallback
@@ -102,15 +102,20 @@ class Levels:
                 taken |= {name} | self.base.companions(name)
         homes.append(_LevelPart(self.base, [name for name in self.base.tensors if name not in taken]))
         config = self.base.stored_config
-        higher = {
-            name: find_scheme(scheme).plain if is_head(name) else scheme
-            for name, scheme in schemes.items()
-            if scheme != self.schemes[0]
-        }
-        values = mixed_config(config.values, self.schemes[0], higher)
+        values = mixed_config(config.values, self.schemes[0], self._listed(schemes))
         if recipe is not None:
             values["quantization_config"] = {**values["quantization_config"], "recipe": dict(recipe)}
         return Checkpoint(self.base.folder, ConfigReader(values, config.file), homes)
+
+    def _listed(self, schemes: Mapping[str, str]) -> dict[str, str]:
+        """Return the table of config.json: tensors above the lowest level, and heads that ``is_head`` does not know."""
+        lowest = self.schemes[0]
+        own = {
+            name: find_scheme(scheme).plain if is_head(name) or name in HEADS else scheme
+            for name, scheme in schemes.items()
+        }
+        unnamed = other_schemes(lowest, {name: scheme for name, scheme in own.items() if schemes[name] == lowest})
+        return {name: scheme for name, scheme in own.items() if schemes[name] != lowest or name in unnamed}
 
     @property
     def _head_file(self) -> TensorFile | None:

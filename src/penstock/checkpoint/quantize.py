@@ -22,7 +22,7 @@ from penstock.core.native import Context, QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
 from penstock.quant.matrix import quantize_rows
-from penstock.quant.mixed_schemes import HEADS, TOKEN_TABLES, is_head
+from penstock.quant.mixed_schemes import HEADS, TOKEN_TABLES
 from penstock.quant.ptq_config import check_blacklist, is_listed
 from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
@@ -33,6 +33,7 @@ EMBEDDING_WORDS: Final = ("embed", "wte", "wpe")
 FLOAT_LAYERS: Final = ("gate", "router", "wg", "shared_expert_gate", "conv", "conv1d", "relative_attention_bias")
 """The names of routers and convolutions, which networks compute in float32 under every scheme."""
 FLOATS: Final = ("f32", "f16", "bf16")
+_ENCODER_TABLES: Final = ("word_embeddings.weight", "tok_embeddings.weight")
 QuantizeProgress = Callable[[int, int], None]
 
 
@@ -82,7 +83,7 @@ def plan_weights(checkpoint: Checkpoint, scheme: Scheme, blacklist: Sequence[str
             continue
         if layer in FLOAT_LAYERS or parent == "router":
             continue
-        plan[name] = head if is_head(name) else scheme
+        plan[name] = head if name in HEADS else scheme
     check_blacklist(plan, blacklist)
     return {name: scheme for name, scheme in plan.items() if not is_listed(name, blacklist)}
 
@@ -93,7 +94,7 @@ def _has_head(checkpoint: Checkpoint) -> bool:
 
 def _has_float_head(checkpoint: Checkpoint, plan: Mapping[str, Scheme]) -> bool:
     """Return True if an embedding that the plan leaves in floats may be the output head, as in encoders."""
-    tables = [name for name in checkpoint.tensors if name.endswith("word_embeddings.weight") and name not in plan]
+    tables = [name for name in checkpoint.tensors if name.endswith(_ENCODER_TABLES) and name not in plan]
     return bool(tables) and not _has_head(checkpoint)
 
 
@@ -156,8 +157,9 @@ def quantize_checkpoint(
     total = sum(checkpoint.tensors[name].num_bytes for name in names)
     side_files = checkpoint.side_files()
     recipe = None if rounding is None else rounding.recipe
+    schemes = {name: row.name for name, row in plan.items()}
     side_files["config.json"] = quantized_config(
-        checkpoint.config.values, scheme_row.name, checkpoint.dtype, recipe, keeps_floats=keeps_floats
+        checkpoint.config.values, scheme_row.name, checkpoint.dtype, recipe, keeps_floats=keeps_floats, schemes=schemes
     )
     with new_folder(Path(out)) as folder:
         write_side_files(folder, side_files)

@@ -32,9 +32,9 @@ def mixed_schemes(config: ConfigReader, dtypes: Mapping[str, str]) -> dict[str, 
     """Return the scheme of a linear with each of the tensors, by name; None if the folder has one scheme.
 
     ``dtypes``: the element types of the tensors.  A tensor that ``quantization_config.schemes`` does not name has the
-    folder's scheme, or as int8 in a folder of 4 bits that of its head; a head has it without rotation, and floats have
-    their own type.  Names of other
-    tensors are ignored: a rank has only some.  Raises InvalidFileError for a scheme that a tensor is not stored for.
+    folder's scheme, or as int8 in a folder of 4 bits that of its head; a head (``is_head``) has it without rotation,
+    and floats have their own type.  Names of other tensors are ignored: a rank has only some.  Raises InvalidFileError
+    for a scheme that a tensor is not stored for.
     """
     section = config.quantization()
     if section is None or section.int("version", min=1) != MIXED_VERSION:
@@ -79,9 +79,10 @@ def other_schemes(base: str, schemes: Mapping[str, str]) -> dict[str, str]:
 def is_head(name: str) -> bool:
     """Return True for the weight of the output head, and for an embedding, which is quantized only if it is the head.
 
-    Its columns are never rotated.
+    Its columns are never rotated.  A folder's table names the heads under the other names of ``HEADS``: folders written
+    before there was one have them rotated.
     """
-    return name in HEADS or name.split(".")[-2:-1] in [[table] for table in TOKEN_TABLES]
+    return name == HEAD_NAME or name.split(".")[-2:-1] in [[table] for table in TOKEN_TABLES]
 
 
 def _can_have(scheme: Scheme, dtype: str) -> bool:

@@ -50,6 +50,16 @@ def test_pools_match_torch(shape: tuple[int, ...], kernel: tuple[int, int], attr
         check("avg_pool", [x], nhwc(expected), kernel=kernel, count_pads=counts, relative=1e-6, absolute=1e-6, **attrs)
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [("int8", -127), ("uint8", 0)])
+def test_a_window_in_the_pads_is_within_int8(dtype: str, expected: int) -> None:
+    """It has no number, and convolutions of int8 take -127 to 127.  A window of -128 stays."""
+    x = np.full((1, 1, 1, 5), 3, dtype)
+    places = {"kernel": (2, 2), "dilations": (3, 3), "pads": (1, 1, 2, 2)}
+    check("max_pool", [x], np.full((1, 1, 1, 5), expected, dtype), **PLAIN | places)
+    least = np.full((1, 2, 2, 5), np.iinfo(dtype).min, dtype)
+    check("max_pool", [least], least[:, :1, :1], **PLAIN | {"kernel": (2, 2)})
+
+
 def test_max_pool_takes_dilations_bytes_and_nan() -> None:
     x = numbers(1, 9, 9, 4)
     expected = F.max_pool2d(nchw(x), 3, 1, 0, 2)

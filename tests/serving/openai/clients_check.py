@@ -1,8 +1,8 @@
 """Published clients against scripted models: python -m tests.serving.openai.clients_check FOLDER.
 
 ``make check-clients`` runs it.  ``FOLDER`` has an environment with the name of each client: openai, langchain-openai,
-pydantic-ai-slim and instructor, whose requirements exclude each other.  Each client runs a loop of three steps with
-every format of tool calls, whole and streamed, and gets answers in the shape of a class.  The models are those of
+pydantic-ai-slim and instructor, whose requirements exclude each other.  Each client calls tools in every format, and
+gets answers in the shape of a class; it prints the rest of what its check covers.  The models are those of
 test_tools.py.
 """
 
@@ -22,7 +22,7 @@ FINAL = "Fine é"
 PERSON = {"name": "Mia", "age": 7}
 
 
-def check_openai(url: str, names: list[str], arguments: dict[str, Any]) -> None:
+def check_openai(url: str, names: list[str], arguments: dict[str, Any]) -> str:
     """The helpers that parse answers and calls, whole and streamed."""
     import openai
     from pydantic import BaseModel
@@ -63,9 +63,10 @@ def check_openai(url: str, names: list[str], arguments: dict[str, Any]) -> None:
             assert message.content == FINAL, (name, message)
         body = {"model": "json", "messages": messages[:1], "max_tokens": 200, "response_format": Person}
         assert final_of(is_streamed, **body).parsed == Person(**PERSON)
+    return f"{len(names)} formats in loops of three steps, and a class in JSON, whole and streamed"
 
 
-def check_langchain(url: str, names: list[str], arguments: dict[str, Any]) -> None:
+def check_langchain(url: str, names: list[str], arguments: dict[str, Any]) -> str:
     """bind_tools and with_structured_output."""
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_openai import ChatOpenAI
@@ -110,9 +111,10 @@ def check_langchain(url: str, names: list[str], arguments: dict[str, Any]) -> No
     for name in names:
         forced = model(name).with_structured_output(weather, method="function_calling")
         assert forced.invoke(QUESTION) == weather(**arguments), name
+    return f"{len(names)} formats in loops of three steps, whole and streamed; a class in JSON and as a call, whole"
 
 
-def check_pydantic_ai(url: str, names: list[str], arguments: dict[str, Any]) -> None:
+def check_pydantic_ai(url: str, names: list[str], arguments: dict[str, Any]) -> str:
     """Agents with tools, and agents whose answer is an object."""
     from pydantic import BaseModel
     from pydantic_ai import Agent, NativeOutput, PromptedOutput
@@ -153,9 +155,10 @@ def check_pydantic_ai(url: str, names: list[str], arguments: dict[str, Any]) -> 
 
     settings: Any = {"max_tokens": 800}
     asyncio.run(check())
+    return f"{len(names)} formats in loops of three steps, whole and streamed; a class in JSON, whole"
 
 
-def check_instructor(url: str, names: list[str], arguments: dict[str, Any]) -> None:
+def check_instructor(url: str, names: list[str], arguments: dict[str, Any]) -> str:
     """Answers that are asked for again until they are valid, as calls; and answers in JSON, whole and streamed."""
     import instructor
     import openai
@@ -193,9 +196,10 @@ def check_instructor(url: str, names: list[str], arguments: dict[str, Any]) -> N
         patched = instructor.from_openai(client, mode=mode)
         assert patched.create(model="json", response_model=Person, **body).model_dump() == PERSON
         assert list(patched.create_partial(model="json", response_model=Person, **body))[-1].model_dump() == PERSON
+    return f"{len(names)} formats in one forced call with three attempts, whole; a class in JSON, whole and streamed"
 
 
-CHECKS: dict[str, Callable[[str, list[str], dict[str, Any]], None]] = {
+CHECKS: dict[str, Callable[[str, list[str], dict[str, Any]], str]] = {
     "openai": check_openai,
     "langchain-openai": check_langchain,
     "pydantic-ai-slim": check_pydantic_ai,
@@ -232,5 +236,5 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         sys.exit(main(Path(sys.argv[1])))
     url, names, arguments, client = sys.argv[1:]
-    CHECKS[client](url, json.loads(names), json.loads(arguments))
-    print(f"{client} {importlib.metadata.version(client)}: every format, whole and streamed")
+    summary = CHECKS[client](url, json.loads(names), json.loads(arguments))
+    print(f"{client} {importlib.metadata.version(client)}: {summary}")

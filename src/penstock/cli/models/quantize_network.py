@@ -36,9 +36,9 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ranges",
         choices=("mse", "minmax", "percentile", "kl"),
-        help="how the range of an activation follows from the samples: the one with the least squared error, its "
-        "largest magnitude, that of 99.99 %% of its numbers, or the one whose int8 distribution diverges least "
-        "(default: mse)",
+        help="how the range of an activation follows from the samples: the one with the least squared error as its "
+        "histogram estimates it, its largest magnitude, that of 99.99 %% of its numbers, or the one whose int8 "
+        "distribution diverges least (default: mse)",
     )
     group.add_argument(
         "--keep",
@@ -71,7 +71,7 @@ def is_network(args: argparse.Namespace) -> bool:
 
 def run_network(args: argparse.Namespace) -> int:
     """Quantize the network, and print what it costs and gains."""
-    from penstock.networks.int8.quantize import Int8Options, quantize_network
+    from penstock.networks.int8.quantize import Int8Options, check_arguments, quantize_network
     from penstock.runtime.build import Progress
 
     if args.scheme != "w8a8":
@@ -83,12 +83,13 @@ def run_network(args: argparse.Namespace) -> int:
             f"--method: expected rtn for a general network, got {args.method}", param="method"
         )  # fmt: skip
     path = args.checkpoint
-    source = read_onnx_file(path, args) if is_onnx_file(path) else downloaded_path(path)
     options = Int8Options(args.ranges or "mse", tuple(args.keep or ()), args.max_error, args.threads or 0)
+    check_arguments(args.out, args.calibration, options)  # before the source is read, and the script of --custom-ops
+    source = read_onnx_file(path, args) if is_onnx_file(path) else downloaded_path(path)
     with ProgressLine() as line:
         report = quantize_network(
             source, args.out, args.calibration, options,
-            lambda done, total: line(Progress("quantize", done, total)),
+            lambda done, total: line(Progress("quantize", done, total)), path,
         )  # fmt: skip
     print(_text(args.out, report))
     worst = max((error.relative for error in report.errors), default=0.0)

@@ -15,16 +15,16 @@ from typing import Final
 
 from penstock.core.native import Context
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.graph.ir import Node
+from penstock.graph.ir import Graph, Node
 from penstock.networks.int8.judge import Arrays, OutputError, output_errors
 from penstock.networks.int8.ranges import METHODS, Range, collect_ranges
 from penstock.networks.int8.rewrite import Int8Weights, candidates, observed_values, rewrite
-from penstock.networks.int8.samples import Sample, held_out, read_samples
+from penstock.networks.int8.samples import Sample, held_out, read_samples, sample_files
 from penstock.networks.int8.stored import StoredNetwork
 from penstock.networks.network import CapturedNetwork
 from penstock.networks.predictor import Predictor, open_predictor
 
-__all__ = ["Int8Options", "Int8Report", "quantize_network"]
+__all__ = ["Int8Options", "Int8Report", "check_arguments", "quantize_network"]
 
 _RUNS: Final = 7
 _PROPERTY: Final = "quantization"
@@ -35,10 +35,10 @@ Tell = Callable[[int, int], None]
 class Int8Options:
     """How a network becomes int8.
 
-    ``ranges``: "mse" (the least squared error of rounding and clipping), "minmax", "percentile" (99.99 % of the
-    magnitudes) or "kl".  ``keep``: patterns of the names of nodes that stay float32.  ``max_error``: the largest
-    relative error of an output, of root mean squares; nodes that add most to it stay float32 until it holds.
-    None: any.
+    ``ranges``: "mse" (the least squared error of rounding and clipping, as a histogram estimates it), "minmax",
+    "percentile" (99.99 % of the magnitudes) or "kl".  ``keep``: patterns of the names of nodes that stay float32.
+    ``max_error``: the largest relative error of an output, of root mean squares; nodes that add most to it stay float32
+    until it holds.  None: any.
     """
 
     ranges: str = "mse"
@@ -72,14 +72,35 @@ class Int8Report:
 def quantize_network(
     source: str | os.PathLike[str] | CapturedNetwork, out: str | os.PathLike[str],
     calibration: str | os.PathLike[str] | None, options: Int8Options | None = None, tell: Tell | None = None,
+    label: str | None = None,
 ) -> Int8Report:  # fmt: skip
     """Write the bundle ``out``: a float32 network with int8 convolutions and linears.
 
     ``source`` is a bundle, or a network that ``capture`` or ``read_network`` made.  ``calibration`` is a folder of
     samples, as ``read_samples`` takes it.  ``tell`` gets (done, total) of the networks that are measured for
-    ``max_error``.  Raises InvalidArgumentError without samples, and UnsupportedError for a
-    language model, for a network that is int8 already, and for one without convolutions and linears.
+    ``max_error``.  ``label``: the source in messages; None is the bundle's path or the network's name.  Raises
+    InvalidArgumentError without samples, and UnsupportedError for a language model, for a network that is int8 already,
+    and for one without convolutions and linears.
     """
+    chosen = options or Int8Options()
+    samples_folder = check_arguments(out, calibration, chosen)
+    shown = label or (source.name if isinstance(source, CapturedNetwork) else os.fspath(source))
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        path = source.save(Path(folder) / "source.psm").path if isinstance(source, CapturedNetwork) else Path(source)
+        if Path(out).resolve() == path.resolve():
+            raise InvalidArgumentError(f"out: expected another file than the source, got {out}", param="out")
+        network = StoredNetwork.open(path)
+        _check_network(network.graph, shown)
+        with open_predictor(path) as predictor:
+            samples = read_samples(samples_folder, predictor.inputs)
+        with Context() as context:
+            return _Quantizer(network, path, samples, chosen, context, Path(folder)).run(Path(out), tell)
+
+
+def check_arguments(
+    out: str | os.PathLike[str], calibration: str | os.PathLike[str] | None, options: Int8Options
+) -> Path:
+    """Return the folder of samples after checking what needs no network; errors of ``quantize_network``."""
     if calibration is None:
         raise InvalidArgumentError(
             "calibration: expected a folder of samples of the inputs, got none. Ranges from other data would give a "
@@ -87,30 +108,27 @@ def quantize_network(
             param="calibration",
             code="no_samples",
         )
-    chosen = options or Int8Options()
-    _check_options(chosen, Path(out))
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        path = source.save(Path(folder) / "source.psm").path if isinstance(source, CapturedNetwork) else Path(source)
-        if Path(out).resolve() == path.resolve():
-            raise InvalidArgumentError(f"out: expected another file than the source, got {out}", param="out")
-        network = StoredNetwork.open(path)
-        if any(node.op == "conv_int8" or node.attrs.get("scheme") == "w8a8" for node in network.graph.nodes):
-            raise UnsupportedError(f"{path}: expected a float32 network, got an int8 one", param="model")
-        with open_predictor(path) as predictor:
-            samples = read_samples(calibration, predictor.inputs)
-        with Context() as context:
-            return _Quantizer(network, path, samples, chosen, context, Path(folder)).run(Path(out), tell)
-
-
-def _check_options(options: Int8Options, out: Path) -> None:
     if options.ranges not in METHODS:
         raise InvalidArgumentError(
             f"ranges: expected {', '.join(METHODS)}, got {options.ranges!r}", param="ranges"
         )  # fmt: skip
     if options.max_error is not None and not options.max_error > 0:
         raise InvalidArgumentError(f"max_error: expected more than 0, got {options.max_error!r}", param="max_error")
-    if out.suffix != ".psm":
-        raise InvalidArgumentError(f"out: expected a name that ends in .psm, got {out.name}", param="out")
+    if Path(out).suffix != ".psm":
+        raise InvalidArgumentError(f"out: expected a name that ends in .psm, got {Path(out).name}", param="out")
+    sample_files(calibration)
+    return Path(calibration)
+
+
+def _check_network(graph: Graph, label: str) -> None:
+    """Refuse a network that is int8 already, and one without nodes that have an int8 form."""
+    if any(node.op == "conv_int8" or node.attrs.get("scheme") == "w8a8" for node in graph.nodes):
+        raise UnsupportedError(f"{label}: expected a float32 network, got an int8 one", param="model")
+    if not candidates(graph):
+        raise UnsupportedError(
+            f"{label}: expected convolutions or linears, got a network without ones that have an int8 form",
+            param="model",
+        )
 
 
 class _Quantizer:
@@ -123,11 +141,6 @@ class _Quantizer:
         self.trial = folder / "trial.psm"
         self.calibrating, self.judging = held_out(samples)
         self.nodes = candidates(network.graph)
-        if not self.nodes:
-            raise UnsupportedError(
-                f"{path}: expected convolutions or linears, got a network without ones that have an int8 form",
-                param="model",
-            )
         self.kept = _named(self.nodes, options.keep)
         wanted = observed_values(network.graph, self.nodes)
         self.ranges: dict[str, Range] = collect_ranges(

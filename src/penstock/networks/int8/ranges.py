@@ -94,7 +94,7 @@ def _least_error_bins(counts: NDArray[np.int64]) -> int:
     """Return the bins with the least sum of squared errors: those of rounding within them, and of clipping beyond.
 
     Rounding to a step s costs s^2 / 12 for each number if numbers are spread evenly within a step, so few numbers keep
-    their whole range.
+    their whole range.  Those of the first bin cost next to nothing: they are zeros, as ReLU gives, or round to 0.
     """
     if counts.sum() < _FEW_NUMBERS:
         return _BINS
@@ -105,7 +105,7 @@ def _least_error_bins(counts: NDArray[np.int64]) -> int:
     last = bins - 1
     beyond, linear = inside[-1] - inside[last], sums[-1] - sums[last]
     clipping = squares[-1] - squares[last] - 2 * bins * linear + bins.astype(np.float64) ** 2 * beyond
-    rounding = inside[last] * (bins / _MOST) ** 2 / 12
+    rounding = (inside[last] - counts[0]) * (bins / _MOST) ** 2 / 12
     return int(bins[len(bins) - 1 - np.argmin((clipping + rounding)[::-1])])
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.core.predict import NUMPY_DTYPES, NetworkValue
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
-__all__ = ["Sample", "held_out", "read_samples"]
+__all__ = ["Sample", "held_out", "read_samples", "sample_files"]
 
 Sample = dict[str, NDArray[Any]]
 _HELD_OUT_EVERY: Final = 4
@@ -27,6 +27,11 @@ def read_samples(folder: str | os.PathLike[str], inputs: Sequence[NetworkValue])
     Of a network with one input a sample may be NAME.npy.  Raises InvalidArgumentError without files and for one whose
     arrays do not fit the inputs, and InvalidFileError for a damaged one.
     """
+    return [_read(path, inputs) for path in sample_files(folder)]
+
+
+def sample_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the paths of the samples of a folder, by their names; InvalidArgumentError if there are none."""
     root = Path(folder)
     if not root.is_dir():
         raise InvalidArgumentError(f"calibration: expected a folder, got {root}", param="calibration")
@@ -35,7 +40,7 @@ def read_samples(folder: str | os.PathLike[str], inputs: Sequence[NetworkValue])
         raise InvalidArgumentError(
             f"calibration: expected .npz or .npy files in {root}, got none", param="calibration", code="no_samples"
         )
-    return [_read(path, inputs) for path in paths]
+    return paths
 
 
 def held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
