@@ -15,7 +15,8 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InternalError, UnavailableError
 from penstock.llm.llm import LLM
 from penstock.serving.metrics import Metrics
-from penstock.serving.workers import failover, remote_model
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers import crash_tracker, failover, remote_model
 from penstock.serving.workers.crash_tracker import MAX_KILLS
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_connection import WorkerConnection
@@ -148,11 +149,41 @@ def test_answers_of_both_roles_go_on(role: str) -> None:
     asyncio.run(main())
 
 
-def test_the_workers_lost_with_an_answer_are_bounded() -> None:
+def test_a_worker_lost_right_after_its_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two are lost before the request has learned that they accepted it; the first one is for prefill."""
+    real_put, num_lost = WorkerConnection._put, 0
+
+    def put(connection: WorkerConnection, message: pb.StepEvent) -> None:
+        nonlocal num_lost
+        real_put(connection, message)
+        if connection.num_open and num_lost < 2:
+            num_lost += 1
+            os.kill(connection.pid, signal.SIGKILL)
+            connection.fail("the link broke")
+
+    async def main() -> None:
+        async with service(roles=WorkerRoles(1, 1), supervision=HASTY, command=faulty("slow")) as running:
+            backend = await running.models.load(str(DEMO))
+            monkeypatch.setattr(WorkerConnection, "_put", put)
+            reader = AnswerReader(backend, [5, *range(20, 120)], SEEDED)
+            await reader.task
+            reader.check(expected)
+            assert num_lost == 2
+            assert backend.lost_requests() == {"retried": 0, "continued": 2, "failed": 0}
+
+    with LLM(DEMO, threads=1) as llm:
+        expected = llm.generate([5, *range(20, 120)], SEEDED)
+    asyncio.run(main())
+
+
+def test_the_workers_lost_with_an_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request runs alone after the third kill, until long after the fourth."""
+    monkeypatch.setattr(crash_tracker, "_MARGIN_TOKENS", 10_000)
+
     async def main() -> None:
         async with service(num_workers=2, supervision=HASTY, command=faulty("slow")) as running:
             backend = await running.models.load(str(DEMO))
-            reader = AnswerReader(backend, [5, 6], replace(SEEDED, max_tokens=900))
+            reader = AnswerReader(backend, [5, 6], replace(SEEDED, max_tokens=3000))
             for _ in range(MAX_KILLS + 1):
                 seen = reader.num_deltas
                 await until(lambda seen=seen: reader.num_deltas > seen)
@@ -192,7 +223,7 @@ def test_replaced_weights_do_not_go_on_with_an_answer(versions: list[Path]) -> N
     async def main() -> None:
         async with service(supervision=CALM, command=faulty("slow")) as running:
             backend = await running.models.load(str(versions[0]), "model")
-            reader = AnswerReader(backend, [5, 6], replace(GREEDY, max_tokens=900))
+            reader = AnswerReader(backend, [5, 6], replace(GREEDY, max_tokens=3000))
             await begun([reader])
             old = backend._connections[0]
             updating = asyncio.ensure_future(running.models.update("model", str(versions[1])))
