@@ -241,6 +241,20 @@ def test_writer_leaves_nothing_on_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_writer_leaves_nothing_if_a_segment_fails(tmp_path: Path) -> None:
+    """A segment is made when the writer is closed, here without a with statement."""
+
+    def fail() -> bytes:
+        raise InvalidFileError("tokenizer.json: expected a vocabulary, got none", param="tokenizer")
+
+    writer = BundleWriter(tmp_path / "x.psm", tiny_graph(), {"a": fail})
+    writer.leave_weights(0)
+    with raises(InvalidFileError, param="tokenizer"):
+        writer.close()
+    assert list(tmp_path.iterdir()) == []
+    writer.close()
+
+
 def test_writer_keeps_the_old_file_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_bundle(tmp_path / "x.psm", tiny_graph())
     before = path.read_bytes()

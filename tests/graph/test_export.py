@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.core import native
 from penstock.core.tokenizer import NativeTokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.graph import export
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from tests.support.errors import raises
@@ -101,6 +104,27 @@ def test_layers_without_tensors_are_named_before_the_capture(tmp_path: Path) -> 
     with pytest.raises(InvalidFileError, match=r"lacks tensors '"):
         export_bundle(tmp_path / "model.gguf", tmp_path / "out.psm", progress=lambda *own: stages.append(own[0]))
     assert stages == []
+
+
+def test_an_error_does_not_wait_for_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large vocabulary takes seconds, in a thread beside the capture."""
+    go, ended = Event(), Event()
+
+    def read_files(checkpoint: Checkpoint) -> tuple[dict[str, bytes], str]:
+        assert go.wait(600)
+        try:
+            return real_read(checkpoint)
+        finally:
+            ended.set()
+
+    real_read = export._read_files
+    monkeypatch.setattr(export, "_read_files", read_files)
+    (tmp_path / "model.gguf").write_bytes(llama_file({"llama.block_count": 64}))
+    with pytest.raises(InvalidFileError):
+        export_bundle(tmp_path / "model.gguf", tmp_path / "out.psm")
+    assert not ended.is_set()
+    go.set()
+    assert ended.wait(600)
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ take 0.8 s, during which the process runs.
 "crowd": the first process of a bundle begins after CROWD requests have arrived, and hangs once two have a token.
 "clock": the time of day is an hour ahead and an hour behind in turn, at each reading.
 "slow": a step takes 10 ms longer, so that a test finds a request still running.
+"fifth": the first process of a model is killed at its fifth step with requests.
 "resumed": the first process that is to compute a request which another one began is killed.
 """
 
@@ -80,6 +81,20 @@ def main() -> int:
         time.sleep(0.01)
         return real_step(engine)
 
+    def open_killed(config, on_plan):
+        mark, num_steps = Path(config.path).with_suffix(".fifth"), itertools.count(1)
+        found = real_open(config, on_plan)  # warms up without other requests
+
+        def kill_at_fifth(engine):
+            if engine._everyone() and next(num_steps) == 5:
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real_step(engine)
+
+        if not mark.exists():
+            Engine.step = kill_at_fifth
+        return found
+
     def open_marked(config, on_plan):
         mark = Path(config.path).with_suffix(".killed")
 
@@ -124,6 +139,8 @@ def main() -> int:
         worker.open_llm = open_first
     if "exits" in faults:
         worker.open_llm = open_llm
+    if "fifth" in faults:
+        worker.open_llm = open_killed
     if "resumed" in faults:
         worker.open_llm = open_marked
     return worker.main()

@@ -139,13 +139,25 @@ class BundleWriter:
             raise FileAccessError(f"{self.path}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Finish the file and rename it.  When a weight is missing, remove it and raise InvalidArgumentError."""
+        """Finish the file and rename it.  After an error, it is removed.
+
+        Raises InvalidArgumentError when a weight is missing, and the error of a segment's function.
+        """
         if self._file is None:
             return
         if self._waiting:
             missing = self._waiting[-1].name
             self.abort()
             raise InvalidArgumentError(f"{self.path}: expected the weight {missing!r}, which was not added")
+        try:
+            self._finish()
+        except BaseException:
+            self.abort()
+            raise
+        self._publish()
+
+    def _finish(self) -> None:
+        """Write the last weights, the segments and the header."""
         self._write_piece()
         self._segments[0] = dataclasses.replace(self._segments[0], crc32=self._crc)
         for i, (name, given) in enumerate(self._extra.items(), 1):
@@ -162,7 +174,6 @@ class BundleWriter:
             self._file_bytes,
         )  # fmt: skip
         self._write(0, memoryview(header + metadata))
-        self._publish()
 
     def _publish(self) -> None:
         if self._file is None:

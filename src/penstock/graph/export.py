@@ -93,21 +93,22 @@ def export_bundle(
     chosen = checkpoint.choose_scheme(scheme)
     from penstock.models.meta import construct_on_meta
 
-    with ThreadPoolExecutor(1, "penstock-files") as thread:
-        files = thread.submit(_read_files, checkpoint)
-        segments = _segments(checkpoint, files, rank or 0)
-        how = _How(chosen, construct_on_meta(checkpoint.config, network), tail)
-        graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how, tell)
-        captured = time.monotonic()
-        _check_tensors(graph, constants, checkpoint)
-        total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
-        out = Path(out() if callable(out) else out)
-        with native.Context() as context, BundleWriter(out, graph, segments, durable=False) as writer:
-            packer = _Packer(graph, checkpoint, constants, context, lambda done: tell("pack", done, total))
-            if without_weights:
-                writer.leave_weights(0)
-            else:
-                _write_weights(graph, packer, writer, files)
+    thread = ThreadPoolExecutor(1, "penstock-files")
+    files = thread.submit(_read_files, checkpoint)
+    thread.shutdown(wait=False)  # an error elsewhere does not wait for this thread, which only reads the checkpoint
+    segments = _segments(checkpoint, files, rank or 0)
+    how = _How(chosen, construct_on_meta(checkpoint.config, network), tail)
+    graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how, tell)
+    captured = time.monotonic()
+    _check_tensors(graph, constants, checkpoint)
+    total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
+    out = Path(out() if callable(out) else out)
+    with native.Context() as context, BundleWriter(out, graph, segments, durable=False) as writer:
+        packer = _Packer(graph, checkpoint, constants, context, lambda done: tell("pack", done, total))
+        if without_weights:
+            writer.leave_weights(0)
+        else:
+            _write_weights(graph, packer, writer, files)
     packed = time.monotonic()
     return ExportReport(
         network=graph.network,

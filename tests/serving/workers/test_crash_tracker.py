@@ -111,6 +111,28 @@ def test_kills_from_outside_pause_and_never_refuse(monkeypatch: pytest.MonkeyPat
     assert tracker.verdict(b"x") is FREE, "forgotten"
 
 
+def test_kills_among_others_pause_from_the_seventh_on() -> None:
+    """A request that lives long beside kills goes on; one that has workers killed late in its answer is bounded."""
+    tracker = CrashTracker()
+    verdicts, pauses = [], []
+    for number in range(12):
+        tracker.note(b"x", Loss(str(number), num_tokens=100 * number), has_crashed=False)
+        verdicts.append(tracker.verdict(b"x"))
+        pauses.append(round(tracker.pause_s(b"x")))
+    assert verdicts == [FREE, FREE, ALONE, ALONE, ALONE, ALONE, *[PAUSED] * 6]
+    assert pauses == [0] * 6 + [2, 8, 32, 128, 512, 600]
+
+
+def test_at_most_ten_workers_are_lost_before_a_pause() -> None:
+    """Crashes and kills are counted apart."""
+    tracker = CrashTracker()
+    for number in range(9):
+        tracker.note(b"x", Loss(str(number)), has_crashed=number < 3)
+        assert tracker.verdict(b"x") is not PAUSED
+    tracker.note(b"x", Loss("last"), has_crashed=False)
+    assert tracker.verdict(b"x") is PAUSED
+
+
 @pytest.mark.parametrize(
     ("status", "is_crash"),
     [(0, True), (1, True), (3, True), (-11, True), (-6, True), (-9, False), (-15, False), (-34, False), (None, False),

@@ -21,11 +21,11 @@ from tests.support.grpc_client import SERVICE
 from tests.support.services import TEMPLATE
 from tests.support.worker_processes import CALM, DEMO, faulty, service, until
 
-WORDS = {"type": "string", "minLength": 12, "maxLength": 16}
+WORDS = {"type": "string", "minLength": 60, "maxLength": 64}
 PARAMETERS = {"type": "object", "properties": {"a": WORDS, "b": WORDS}, "required": ["a", "b"]}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS | {"additionalProperties": False}}}
-SAMPLED = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "ignore_eos": True}
-CHAT = {"messages": [{"role": "user", "content": "a"}], "temperature": 1.0, "seed": 7, "max_tokens": 200}
+SAMPLED = {"temperature": 1.0, "seed": 5, "max_tokens": 200, "ignore_eos": True}
+CHAT = {"messages": [{"role": "user", "content": "a"}], "temperature": 1.0, "seed": 7, "max_tokens": 400}
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "whole completion": ("/v1/completions", {"prompt": [7, 9], "n": 2, "logprobs": 1, **SAMPLED}),
     "streamed completion": (
@@ -71,7 +71,7 @@ class RouteClients:
         message = pb.ModelInferRequest()
         tensor = message.inputs.add(name="input_ids", datatype="INT32", shape=[2])
         tensor.contents.int_contents.extend([7, 9])
-        message.parameters["max_tokens"].int64_param = 40
+        message.parameters["max_tokens"].int64_param = 200
         message.parameters["seed"].int64_param = 6
         message.parameters["ignore_eos"].bool_param = True
         return message.SerializeToString()
@@ -121,7 +121,8 @@ def merged(events: str) -> dict[str, Any]:
 
 
 def test_every_route_goes_on_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "RETRY_WAIT_S", 600.0)
+    for limit in ("RETRY_WAIT_S", "_CAUSE_WAIT_S"):
+        monkeypatch.setattr(failover, limit, 600.0)
 
     async def main() -> None:
         async with service(supervision=CALM, command=faulty("slow")) as running:
@@ -133,17 +134,23 @@ def test_every_route_goes_on_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> No
             serving = asyncio.gather(*(one.serve() for one in listeners))
             try:
                 expected = await clients.ask_all()
-                asked = asyncio.ensure_future(clients.ask_all())
                 (worker,) = backend._connections
-                num_open = len(BODIES) + 2
+                num_sent = worker.num_sent + len(BODIES) + 2
+                asked = asyncio.ensure_future(clients.ask_all())
                 await until(
                     lambda: (
-                        sum(one.delivered.num_tokens > 2 for one in worker._open.values()) == num_open or asked.done()
+                        asked.done()
+                        or (
+                            worker.num_sent == num_sent
+                            and all(one.delivered.num_tokens > 2 for one in worker._open.values())
+                        )
                     )
                 )
                 os.kill(worker.pid, signal.SIGKILL)
+                await until(worker.gone.is_set)
                 assert await asked == expected
-                assert backend.lost_requests() == {"retried": 0, "continued": num_open, "failed": 0}
+                assert worker.num_lost > 0
+                assert backend.lost_requests() == {"retried": 0, "continued": worker.num_lost, "failed": 0}
                 tools = expected[list(BODIES).index("streamed tool call")]
                 assert (tools["names"], set(json.loads(tools["calls"]))) == ("look", {"a", "b"})
             finally:

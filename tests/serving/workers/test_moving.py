@@ -7,14 +7,22 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
+from penstock.errors import UnavailableError
 from penstock.llm.engine_thread import Started, StepEvent
 from penstock.llm.llm import LLM
+from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers.crash_tracker import CrashTracker
+from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.moving.delivered import Delivered
+from penstock.serving.workers.worker_connection import OpenRequest, WorkerConnection
 from tests.support.answer_reader import AnswerReader
 from tests.support.joining_worker import TOKEN, joining_worker
 from tests.support.worker_processes import CALM, DEMO, OPTIONS, faulty, pids, service, until
@@ -232,3 +240,22 @@ def test_times_of_an_answer_of_two_workers() -> None:
         "queued_s": 0.5, "prefill_s": 1.5, "first_token_s": 2.0, "total_s": 6.0, "per_token_s": 2.0,
         "decode_tokens_per_s": 0.5,
     }  # fmt: skip
+
+
+def test_a_hand_over_that_ends_late_leaves_the_next_one() -> None:
+    """Its worker was lost, and the request moves from the next one already."""
+
+    async def main() -> None:
+        def choose(*_: object) -> None:
+            raise UnavailableError("no worker")
+
+        routes: Any = SimpleNamespace(crashes=CrashTracker(), choose=choose, can_take=lambda *_: False)
+        message = pb.ToWorker(submit=pb.Submit(prompt_ids=[5]))
+        request = Failover(routes, [5], RequestOptions(), lambda options: message)
+        old, new = (OpenRequest(request.answer, message, lambda error: None) for _ in range(2))
+        for current, is_moving in ((old, False), (new, True)):
+            request._request, request._is_moving = current, True
+            await request._hand_over(WorkerConnection("m", 7), old, for_role=False)
+            assert request._is_moving is is_moving
+
+    asyncio.run(main())

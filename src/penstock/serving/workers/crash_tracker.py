@@ -29,6 +29,10 @@ After the first crash it runs alone, if no token of it had been delivered: it ha
 token.  Otherwise that takes longer, and it runs alone after the second crash."""
 MAX_KILLS: Final = 3
 """A request that ran in this many workers when they were killed from outside runs alone."""
+MAX_KILLS_AMONG_OTHERS: Final = 6
+"""After so many kills of workers in which it ran among others, each further one pauses a request.
+
+A request runs alone only for a time, and the cause of the kills may come later in its answer."""
 MAX_WAITS: Final = 3
 """The primary infers from the queue order which requests ran in a lost worker, and may be wrong.  A request that waited
 during this many losses counts as having run in one."""
@@ -42,7 +46,7 @@ class Verdict(IntEnum):
     """The way in which a request may run.
 
     ``SUSPECT``: while no other suspect runs.  ``ALONE``: in a worker without other requests.  ``PAUSED``: later,
-    because workers were killed from outside while it ran alone, or crashed too often while it ran among others.
+    because workers were killed from outside while it ran alone, or were lost too often while it ran among others.
     ``REFUSED``: not again, because it crashed a worker alone.
     """
 
@@ -80,7 +84,13 @@ class _Record:
 
     @property
     def num_pauses(self) -> int:
-        return self.num_lone_kills + max(0, self.num_crashes - MAX_CRASHES - 1)
+        """The number of losses each of which made the pause longer."""
+        num_other_kills = self.num_kills - self.num_lone_kills
+        return (
+            self.num_lone_kills
+            + max(0, self.num_crashes - MAX_CRASHES - 1)
+            + max(0, num_other_kills - MAX_KILLS_AMONG_OTHERS)
+        )
 
     def note(self, loss: Loss, *, has_crashed: bool) -> None:
         if not loss.was_running and not self._has_waited_often(loss):
@@ -144,7 +154,7 @@ class CrashTracker:
         """Return for how many more seconds a request is paused: each further worker lost with it makes that longer.
 
         A request can have a worker killed without a crash of its own, by a daemon that watches memory, for example.  It
-        can also crash workers so late that it does not run alone any more.
+        can also have workers lost so late that it does not run alone any more.
         """
         record = self._known(fingerprint)
         if record is None or not record.num_pauses:

@@ -211,11 +211,12 @@ class Failover:
             await request.taken
         except BaseException:
             routed.end(self.answer)
-            raise
-        finally:
             del request  # breaks a reference cycle: an error holds this frame, and the request holds the error
+            raise
+        if not self.answer.is_over and not connection.has(request):  # lost or given back since, and sent again
+            return
         routed.note_first()
-        self._count_loss(CONTINUED if self._state_id else RETRIED)
+        self._count_begun()
         self._look()
         if not self.answer.is_over and self._alone_on is None and self._routes.hands_over(connection):
             self._move(for_role=True)
@@ -261,6 +262,7 @@ class Failover:
             connection.give_back(request)
             request.taken.set_exception(MovedRequestError())
             return asyncio.ensure_future(asyncio.sleep(0))
+        self._count_begun()
         self._state_id = connection.state_id
         if not can_go:  # it waits in this process until a worker is free
             connection.give_back(request)
@@ -289,7 +291,8 @@ class Failover:
             if not (self._takes_over(source) if for_role else can_go):
                 return
         finally:
-            self._is_moving = False
+            if self._request is request:  # otherwise the flag may be that of a later move
+                self._is_moving = False
         source.give_back(request)
         if self._routed is not None:
             self._routed.end(self.answer)
@@ -303,13 +306,14 @@ class Failover:
         return self._target is not None
 
     async def _copy_pages(self, source: WorkerConnection, request: OpenRequest) -> None:
-        if self._target is None:
+        target = self._target  # if the source is lost meanwhile, the request gets another one
+        if target is None:
             return
         salt = request.message.submit.options.cache_salt
         if source.is_remote:  # it may send anything, which no other prompt must share
             self._salt = secrets.token_hex(16)
         for token_ids in self._texts(request.message.submit):
-            await copy_pages(source, self._target, token_ids, salt, self._salt)
+            await copy_pages(source, target, token_ids, salt, self._salt)
 
     def _texts(self, submit: pb.Submit) -> list[list[int]]:
         """Return prompt and delivered tokens of each open answer; the prompt as it runs, which may have been cut."""
@@ -371,16 +375,15 @@ class Failover:
 
     def _remaining_options(self) -> pb.Options:
         """Return the options with the time that is left until the deadline; DeadlineError after it."""
-        message = options_to(self._options)
-        message.cache_salt = self._salt
+        options = options_to(self._options)
+        options.cache_salt = self._salt
         if self._options.deadline_s is not None:
-            message.deadline_s = self._options.deadline_s - (time.monotonic() - self._start_time)
-            if message.deadline_s <= 0:
-                raise DeadlineError(
-                    f"deadline_s: no worker accepted the request within {self._options.deadline_s:g} s",
-                    param="deadline_s",
-                )
-        return message
+            options.deadline_s = self._options.deadline_s - (time.monotonic() - self._start_time)
+            if options.deadline_s <= 0:
+                missing = "went on with the answer" if self._delivered.num_tokens else "accepted the request"
+                message = f"deadline_s: no worker {missing} within {self._options.deadline_s:g} s"
+                raise DeadlineError(message, param="deadline_s")
+        return options
 
     def _on_settled(self) -> None:
         self._look()
@@ -399,6 +402,7 @@ class Failover:
         connection = self._connection
         state_id = connection.state_id if connection is not None else ""
         may_go_on = self._is_moving or self._routes.may_go_on(state_id)
+        self._count_begun()  # of an earlier loss, if this worker was lost right after its first event
         self._is_moving, self._state_id = False, state_id
         self._after_loss(error, may_go_on=may_go_on)
 
@@ -422,6 +426,10 @@ class Failover:
         if self._has_lost_worker and outcome:
             self._routes.crashes.outcomes[outcome] += 1
         self._has_lost_worker = False
+
+    def _count_begun(self) -> None:
+        """Count a loss after which the present worker has begun."""
+        self._count_loss(CONTINUED if self._state_id else RETRIED)
 
     def _note_loss(self, error: LostWorkerError) -> None:
         """Have the loss of the worker counted as soon as its cause is known."""

@@ -264,6 +264,10 @@ class WorkerConnection:
             self._arrivals.settle(self._on_gathered)
         self._send(request.message)
 
+    def has(self, request: OpenRequest) -> bool:
+        """Return True while the request is open in this worker."""
+        return self._open.get(request.key) is request
+
     def abort(self, request: OpenRequest) -> None:
         """End a request and drop its later events.  One that has not been sent never is."""
         if self._open.pop(request.key, None) is None:
@@ -333,7 +337,7 @@ class WorkerConnection:
                 done, moving = await asyncio.wait(moving, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     break
-            if self._open.get(request.key) is request and (task := request.move()) is not None:
+            if self.has(request) and (task := request.move()) is not None:
                 moving.add(task)
                 await asyncio.sleep(0)  # the other worker counts it before the next one looks for room
 
