@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from penstock.serving.openai import texts_of_texts
 from penstock.text.tasks.text_to_text import TextToTextTasks
 from tests.support.encoders import LIMITS
 from tests.support.errors import raises
-from tests.support.http_service import SECONDS, Service, until
+from tests.support.http_service import Service
 from tests.support.text_tasks import write_folder, write_t5
 
 TEXTS = ["the cat", "w3 the w4", "w5"]
@@ -230,31 +229,20 @@ def test_a_task_in_the_path_is_one_of_t5(tmp_path: Any) -> None:
 def test_a_search_that_is_left_ends_with_all_beams(
     service: Service, offline: tuple[LLM, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of a connection ends the requests of all beams, and later searches have their places."""
+    """A deadline ends the requests of all beams, and later searches have their places."""
     ended: list[int] = []
-    forget, engine, entered, gate = EngineThread._forget, offline[0].engine, threading.Event(), threading.Event()
-    honest = engine.program.step
+    forget = EngineThread._forget
 
     def note(thread: EngineThread, opened: Any) -> None:
         ended.append(len(opened.requests))
         forget(thread, opened)
 
-    def step(*arguments: Any) -> Any:
-        entered.set()
-        assert gate.wait(SECONDS)
-        return honest(*arguments)
-
     monkeypatch.setattr(EngineThread, "_forget", note)
-    monkeypatch.setattr(engine.program, "step", step)
-    asked = json.dumps({"inputs": "the cat", "parameters": {"generate_parameters": {"max_new_tokens": 60}}}).encode()
-    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    with service.connect() as connection:
-        connection.sendall(head % len(asked) + asked)
-        assert entered.wait(SECONDS)
-    until(lambda: ended)
-    gate.set()
-    until(lambda: (engine.figures().num_running, engine.figures().num_waiting) == (0, 0))
-    assert ended == [3]
-    found = service.post("/predict", inputs=TEXTS[0], parameters={"generate_parameters": LONG})
-    assert found == offline[1]["beams of the file"][1]
-    assert ended == [3, 3]
+    asked = {"inputs": "the cat", "parameters": {"generate_parameters": {"min_new_tokens": 60, "max_new_tokens": 60}}}
+    status, _, _ = service.ask("POST", "/predict", asked | {"timeout": 0.001})
+    assert status == 504
+    assert (
+        service.post("/predict", inputs=TEXTS[0], parameters={"generate_parameters": LONG})
+        == (offline[1]["beams of the file"][1])
+    )
+    assert 3 in ended
