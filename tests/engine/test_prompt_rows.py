@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.prompt_logits import PromptLogits, PromptScores
+from penstock.engine.prompt_logits import Places, PlaceScores, PromptLogits, PromptScores
 from penstock.engine.request import Request, RequestStatus
 from penstock.errors import InternalError, InvalidArgumentError
 from tests.support.engine_requests import PROMPTS, prompt_of
@@ -44,6 +46,16 @@ def test_scores_match_the_logits_for_any_chunking(make_llm, windows, sizes):
         assert [one.token_id for one in score.logprobs[1:]] == prompt[1:]
         assert all(len(one.top) == 2 for one in score.logprobs[1:])
     assert scores == make_llm(windows=windows, max_rows=512, max_tokens=512).score(PROMPTS, num_top=2)
+
+
+@pytest.mark.parametrize("token_ids", [(), tuple(range(99, 0, -1))])
+@pytest.mark.parametrize("num_top", [1, 7, 50, 99, 100, 1000])
+def test_the_likeliest_of_a_place_keep_the_order_of_ties(num_top, token_ids):
+    logits = np.random.default_rng(0).integers(0, 6, (2, 100)).astype(np.float32)
+    found = PlaceScores(Places((1,), token_ids), num_top)
+    found.take(2, SimpleNamespace(logits=lambda: logits), None, range(2))
+    expected = sorted(token_ids or range(100), key=lambda token: -logits[1, token])  # stable
+    assert [token for token, _ in found.scores[1].top] == expected[:num_top]
 
 
 def test_others_go_on_while_a_prompt_is_scored(make_llm):

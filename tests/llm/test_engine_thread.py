@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.options import BeamSettings, EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, QueueFullError
 from penstock.llm import engine_thread as feed_module
@@ -177,6 +177,30 @@ def test_impossible_requests_are_refused_at_once(make_engine_thread):
     engine_thread.abort(2)
     assert not inbox.of(3)
     assert not inbox.of(4)
+
+
+def test_a_search_without_room_takes_no_place(make_engine_thread):
+    engine_thread, inbox = make_engine_thread(options=EngineOptions(max_waiting=2), max_requests=2, **ROOMY)
+    submitted: list[int] = []
+    submit = engine_thread.llm.engine.submit
+
+    def note(*arguments, **options):
+        submitted.append(1)
+        return submit(*arguments, **options)
+
+    engine_thread.llm.engine.submit = note
+    engine_thread.submit(0, [5], ENDLESS)
+    engine_thread.submit(1, [5], ENDLESS)
+    params = SamplingParams(max_tokens=4, temperature=0)
+    with raises(QueueFullError, code="queue_full"):
+        engine_thread.submit(2, [6], params, beams=BeamSettings(3))
+    assert len(submitted) == 2
+    engine_thread.abort(0)
+    inbox.wait_for(lambda: engine_thread.llm.engine.num_waiting == -1)
+    engine_thread.submit(3, [6], params, beams=BeamSettings(3))
+    inbox.wait_last(3)
+    assert len(submitted) == 5
+    engine_thread.abort(1)
 
 
 def test_a_failing_step_ends_its_requests_and_not_the_feed(make_engine_thread):

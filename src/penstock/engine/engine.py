@@ -184,7 +184,7 @@ class Engine:
         """Let a checked request wait for a place in a step; QueueFullError."""
         with self._submit_lock:  # two threads could both take the last place in the queue
             if not self.has_room and not self._displace(request.options):
-                raise QueueFullError(f"The request queue is full ({self._num_waiting} waiting). Retry later.")
+                raise QueueFullError(f"The request queue is full ({self.num_waiting} waiting). Retry later.")
             self._num_submitted += 1
             request.enter(own_start(request.prompt_ids, self.program.info.prefix_token, self.prompt_masks))
             self._incoming.append(request)
@@ -207,14 +207,14 @@ class Engine:
         return self.check_prompt(prompt_ids, answer_len)
 
     @property
-    def _num_waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Open requests beyond the places of a step, from counters, because the lists change meanwhile."""
         return self._num_submitted - self._num_ended - self.scheduler.max_requests
 
     @property
     def has_room(self) -> bool:
         """True if one more request may wait."""
-        return self.options.max_waiting == 0 or self._num_waiting < self.options.max_waiting
+        return self.options.max_waiting == 0 or self.num_waiting < self.options.max_waiting
 
     def has_room_for(self, client: str, priority: int | None = None) -> bool:
         """Return True if one more request of a client may wait, possibly in place of another client's last request.

@@ -124,7 +124,7 @@ class RequestOptions:
 
 @dataclass(frozen=True)
 class BeamSettings:
-    """The settings of a beam search; 1 beam is none.
+    """The settings of a beam search.  With 1 beam there is no search.
 
     ``early_stopping``: True ends it when ``num_beams`` continuations are complete; False when no beam is likely to
     become better; "never" when none can.  ``length_penalty``: scores are divided by the length to this power.

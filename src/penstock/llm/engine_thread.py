@@ -21,7 +21,7 @@ from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_t
 from penstock.engine.pooling import Pooling, check_embedding
 from penstock.engine.prompt_logits import Places, PlaceScores, PromptScores
 from penstock.engine.request import BegunAnswer, Request, RequestStatus, to_penstock_error
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError, PenstockError, QueueFullError
 from penstock.llm.beams import check_beams, new_search
 from penstock.llm.result import all_finished, make_result
 
@@ -89,8 +89,8 @@ class StepEvent:
 class _Open:
     """A request of the caller, which has one request of the engine for each answer.
 
-    ``indices`` are those of the answers; one that another engine has completed has no request.  Of a beam search
-    there is a request for each beam, and the first ones get the answers.
+    ``indices`` are those of the answers; one that another engine has completed has no request.  A beam search
+    has a request for each beam, and the first ones get the answers.
     """
 
     key: int
@@ -182,15 +182,21 @@ class EngineThread:
     def _search(
         self, key: int, prompt_ids: Sequence[int], params: SamplingParams, options: RequestOptions, beams: BeamSettings
     ) -> None:
-        """Begin a beam search: a request for each beam, which end together."""
+        """Begin a beam search: a request for each beam, which end together.
+
+        Raises QueueFullError unless all of them have room, so that a search takes no places that it cannot use.
+        """
         check_beams(params, beams.num_beams)
-        opened = _Open(key, params, num_beams=beams.num_beams)
+        opened, engine = _Open(key, params, num_beams=beams.num_beams), self.llm.engine
 
         def samplings(sampling: ResolvedSampling) -> list[ResolvedSampling]:
-            return new_search(self.llm.engine, sampling, params.n, beams).samplings
+            return new_search(engine, sampling, params.n, beams).samplings
 
+        submits = self.llm.prepare(list(prompt_ids), params, options, hook=samplings)
+        if engine.options.max_waiting and engine.num_waiting + len(submits) > engine.options.max_waiting:
+            raise QueueFullError(f"The request queue has no room for {len(submits)} beams. Retry later.")
         try:
-            for index, submit in enumerate(self.llm.prepare(list(prompt_ids), params, options, hook=samplings)):
+            for index, submit in enumerate(submits):
                 self._add(opened, submit(), index)
         except BaseException:
             self._abort_all(opened)

@@ -11,15 +11,15 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.sampling_fields import FIELD_NAMES
 from penstock.validation import nearest, refusal, wrong_type
 
-__all__ = ["KEYWORDS", "sampling_of_keywords", "sampling_params"]
+__all__ = ["KEYWORDS", "SYNONYMS", "sampling_of_keywords", "sampling_params"]
 
-_SYNONYMS: Final = {
+SYNONYMS: Final = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "num_return_sequences": "n",
     "stop_strings": "stop",
 }
-KEYWORDS: Final = (*FIELD_NAMES, *_SYNONYMS, "do_sample", "eos_token_id", "num_beams")
+KEYWORDS: Final = (*FIELD_NAMES, *SYNONYMS, "do_sample", "eos_token_id", "num_beams")
 
 
 def sampling_params(params: object, keywords: Mapping[str, Any], temperature: float, where: str) -> Any:
@@ -52,7 +52,7 @@ def sampling_of_keywords(keywords: Mapping[str, Any], temperature: float) -> Sam
     """Return SamplingParams made from keywords of KEYWORDS; a keyword that is None is not given."""
     values: dict[str, Any] = {}
     for keyword, value in keywords.items():
-        name = _SYNONYMS.get(keyword, keyword)
+        name = SYNONYMS.get(keyword, keyword)
         if value is None:
             continue
         if name in values:

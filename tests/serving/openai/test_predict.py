@@ -109,6 +109,15 @@ def test_fillings_and_rows_are_those_of_the_pipeline(services: dict[str, Service
     assert_close(ask("a cat"), offline["rows"][0])
 
 
+def test_masks_are_few_and_targets_are_not_logged(
+    services: dict[str, Service], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(predict, "_MAX_MASKS", 1)
+    assert services["words"].refused("/predict", inputs=[MASKED, "[MASK] [MASK]"])[1]["param"] == "inputs[1]"
+    services["words"].post("/predict", inputs=MASKED, parameters={"targets": ["microsofts"]})
+    assert not [one for one in caplog.records if "targets" in one.getMessage()]
+
+
 def labelled(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)]
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
 
 from penstock import LLM, pipeline
+from penstock.api_errors import FieldError
+from penstock.checkpoint.generation import GenerationDefaults
+from penstock.errors import InvalidArgumentError
 from penstock.llm.engine_thread import EngineThread
 from penstock.serving.openai import texts_of_texts
+from penstock.text.tasks.text_to_text import TextToTextTasks
 from tests.support.encoders import LIMITS
+from tests.support.errors import raises
 from tests.support.http_service import Service
 from tests.support.text_tasks import write_folder, write_t5
 
@@ -84,6 +91,15 @@ def test_hugging_face_translates_and_summarizes(service: Service, offline: tuple
     ("parameters", "param"),
     [
         ({"generate_parameters": {"num_beams": 129}}, "generate_parameters.num_beams"),
+        ({"generate_parameters": {"num_beams": 17}}, "generate_parameters.num_beams"),
+        ({"generate_parameters": {"num_beams": 16, "eos_token_id": [*range(64)]}}, "generate_parameters.eos_token_id"),
+        ({"generate_parameters": {"eos_token_id": -1}}, "generate_parameters.eos_token_id"),
+        ({"generate_parameters": {"eos_token_id": [1, -1]}}, "generate_parameters.eos_token_id[1]"),
+        ({"generate_parameters": {"eos_token_id": [99999]}}, "generate_parameters.eos_token_id"),
+        ({"generate_parameters": {"max_new_tokens": 0}}, "generate_parameters.max_new_tokens"),
+        ({"generate_parameters": {"min_new_tokens": -1}}, "generate_parameters.min_new_tokens"),
+        ({"generate_parameters": {"min_length": 90, "max_length": 50}}, "generate_parameters.min_length"),
+        ({"generate_parameters": {"num_return_sequences": 0}}, "generate_parameters.num_return_sequences"),
         (
             {"generate_parameters": {"num_beams": 2, "num_return_sequences": 3}},
             "generate_parameters.num_return_sequences",
@@ -102,6 +118,8 @@ def test_hugging_face_translates_and_summarizes(service: Service, offline: tuple
         ({"src_lang": "en", "tgt_lang": "fr"}, "tgt_lang"),
         ({"clean_up_tokenization_spaces": True}, "clean_up_tokenization_spaces"),
         ({"truncation": "all"}, "truncation"),
+        ({"truncation": "only_second"}, "truncation"),
+        ({"tgt_lang": "de"}, "src_lang"),
         ({"top_k": 2}, "top_k"),
     ],
 )
@@ -118,6 +136,85 @@ def test_wrong_tasks_and_inputs_are_named(service: Service, monkeypatch: pytest.
     assert service.refused("/predict/summarization", inputs="a", parameters=named)[1]["param"] == "parameters.src_lang"
     monkeypatch.setattr(texts_of_texts, "_MAX_ANSWERS", 7)
     assert service.refused("/predict", inputs=TEXTS)[1]["param"] == "inputs"
+
+
+@pytest.mark.parametrize(
+    ("task", "languages", "param"),
+    [
+        ("summarization", {"tgt_lang": "de"}, "parameters.tgt_lang"),
+        ("translation", {"tgt_lang": "de"}, "parameters.src_lang"),
+        ("translation_en_to_de", {"src_lang": "en", "tgt_lang": "fr"}, "parameters.tgt_lang"),
+        ("translation_en_to_de", {"src_lang": "fr"}, "parameters.src_lang"),
+        ("translation_en_to_zz", {}, "task"),
+    ],
+)
+def test_languages_without_effect_are_refused(
+    task: str, languages: dict[str, Any], param: str, service: Service
+) -> None:
+    status, error = service.refused(f"/predict/{task}", inputs="a", parameters=languages)
+    assert (status, error["param"], error["code"]) == (400, param, "invalid_value")
+
+
+def tasks_of(of_tasks: dict[str, Any]) -> TextToTextTasks:
+    return TextToTextTasks.read({"config.json": json.dumps({"task_specific_params": of_tasks}).encode()})
+
+
+def task_named(name: str, *of_tasks: str) -> str:
+    """The task of the path ``name``, with these tasks in config.json."""
+    call: Any = SimpleNamespace(path_values={"task": name} if name else {})
+    body: Any = SimpleNamespace(parameters=None)
+    return texts_of_texts._task(call, tasks_of({task: {} for task in of_tasks}), body)
+
+
+def test_a_task_without_languages_is_the_files_own() -> None:
+    german, french = "translation_en_to_de", "translation_en_to_fr"
+    assert task_named("translation", german) == task_named("", german) == german
+    assert task_named("translation", german, "summarization") == german
+    assert task_named("", german, "summarization") == "summarization"
+    assert task_named("translation") == task_named("translation", "translation", german) == "translation"
+    assert task_named("summarization", german) == "summarization"
+    with raises(FieldError, param="parameters.tgt_lang"):
+        task_named("translation", german, french, "summarization")
+    with raises(FieldError, param="task"):
+        task_named("translation", "summarization")
+
+
+def test_languages_that_the_file_lacks_are_refused() -> None:
+    with raises(InvalidArgumentError, param="tgt_lang"):
+        tasks_of({}).choose("xx", "yy")
+    with raises(InvalidArgumentError, param="tgt_lang"):
+        tasks_of({"summarization": {}}).choose("en", "de")
+
+
+@pytest.mark.parametrize("name", ["suppress_tokens", "begin_suppress_tokens"])
+def test_a_file_whose_rows_change_in_python_is_refused(name: str) -> None:
+    with raises(FieldError, param="task", code="unsupported_parameter"):
+        texts_of_texts._generation({name: [3]}, {}, GenerationDefaults())
+
+
+def test_long_searches_and_texts_are_named(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = LIMITS.context_len
+    for num_tokens in (limit - 2, limit - 1, limit, limit + 9):  # with the end token one more
+        error = service.refused("/predict", inputs="w1 " * num_tokens, parameters={"generate_parameters": LONG})[1]
+        assert (error["param"], error["code"]) == ("inputs", "context_length_exceeded")
+    cut = service.refused("/predict", inputs="the cat", truncate_prompt_tokens=-1)[1]
+    assert cut["param"] == "truncate_prompt_tokens"
+    two = {"parameters": {"generate_parameters": {"num_beams": 2, "stop_strings": ["w"]}}}
+    assert service.refused("/predict", inputs="a", **two)[1]["param"] == "parameters.generate_parameters.stop_strings"
+    sampled = {"parameters": {"generate_parameters": {"do_sample": True}}}
+    assert service.refused("/predict", inputs="a", **sampled)[1]["code"] == "unsupported_parameter"
+    monkeypatch.setattr(texts_of_texts, "_MAX_BEAM_TOKENS", 21)
+    assert service.refused("/predict", inputs=TEXTS, parameters={"generate_parameters": LONG})[1]["param"] == "inputs"
+    for name in ("max_new_tokens", "max_length"):
+        own = {"parameters": {"generate_parameters": {name: 60}}}
+        path = f"parameters.generate_parameters.{name}"
+        assert service.refused("/predict", inputs="a", **own)[1]["param"] == path
+
+
+def test_the_files_of_a_model_are_read_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.post("/predict", inputs="the cat", parameters={"generate_parameters": LONG})
+    monkeypatch.setattr(TextToTextTasks, "read", None)
+    service.post("/predict", inputs="the cat", parameters={"generate_parameters": LONG})
 
 
 def test_a_task_in_the_path_is_one_of_t5(tmp_path: Any) -> None:

@@ -136,10 +136,10 @@ class BeamSearch:
             self.logits.append(np.stack([beam.logits for beam in self.beams if beam.logits is not None]))
         found = self._candidates()
         length, max_len = len(requests[0].output_ids) + 1, requests[0].max_tokens
-        found.hits = np.array([self._ends(found, i, length >= max_len) for i in range(len(found.tokens))])
+        found.hits = self._hits(found, requests, length >= max_len)
         later = found.scores + found.hits.astype(np.float32) * _NEVER
         chosen = np.argsort(-later, kind="stable")[: len(self.beams)]
-        self._complete = self._completed(found, length)
+        self._complete = self._completed(found, requests, length)
         self._running = later[chosen]
         best_len = max_len if self.options.early_stopping == "never" and self.options.length_penalty > 0 else length
         best = self._running[0] / np.float32(best_len**self.options.length_penalty)
@@ -168,30 +168,35 @@ class BeamSearch:
         order = np.lexsort((tokens, beams, -scores))[:num_kept]
         return _Candidates(scores[order], beams[order].tolist(), tokens[order].tolist())
 
-    def _ends(self, found: _Candidates, index: int, is_last: bool) -> bool:
-        """Return True if a continuation is complete."""
-        request = self._requests()[found.beams[index]]
-        stops = False
+    def _hits(self, found: _Candidates, requests: list[Request], is_last: bool) -> NDArray[np.bool_]:
+        """Return True for each continuation that is complete."""
+        hits = np.array([is_last or token in self.options.ends for token in found.tokens])
         if self.callables.criteria:
-            tokens = [*request.tokens(request.num_encoded, request.num_tokens), found.tokens[index]]
-            stops = self.callables.stop(tokens, self.scores if self.options.keeps_rows else None)
-        return stops or is_last or found.tokens[index] in self.options.ends
+            for i, (beam, token) in enumerate(zip(found.beams, found.tokens, strict=True)):
+                tokens = [*requests[beam].tokens(requests[beam].num_encoded, requests[beam].num_tokens), token]
+                hits[i] |= self.callables.stop(tokens, self.scores if self.options.keeps_rows else None)
+        return hits
 
-    def _completed(self, found: _Candidates, length: int) -> list[Hypothesis]:
+    def _completed(self, found: _Candidates, requests: list[Request], length: int) -> list[Hypothesis]:
         """Return the best complete continuations, those of this step included."""
         scores = found.scores / np.float32(length**self.options.length_penalty)
         if self.options.early_stopping is True and all(one.is_complete for one in self._complete):
             scores = scores + _NEVER
         if not self._can_improve:
             scores = scores + _NEVER
-        merged = list(self._complete)
-        for i, (beam, token) in enumerate(zip(found.beams, found.tokens, strict=True)):
-            is_complete = bool(found.hits[i]) and i < len(self.beams)
-            score = scores[i] if is_complete else scores[i] + _NEVER
-            request = self._requests()[beam]
+        is_complete = found.hits & (np.arange(len(found.tokens)) < len(self.beams))
+        scores = np.where(is_complete, scores, scores + _NEVER)
+        merged = np.concatenate([[one.score for one in self._complete], scores])
+        best: list[Hypothesis] = []
+        for place in np.argsort(-merged, kind="stable")[: len(self.beams)]:
+            if place < len(self._complete):
+                best.append(self._complete[place])
+                continue
+            i = place - len(self._complete)
+            beam, token = found.beams[i], found.tokens[i]
             path = (*self.beams[beam].path, beam)
-            merged.append(Hypothesis(score, (*request.output_ids, token), path, is_complete))
-        return sorted(merged, key=lambda one: -one.score)[: len(self.beams)]  # stable
+            best.append(Hypothesis(scores[i], (*requests[beam].output_ids, token), path, bool(is_complete[i])))
+        return best
 
     def _finish(self) -> None:
         """End the requests; the first ones get the results."""

@@ -123,7 +123,7 @@ class GenerateOptions:
 
     @property
     def num_beams(self) -> int:
-        """The beams of a search; 1 is none."""
+        """The beams of a search.  With 1 beam there is no search."""
         return self.beams.num_beams
 
     @property

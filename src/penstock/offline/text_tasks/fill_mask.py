@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,6 +25,7 @@ from penstock.validation import refusal, wrong_type
 
 __all__ = ["FillMask"]
 
+_LOG = logging.getLogger(__name__)
 _MAX: Final = 2**31 - 1
 _AT_ONCE: Final = 64
 """The texts whose logits are kept at a time."""
@@ -104,7 +106,9 @@ class FillMask(TextTask[FillMaskOptions]):
     def run(self, inputs: list[Any], options: FillMaskOptions) -> list[Any]:
         """Return the fillings of each text."""
         limit = options.limit(self.max_len)
-        targets = options.target_ids(self.tokenizer)
+        targets, replaced = options.target_ids(self.tokenizer)
+        for target, token in replaced.items():
+            _LOG.warning("penstock: targets: %r is no token; its first token is %s", target[:60], token)
         prompts = check_each(inputs, False, lambda text: self._prompt(self.text_ids(text, None, *limit)))
         results = []
         for start in range(0, len(prompts), _AT_ONCE):

@@ -424,7 +424,7 @@ class PredictParameters(Body, kw_only=True):
         _Language | None, Meta(description="The language to translate to, of those that config.json names.")
     ] = None
     truncation: Annotated[
-        bool | Literal["do_not_truncate", "longest_first", "only_first", "only_second"] | None,
+        bool | Literal["do_not_truncate", "longest_first", "only_first"] | None,
         Meta(description="Translations and summaries: cut texts that are too long. Default: false."),
     ] = None
     clean_up_tokenization_spaces: Annotated[

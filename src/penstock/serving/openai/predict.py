@@ -48,6 +48,8 @@ _MAX_TOKENS: Final = 1 << 17
 """The most tokens of the windows of a request, unless one context is longer."""
 _MAX_ROWS: Final = 1 << 13
 """The most tokens of a request whose reply has a row for each, unless the context is longer."""
+_MAX_MASKS: Final = 64
+"""The most masks of a text: the engine lists the tokens of all of them between two steps."""
 _MAX_FILLINGS: Final = 1 << 20
 """The most tokens of the texts of a reply with fillings."""
 
@@ -184,7 +186,7 @@ async def _filled(
         return await _token_rows(call, backend, prompts, body)
     options = parameters.options(FillingOptions(), "fill_mask")
     with parameters.named():
-        target_ids = await call_tokenizer(tokenizer, MAX_TOKEN, options.target_ids, tokenizer)
+        target_ids, _ = await call_tokenizer(tokenizer, MAX_TOKEN, options.target_ids, tokenizer)
     top_k = min(options.top_k, len(target_ids) or backend.card.vocab_size)
     size = sum(ids.count(mask[0]) * top_k * len(ids) for ids in prompts)  # each filling has the whole text
     refuse_if(
@@ -193,12 +195,13 @@ async def _filled(
         "or a smaller top_k",
         "inputs",
     )
+    texts_places = [[i for i, token in enumerate(ids) if token == mask[0]] for ids in prompts]
+    for index, places in enumerate(texts_places):
+        if not 1 <= len(places) <= _MAX_MASKS:
+            path, expected = f"inputs[{index}]", f"a text with {mask[1]}, at most {_MAX_MASKS} times"
+            raise FieldError(path, f"{path}: expected {expected}, got {len(places)}")
     results = []
-    for index, ids in enumerate(prompts):
-        places = [i for i, token in enumerate(ids) if token == mask[0]]
-        if not places:
-            path = f"inputs[{index}]"
-            raise FieldError(path, f"{path}: expected a text with {mask[1]}, got none")
+    for ids, places in zip(prompts, texts_places, strict=True):
         asked = Places(tuple(places), tuple(target_ids))
         scores = await backend.score(ids, top_k, options_of(call, body), request_id=call.request_id, places=asked)
         best = [(place, _likeliest(row)) for place, row in zip(places, scores.logprobs[1:], strict=True)]

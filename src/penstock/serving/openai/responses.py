@@ -309,7 +309,7 @@ class PoolingResponse(Body):
 class PredictResult(Body, kw_only=True):
     """A class of a text or a filling of its mask, with its score; or an entity or an answer, with its place, too.
 
-    Or a text that was made of a text, under the name of its task.
+    For a translation or a summary it has the text, under the key of its task.
     """
 
     score: float | UnsetType = UNSET

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
-from penstock.api_errors import FieldError, refuse_if
-from penstock.checkpoint.generation import read_generation_config
+from penstock.api_errors import CombinationError, FieldError, RefusalError, refuse_if
+from penstock.checkpoint.generation import GenerationDefaults, read_generation_config
 from penstock.checkpoint.tokenizer_frames import WindowRequest
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.backend import Backend, tokenizer_of
 from penstock.llm.generate.options import OPTIONS, GenerateOptions, read_options
+from penstock.llm.sampling_keywords import SYNONYMS
 from penstock.serving.generation import Generation
 from penstock.serving.translation import EngineRequest, options_of, prompts_of
 from penstock.text.tasks.options import CUTS, read_cut, windows_of
@@ -25,16 +27,17 @@ from penstock.text.tasks.text_to_text import (
     is_translation,
     result_key,
 )
+from penstock.text.tokenizer import Tokenizer
 from penstock.text.tokenizer_threads import call_tokenizer
 from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.engine.params import SamplingParams
     from penstock.llm.backend import Answer, TokenDelta
     from penstock.serving.call import Call
     from penstock.serving.openai.bodies import PredictRequest
-    from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["GENERATE_OPTIONS", "texts_of_texts"]
 
@@ -42,6 +45,11 @@ _MAX_TOKENS: Final = 1 << 17
 """The most tokens of the inputs of a request that cuts them."""
 _MAX_ANSWERS: Final = 2048
 """The most beams or answers of a request: those of a text times the texts."""
+_MAX_BEAMS: Final = 16
+_MAX_CANDIDATES: Final = 1024
+"""The most continuations that a step of a search compares: for each beam one, and one more for each end token."""
+_MAX_BEAM_TOKENS: Final = 1 << 20
+"""The most new tokens of all beams of a request."""
 GENERATE_OPTIONS: Final = (
     "max_new_tokens", "min_new_tokens", "max_length", "min_length", "do_sample", "temperature", "top_k", "top_p",
     "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "forced_bos_token_id",
@@ -51,16 +59,45 @@ GENERATE_OPTIONS: Final = (
 """The options of ``AutoModel.generate`` that a request may name."""
 
 
+_PREFIX: Final = "parameters.generate_parameters."
+_NAMES: Final = {own: option for option, own in SYNONYMS.items()} | {"stop_token_ids": "eos_token_id"}
+"""The options by the names of SamplingParams."""
+_LENGTHS: Final = {"max_tokens": "max_length", "min_tokens": "min_length"}
+_IN_PYTHON: Final = (
+    "suppress_tokens", "begin_suppress_tokens", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn",
+)  # fmt: skip
+"""Options that change rows in Python, which a service does not."""
+_FILES: WeakKeyDictionary[Tokenizer, tuple[TextToTextTasks, GenerationDefaults]] = WeakKeyDictionary()
+"""What the files of each model say."""
+
+
+def _files_of(tokenizer: Tokenizer) -> tuple[TextToTextTasks, GenerationDefaults]:
+    """Return the tasks and the defaults of a model's files, which are read once."""
+    if tokenizer not in _FILES:
+        files = tokenizer.task_files
+        _FILES[tokenizer] = TextToTextTasks.read(files), read_generation_config(files)
+    return _FILES[tokenizer]
+
+
+def _name_of(name: str, given: Mapping[str, Any]) -> str:
+    """Return the name that a request has for an option at fault; ``given``: its options of generation."""
+    own, bracket, index = name.partition("[")
+    option = _NAMES.get(own, own)
+    if option not in given and _LENGTHS.get(own) in given:
+        return _LENGTHS[own]
+    return option + bracket + index if isinstance(given.get(option, ()), (list, tuple)) else option
+
+
 @contextmanager
-def _named(prefix: str) -> Iterator[None]:
-    """Name an option at fault as the request does."""
+def _named(prefix: str, given: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Name an option at fault as the request does; ``given``: its options of generation."""
     try:
         yield
     except (InvalidArgumentError, UnsupportedError) as error:
         if error.param is None or "." in error.param:
             raise
-        path = prefix + error.param
-        raise FieldError(path, error.naming(path)) from None
+        path = "inputs" if error.param == "prompt" else prefix + _name_of(error.param, given or {})
+        raise RefusalError(400, error.naming(path), param=path, code=error.code) from None
 
 
 async def texts_of_texts(
@@ -68,19 +105,14 @@ async def texts_of_texts(
 ) -> list[Any]:
     """Return the results of each text as the offline pipeline does: a list of ``{"translation_text"}`` or the like."""
     tokenizer = tokenizer_of(backend)
-    tasks = TextToTextTasks.read(tokenizer.task_files)
+    tasks, defaults = _files_of(tokenizer)
     task = _task(call, tasks, body)
-    read = _generation(tokenizer, tasks, task, body)
-    num_each = max(read.num_beams, read.params.n)
-    refuse_if(
-        len(texts) * num_each > _MAX_ANSWERS,
-        f"inputs: expected at most {_MAX_ANSWERS // num_each} texts with {num_each} beams or answers each, got "
-        f"{len(texts)}",
-        "inputs",
-    )
-    prefix = tasks.prefix_of(task)
-    with _named("parameters.generate_parameters."):
+    given: Mapping[str, Any] = (body.parameters and body.parameters.generate_parameters) or {}
+    with _named(_PREFIX, given):
+        read = _generation(tasks.options_of(task), given, defaults)
         params = read.params_of(START_LEN)
+    _check_size(len(texts), read, params, given, backend.card.max_len)
+    prefix = tasks.prefix_of(task)
     prompts = await _prompts(backend, [prefix + text for text in texts], body, options, params.max_tokens or 0)
     request = EngineRequest(
         backend, prompts, [None] * len(prompts), params, options_of(call, body),
@@ -91,7 +123,7 @@ async def texts_of_texts(
     async def take(prompt: int, _answer: Answer, delta: TokenDelta) -> None:
         answers[prompt][delta.index] += delta.token_ids
 
-    with _named("parameters.generate_parameters."):
+    with _named(_PREFIX, given):
         await Generation(call, request).run(take)
     key = f"{result_key(task)}_text"
     results = []
@@ -105,29 +137,74 @@ def _task(call: Call, tasks: TextToTextTasks, body: PredictRequest) -> str:
     """Return the task of a request: that of its path, or that of the languages that it names, or the model's own."""
     source, target = (None, None) if body.parameters is None else (body.parameters.src_lang, body.parameters.tgt_lang)
     name = call.path_values.get("task", "").replace("-", "_")
-    with _named("parameters."):
-        if not name or (name == "translation" and source is not None):
+    has_languages = source is not None or target is not None
+    if not name or (name == "translation" and has_languages):
+        with _named("parameters."):
             return tasks.choose(source, target)
+    if name == "translation" and name not in tasks.prefixes:
+        return _only_translation(tasks)
     if name not in TEXT_TO_TEXT and not is_translation(name):
         raise FieldError("task", f"task: expected {', '.join(TEXT_TO_TEXT)} or translation_XX_to_YY, got {name!r:.60}")
-    if source is not None and name != f"translation_{source}_to_{target}":
-        message = f"parameters.src_lang: expected none with the task {name}"
-        raise FieldError("parameters.src_lang", message)
+    if is_translation(name) and name not in tasks.prefixes:
+        raise FieldError("task", f"task: expected {tasks.pairs}, got {name!r:.60}; or use the task translation")
+    words = name.split("_") if is_translation(name) else [""] * 4
+    for field, language, own in (("src_lang", source, words[1]), ("tgt_lang", target, words[3])):
+        if language not in (None, own):
+            path = f"parameters.{field}"
+            raise FieldError(path, f"{path}: expected {own or 'none'} with the task {name}, got {language!r:.40}")
     return name
 
 
-def _generation(tokenizer: Tokenizer, tasks: TextToTextTasks, task: str, body: PredictRequest) -> GenerateOptions:
+def _only_translation(tasks: TextToTextTasks) -> str:
+    """Return the task of a translation without languages: without any task in config.json a text as it is."""
+    found = tasks.translations
+    if len(found) > 1:
+        path = "parameters.tgt_lang"
+        raise FieldError(path, f"{path}: expected {tasks.pairs}, got none")
+    if not found and "summarization" in tasks.prefixes:
+        raise FieldError("task", "task: expected summarization, which config.json names, got translation")
+    return found[0] if found else "translation"
+
+
+def _generation(of_task: Mapping[str, Any], given: Mapping[str, Any], defaults: GenerationDefaults) -> GenerateOptions:
     """Return the options of generation of a request, over those of the task and of the model's files."""
-    given: Mapping[str, Any] = {}
-    if body.parameters is not None and body.parameters.generate_parameters is not None:
-        given = body.parameters.generate_parameters
-    prefix = "parameters.generate_parameters."
     for name in given:
         if name in OPTIONS and name not in GENERATE_OPTIONS:
-            raise FieldError(prefix + name, f"{prefix}{name}: expected one of {', '.join(GENERATE_OPTIONS)}")
-    own = {name: value for name, value in tasks.options_of(task).items() if name in OPTIONS}
-    with _named(prefix):
-        return read_options((DEFAULTS, own), given, read_generation_config(tokenizer.task_files))
+            raise FieldError(_PREFIX + name, f"{_PREFIX}{name}: expected one of {', '.join(GENERATE_OPTIONS)}")
+    own = {name: value for name, value in of_task.items() if name in OPTIONS}
+    read = read_options((DEFAULTS, own), given, defaults)
+    for name in _IN_PYTHON:
+        if getattr(read, name):  # flags such as output_scores change no text
+            message = f"task: config.json has {name} for this task, which only the offline pipeline supports"
+            raise FieldError("task", message, "unsupported")
+    return read
+
+
+def _check_size(
+    num_texts: int, read: GenerateOptions, params: SamplingParams, given: Mapping[str, Any], context_len: int
+) -> None:
+    """Refuse more answers than a request may have, and a search that would take the engine's thread for long."""
+    num_beams, num_each = read.num_beams, max(read.num_beams, params.n)
+    if num_beams > _MAX_BEAMS:
+        path = _PREFIX + "num_beams"
+        raise FieldError(path, f"{path}: expected at most {_MAX_BEAMS}, got {num_beams}")
+    refuse_if(
+        num_texts * num_each > _MAX_ANSWERS,
+        f"inputs: expected at most {_MAX_ANSWERS // num_each} texts with {num_each} beams or answers each, got "
+        f"{num_texts}",
+        "inputs",
+    )
+    if num_beams == 1:
+        return
+    num_ends, most_ends = len(params.stop_token_ids), _MAX_CANDIDATES // num_beams - 1
+    if num_ends > most_ends:
+        path = _PREFIX + "eos_token_id"
+        raise CombinationError(path, f"{path}: expected at most {most_ends} with {num_beams} beams, got {num_ends}")
+    num_new = min(params.max_tokens or context_len, context_len)
+    if num_texts * num_beams * num_new > _MAX_BEAM_TOKENS:
+        path = "inputs" if num_beams * num_new <= _MAX_BEAM_TOKENS else _PREFIX + _name_of("max_tokens", given)
+        message = f"expected at most {_MAX_BEAM_TOKENS} new tokens in all beams, got {num_texts * num_beams * num_new}"
+        raise CombinationError(path, f"{path}: {message}; send fewer texts, or ask for fewer beams or tokens")
 
 
 async def _prompts(
@@ -135,7 +212,7 @@ async def _prompts(
 ) -> list[list[int]]:
     """Return the token ids of texts, cut to what the model reads if the request asks for that."""
     refuse_if(
-        body.truncate_prompt_tokens not in (None, -1),
+        body.truncate_prompt_tokens is not None and not body.truncate,  # truncate sets it
         "truncate_prompt_tokens: expected none for this task; use truncate", "truncate_prompt_tokens",
     )  # fmt: skip
     cut = read_cut(options.truncation) or (CUTS[0] if body.truncate else "")

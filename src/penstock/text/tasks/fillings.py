@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +13,6 @@ from penstock.validation import refusal, strings
 
 __all__ = ["FillingOptions", "fillings_of", "find_mask"]
 
-_LOG = logging.getLogger(__name__)
 _MAX: Final = 2**31 - 1
 _MASKS: Final = ("[MASK]", "<mask>")
 """The texts of the mask in tokenizers whose files do not name it."""
@@ -33,21 +31,25 @@ class FillingOptions(Options):
         if self.targets is not None and not strings("targets", self.targets, _MAX):
             raise refusal("targets", "at least one text", self.targets)
 
-    def target_ids(self, tokenizer: Tokenizer) -> list[int]:
-        """Return the token of each target, or else the first token of its text; none without targets."""
+    def target_ids(self, tokenizer: Tokenizer) -> tuple[list[int], dict[str, int | None]]:
+        """Return the token of each target, or else the first token of its text; none without targets.
+
+        Also return the targets that are no token, with the first token of each; None for one that has none.
+        """
+        replaced: dict[str, int | None] = {}
         if self.targets is None:
-            return []
+            return [], replaced
         ids = []
         for target in strings("targets", self.targets, _MAX):
             token = tokenizer.token_id(target)
             if token is None:
                 token = next(iter(tokenizer.encode(target, add_special_tokens=False)), None)
-                _LOG.warning("penstock: targets: %r is no token; its first token is %s", target[:60], token)
+                replaced[target] = token
             if token is not None:
                 ids.append(token)
         if not ids:
             raise refusal("targets", "a text with at least one token", self.targets)
-        return list(dict.fromkeys(ids))
+        return list(dict.fromkeys(ids)), replaced
 
 
 def find_mask(tokenizer: Tokenizer) -> tuple[int, str] | None:

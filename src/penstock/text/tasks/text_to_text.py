@@ -59,7 +59,9 @@ class TextToTextOptions(Options):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        read_cut(self.truncation)
+        if read_cut(self.truncation) == "only_second":
+            expected = "True, False, longest_first, only_first or do_not_truncate, because an input is one text"
+            raise refusal("truncation", expected, self.truncation)
         for name in ("return_tensors", "return_text"):
             check_flag(name, getattr(self, name))
         if self.clean_up_tokenization_spaces is not False:
@@ -95,6 +97,17 @@ class TextToTextTasks:
             options[task] = values
         return cls(prefix, prefixes, options)
 
+    @property
+    def translations(self) -> list[str]:
+        """The tasks that translate."""
+        return [task for task in self.prefixes if is_translation(task)]
+
+    @property
+    def pairs(self) -> str:
+        """The pairs of languages that a request may name, in words."""
+        known = ", ".join(task.removeprefix("translation_").replace("_", " ") for task in self.translations)
+        return f"one of {known}" if known else "no languages, because config.json names no translation"
+
     def prefix_of(self, task: str) -> str:
         """Return the text before each input of a task."""
         return self.prefixes.get(task, self.prefix)
@@ -107,22 +120,21 @@ class TextToTextTasks:
         """Return the task of a request that names languages, or none.
 
         With languages it is the translation between them, without them the summarization, or else the only translation,
-        or else text2text_generation.  Raises InvalidArgumentError if the file names translations between other
-        languages only, and for one language without the other.
+        or else text2text_generation.  Raises InvalidArgumentError for languages that the file has no translation
+        between, and for one language without the other.
         """
-        translations = [task for task in self.prefixes if is_translation(task)]
         if source is None and target is None:
+            translations = self.translations
             if "summarization" in self.prefixes:
                 return "summarization"
             return translations[0] if len(translations) == 1 else "text2text_generation"
         if source is None or target is None:
-            name = "src_lang" if source is None else "tgt_lang"
-            raise InvalidArgumentError(f"{name}: expected a language beside that of the other one", param=name)
+            name, other = ("src_lang", "tgt_lang") if source is None else ("tgt_lang", "src_lang")
+            message = f"{name}: expected a language, because {other} is given; got none"
+            raise InvalidArgumentError(message, param=name)
         task = f"translation_{source}_to_{target}"
-        if not is_translation(task) or (translations and task not in translations):
-            known = ", ".join(one.removeprefix("translation_").replace("_", " ") for one in translations)
-            hint = f"one of {known}" if known else "two names without _"
+        if not is_translation(task) or task not in self.prefixes:
             raise InvalidArgumentError(
-                f"tgt_lang: expected {hint}, got {source!r:.40} to {target!r:.40}", param="tgt_lang"
+                f"tgt_lang: expected {self.pairs}, got {source!r:.40} to {target!r:.40}", param="tgt_lang"
             )
         return task
