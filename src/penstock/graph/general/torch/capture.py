@@ -234,7 +234,8 @@ def _export(
 
     After an error that says nothing of sizes or values, Python's own ``int``, ``float`` and ``len`` are tried.
     """
-    replaced, first = free_builtins, None
+    replaced: Callable[[nn.Module], AbstractContextManager[Any]] = free_builtins
+    first: Exception | None = None
     for _ in range(_MAX_NARROWED + 1):
         try:
             return _export_once(module, args, kwargs, free.dynamic(names), table, replaced(module))
