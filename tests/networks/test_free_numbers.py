@@ -107,6 +107,33 @@ def test_numbers_made_of_free_sizes(tmp_path: Path) -> None:
     check(Function(free_numbers), tmp_path / "net.psm", examples, ("B", 3, "H", "W"), sizes=sizes)
 
 
+def towards_zero(x: Tensor) -> list[Tensor]:
+    h, w = x.shape[2:]
+    shifts = int(h * -0.5), int(-h / 2), int((h - 10) * 0.5), int((10 - h) / 4), int(h * 0.5 * -1), int(h / -2)
+    rolled = [torch.roll(x, shift, 2) for shift in shifts]
+    return [*rolled, x[:, :, int(-h / 2) :], x[..., : int(w * -0.25)], x * int((h - 10) * 0.5)]
+
+
+def test_int_of_a_free_number_rounds_towards_zero(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    examples = [torch.randn(2, 3, height, width) for height, width in ((7, 13), (3, 9), (11, 6), (13, 20), (16, 4))]
+    sizes = {"H": (3, 64), "W": (4, 64)}
+    check(Function(towards_zero), tmp_path / "net.psm", examples, ("B", 3, "H", "W"), sizes=sizes)
+
+
+def test_a_replaced_function_that_fails_is_not_used(tmp_path: Path) -> None:
+    def hidden(x: Tensor) -> list[Tensor]:
+        return [x + torch.ones(3, dtype=eval("int"))]  # noqa: S307 - a type that the file does not show
+
+    check(Function(hidden), tmp_path / "net.psm", [torch.ones(2, 3)], ("B", 3))
+
+
+def test_random_numbers_are_refused_by_name() -> None:
+    for draw in (torch.randn_like, torch.rand_like, torch.bernoulli, lambda x: torch.randn(x.shape)):
+        with raises(UnsupportedError, match="rand|bernoulli"):
+            capture_module(Function(lambda x, draw=draw: [x + draw(x)]), torch.ones(2, 3), shapes={"x": ("B", 3)})
+
+
 def test_a_size_that_the_module_fixes_is_named() -> None:
     def rows(x: Tensor) -> list[Any]:
         return [sum((x[:, :, at] for at in range(x.shape[2])), torch.zeros(()))]

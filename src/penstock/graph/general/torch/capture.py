@@ -13,7 +13,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from typing import Any, Final
 
 import torch
@@ -230,28 +230,37 @@ def _checked_range(name: str, value: Any) -> Any:
 def _export(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: _FreeSizes, names: Any, table: Any
 ) -> Any:
-    """Export the module; a range of a free size that PyTorch finds too wide is narrowed to what it finds."""
-    for _ in range(_MAX_NARROWED):
+    """Export the module; a range of a free size that PyTorch finds too wide is narrowed to what it finds.
+
+    After an error that says nothing of sizes or values, Python's own ``int``, ``float`` and ``len`` are tried.
+    """
+    replaced: Callable[[nn.Module], AbstractContextManager[Any]] = free_builtins
+    first: Exception | None = None
+    for _ in range(_MAX_NARROWED + 1):
         try:
-            return _export_once(module, args, kwargs, free.dynamic(names), table)
+            return _export_once(module, args, kwargs, free.dynamic(names), table, replaced(module))
         except PenstockError:
             raise
         except Exception as error:  # torch.export raises many kinds
-            if not free.narrow(str(error)):
-                raise UnsupportedError(f"capture: {_own_words(error)}") from error
+            if free.narrow(str(error)):
+                continue
+            if first is not None or _known_words(error):
+                raise UnsupportedError(f"capture: {_own_words(first or error)}") from first or error
+            replaced, first = nullcontext, error
     raise UnsupportedError("capture: the ranges of the free sizes do not settle; give them in sizes", param="sizes")
 
 
 def _export_once(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[str, Any], table: Any
-) -> Any:
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[str, Any], table: Any,
+    replaced: AbstractContextManager[Any],
+) -> Any:  # fmt: skip
     loggers = [logging.getLogger("torch"), logging.getLogger("torch.__trace")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
         with (
-            torch.no_grad(), warnings.catch_warnings(), whole_recurrent_layers(), free_builtins(module),
+            torch.no_grad(), warnings.catch_warnings(), whole_recurrent_layers(), replaced,
             redirect_stderr(io.StringIO()),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
@@ -266,7 +275,16 @@ def _export_once(
 
 
 def _own_words(error: Exception) -> str:
-    text = " ".join(str(error).split()).split(" The error above occurred")[0]
+    return _known_words(error) or f"PyTorch cannot export the module: {_text_of(error)[:400]}"
+
+
+def _text_of(error: Exception) -> str:
+    return " ".join(str(error).split()).split(" The error above occurred")[0]
+
+
+def _known_words(error: Exception) -> str:
+    """Return what an error says of sizes and values, or "" if it is about something else."""
+    text = _text_of(error)
     fixed = re.search(r"Suggested fixes: (.*)$", text)
     if fixed:
         return f"the module takes other sizes than those declared: {fixed[1][:200]}; give them in shapes and sizes"
@@ -278,7 +296,7 @@ def _own_words(error: Exception) -> str:
         return "a size inside the module is 1 with this example, which PyTorch takes to be fixed; give a larger example"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
         return "the module branches on the value of a tensor, or makes a shape of one"
-    return f"PyTorch cannot export the module: {text[:400]}"
+    return ""
 
 
 class _Capture:

@@ -5,10 +5,15 @@ Python's own functions must return a number of Python, with which PyTorch fixes 
 
 from __future__ import annotations
 
+import ast
 import builtins
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -17,6 +22,7 @@ from torch import nn
 __all__ = ["free_builtins"]
 
 _NOT_OWN: Final = ("torch", "builtins", "penstock")
+_REPLACED: Final = threading.RLock()  # held while files have the functions of this module
 
 
 def _length(value: Any) -> Any:
@@ -25,7 +31,7 @@ def _length(value: Any) -> Any:
 
 
 class _NumberType(type):
-    """The type of classes that stand for ``int`` and ``float``, also in comparisons of types."""
+    """The type of classes that stand for ``int`` and ``float`` where a file calls them or checks instances."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         if args and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
@@ -38,12 +44,6 @@ class _NumberType(type):
 
     def __subclasscheck__(cls, kind: type) -> bool:
         return issubclass(kind, cls.__base__)  # type: ignore[arg-type]
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is cls.__base__
-
-    def __hash__(cls) -> int:
-        return hash(cls.__base__)
 
 
 class _FreeInt(int, metaclass=_NumberType):
@@ -59,14 +59,62 @@ _FREE: Final[Mapping[str, Any]] = {"len": _length, "int": _FreeInt, "float": _Fr
 
 @contextmanager
 def free_builtins(module: nn.Module) -> Iterator[None]:
-    """Replace these functions in the Python files of the classes of a module, other than PyTorch's own."""
+    """Replace these functions in the Python files of the classes of a module, other than PyTorch's own.
+
+    ``int`` and ``float`` stay Python's in a file that also uses them as types (``dtype=int``, ``type(n) is float``),
+    and in one without a source.  One thread replaces at a time; others wait.  Code of these files that runs in other
+    threads meanwhile calls the replacements, too.  They return what Python's return, except for PyTorch's free numbers.
+    """
     names = {kind.__module__ for part in module.modules() for kind in type(part).__mro__}
     own = [sys.modules[name] for name in names if name in sys.modules and name.partition(".")[0] not in _NOT_OWN]
-    changed = [(vars(file), name) for file in own for name in _FREE if name not in vars(file)]
-    for variables, name in changed:
-        variables[name] = _FREE[name]
-    try:
-        yield
-    finally:
+    with _REPLACED:
+        changed = [(vars(file), name) for file in own for name in _replaceable(file) if name not in vars(file)]
         for variables, name in changed:
-            del variables[name]
+            variables[name] = _FREE[name]
+        try:
+            yield
+        finally:
+            for variables, name in changed:
+                del variables[name]
+
+
+def _replaceable(file: ModuleType) -> frozenset[str]:
+    """Return the functions that a replacement changes in no other way than for free numbers."""
+    try:
+        return _without_types(inspect.getsource(file))
+    except (OSError, TypeError, SyntaxError, ValueError):  # no source, or none of Python
+        return frozenset(["len"])
+
+
+@lru_cache(maxsize=64)
+def _without_types(source: str) -> frozenset[str]:
+    """Return the names of ``_FREE`` without those that a file uses as types.  PyTorch compares types by identity."""
+    loaded: list[ast.Name] = []
+    allowed: set[ast.AST] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in ("int", "float"):
+            loaded.append(node)
+        elif isinstance(node, ast.Call):
+            allowed.update(_called(node))
+        elif isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
+            allowed.update(ast.walk(node.annotation))
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns is not None:
+            allowed.update(ast.walk(node.returns))
+    return frozenset(_FREE) - {node.id for node in loaded if node not in allowed}
+
+
+def _called(call: ast.Call) -> Sequence[ast.expr]:
+    """Return what a call calls itself, and as ``map``, and the types with which it checks instances."""
+    kind = call.func.id if isinstance(call.func, ast.Name) else ""
+    if kind in ("isinstance", "issubclass") and len(call.args) == 2:
+        return (call.func, *_alternatives(call.args[1]))
+    return (call.func, *call.args[:1]) if kind == "map" else (call.func,)
+
+
+def _alternatives(types: ast.expr) -> Sequence[ast.expr]:
+    """Return the types in ``(int, float)`` and ``int | float``."""
+    if isinstance(types, ast.Tuple):
+        return [kind for element in types.elts for kind in _alternatives(element)]
+    if isinstance(types, ast.BinOp) and isinstance(types.op, ast.BitOr):
+        return [*_alternatives(types.left), *_alternatives(types.right)]
+    return (types,)

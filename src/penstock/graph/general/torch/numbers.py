@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
-from penstock.graph.general.sizes import SizeExpression, SizeLike
+from penstock.graph.general.sizes import SizeExpression, SizeLike, largest
 from penstock.graph.general.torch.writer import Writer
 from penstock.graph.ir import DType
 
@@ -60,7 +60,11 @@ def rounded_size(expr: Any, size_of: SizeOf) -> SizeLike | None:
     if found is None:
         return None
     factor, size = found
-    return scaled_size(size, factor, up=kind == "CeilToInt")
+    if kind != "TruncToInt":
+        return scaled_size(size, factor, up=kind == "CeilToInt")
+    size = -size if factor < 0 else size  # int() rounds towards 0: the part above it down, the part below it up
+    above, below = (scaled_size(largest(part, 0), abs(factor)) for part in (size, -size))
+    return above - below
 
 
 def scaled_size(size: SizeLike, factor: float | Fraction, *, up: bool = False) -> SizeLike:

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Draft, Tensor
 from penstock.graph.general.shape_rules import normalise_axis
-from penstock.graph.general.sizes import SizeExpression, SizeLike, product, smallest
+from penstock.graph.general.sizes import SizeExpression, SizeLike, bounds, product, smallest
 from penstock.graph.ir import DType
 
 __all__ = ["OPS", "Reader", "Writer", "common_type", "dtype_named", "reader"]
@@ -192,6 +192,8 @@ def _inside(index: Any, size: SizeLike) -> SizeLike:
     if isinstance(index, int) and index < 0:
         index = size + index
         return index if isinstance(index, SizeExpression) else max(index, 0)
+    if isinstance(index, SizeExpression) and bounds(index)[1] < 0:
+        return size + index
     if isinstance(index, int) and index >= 1 << 60:
         return size
     return smallest(index, size)
