@@ -119,7 +119,7 @@ def environment(missing: str, tmp_path: Path) -> Environment:
     return Environment(tmp_path / "environment")
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", [pytest.param("before", marks=pytest.mark.exhaustive), "after"])
 def test_it_runs_beside_other_packages(order: str, wheel: Path, environment: Environment) -> None:
     """Whichever comes last, pip chooses releases that suit all, protobuf's too; which ones depends on the index."""
     installs: list[list[str | Path]] = [[*NEIGHBOURS], [wheel]]
