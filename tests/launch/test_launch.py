@@ -388,7 +388,7 @@ def test_host_that_drops_packets_is_given_up_in_time():
     ("arguments", "words"),
     [
         (("--nproc", "0"), "--nproc: expected an integer from 1"),
-        (("--nnodes", "2"), "--rdzv: expected HOST:PORT"),
+        (("--nnodes", "2"), "--rdzv (or --master-addr): expected"),
         (("--nnodes", "2", "--rdzv", "host"), "--rdzv: expected HOST:PORT, got 'host'"),
         (("--nnodes", "2", "--rdzv", "10.0.0.1:29400"), "--rdzv: 10.0.0.1 may be reached by others. Pass"),
         (
