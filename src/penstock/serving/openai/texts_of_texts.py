@@ -68,7 +68,7 @@ _IN_PYTHON: Final = (
 )  # fmt: skip
 """Options that change rows in Python, which a service does not."""
 _FILES: WeakKeyDictionary[Tokenizer, tuple[TextToTextTasks, GenerationDefaults]] = WeakKeyDictionary()
-"""What the files of each model say."""
+"""Tasks and defaults of the files of each model."""
 
 
 def _files_of(tokenizer: Tokenizer) -> tuple[TextToTextTasks, GenerationDefaults]:
