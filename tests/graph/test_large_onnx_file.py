@@ -14,17 +14,16 @@ from onnx import TensorProto, helper
 ROWS, COLS = 700_000, 1024
 MAX_PEAK = 1 << 30
 READ = """
-import re, sys
-from pathlib import Path
+import sys
 import numpy as np
 from penstock.graph.onnx.reader import read_onnx
+from penstock.runtime.machine import peak_rss_bytes
 draft = read_onnx(sys.argv[1])
 (call,) = draft.calls
 table = call.argument(0).value
 assert isinstance(table.base if table.base is not None else table, np.memmap), type(table)
 assert table.shape == (700_000, 1024) and table[-1].tolist() == list(range(1024)) and not table[0].any()
-# Not ru_maxrss, which a process inherits from the one that started it.
-print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
+print(peak_rss_bytes())
 """
 
 
