@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,25 @@ def test_recurrent_layers_are_those_of_the_file(tmp_path: Path) -> None:
         expected = model(torch.tensor([IDS])).logits[0].numpy()
     with LLM(path, mode="eager") as llm:
         assert np.abs(llm.logits(IDS) - expected).max() < 1e-4
+
+
+def test_delta_projections_keep_blocks_of_several_heads(tmp_path: Path) -> None:
+    family = FAMILIES["qwen35"]
+    config, sizes = {**family.config, "linear_value_head_dim": 16}, {**family.keys, "ssm.inner_size": 64}
+    model = random_model(replace(family, config=config))
+    logits = []
+    for kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0):
+        path = tmp_path / f"{kind.name}.gguf"
+        write_gguf(path, family.arch, gguf_arrays(family, model), {**eps_of(model), **sizes}, kind)
+        with LLM(path, kv_cache="f32", threads=2) as llm:
+            logits.append(llm.logits(IDS))
+    checkpoint = Checkpoint.open(path)
+    assert checkpoint.block_scheme("model.layers.0.linear_attn.out_proj.weight") == "q8_0"
+    assert not checkpoint.widening_note("q8_0")
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    assert np.abs(logits[0] - expected).max() < 1e-4
+    assert 0 < np.abs(logits[1] - expected).max() < 0.1 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(

@@ -579,6 +579,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": _attention,
     "short_conv": _short_conv,
     "gated_delta": _gated_delta,
+    "gated_delta_tiled": _gated_delta,
     "ssm_scan": _ssm_scan,
     "latent_append": _latent_append,
     "latent_attention": _latent_attention,

@@ -327,7 +327,13 @@ def _experts(name: str, array: np.ndarray, is_gpt_oss: bool) -> dict[str, np.nda
 def _delta_arrays(key: str, array: np.ndarray, arch: gguf.MODEL_ARCH) -> dict[str, np.ndarray]:
     """Return the tensors of a delta layer, as llama.cpp's converter writes them, from one of transformers'."""
     block, part = f"blk.{key.split('.')[2]}", key.split("linear_attn.")[1]
-    keys, values, key_dim, value_dim = 2, 4, 16, 32
+    keys, values, key_dim = 2, 4, 16
+    above = 2 * keys * key_dim
+    value_dim = {
+        "in_proj_qkvz.weight": (array.shape[0] - above) // 2,
+        "out_proj.weight": array.shape[-1],
+        "in_proj_z.weight": array.shape[0],
+    }.get(part, array.shape[0] - above) // values
 
     def tiled(rows: np.ndarray, size: int) -> np.ndarray:
         if arch == gguf.MODEL_ARCH.QWEN3NEXT:
@@ -335,7 +341,6 @@ def _delta_arrays(key: str, array: np.ndarray, arch: gguf.MODEL_ARCH) -> dict[st
         heads = rows.reshape(keys, values // keys, size, *rows.shape[1:])
         return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(rows.shape)
 
-    above = 2 * keys * key_dim
     if part == "in_proj_qkvz.weight":
         sizes = np.cumsum([key_dim, key_dim, values // keys * value_dim])
         parts = np.split(array.reshape(keys, -1, array.shape[1]), sizes, axis=1)

@@ -109,7 +109,7 @@ inline void delta_token(const GatedDeltaArgs& a, int64_t t, int64_t key_head, fl
     const DeltaGates gates = delta_gates(a, t, first + j);
     float* matrix = state + j * dim * a.value_dim;
     const float* v = mixed + 2 * dim + j * a.value_dim;
-    float* out = a.out + t * a.out_stride + (first + j) * a.value_dim;
+    float* out = a.out + t * a.out_stride + (key_head * a.key_step + j * a.value_step) * a.value_dim;
     int64_t c = 0;
     for (; c + 64 <= a.value_dim; c += 64)
       delta_columns<4>(a, matrix + c, mixed, mixed + dim, v + c, gates, out + c, 16);

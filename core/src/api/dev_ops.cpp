@@ -283,7 +283,7 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
     const int32_t window = static_cast<int32_t>(run.call.attrs[kShortConvWindow].i);
     status = check_ragged(&run, kAttentionPositions, kAttentionState, kShortConvGroup, window);
   }
-  if (status == PS_OK && run.op == OP_GATED_DELTA)
+  if (status == PS_OK && is_gated_delta(run.op))
     status = check_ragged(&run, kGatedDeltaPositions, kGatedDeltaState, kGatedDeltaGroup, kStateWindow);
   if (status == PS_OK && run.op == OP_SSM_SCAN)
     status = check_ragged(&run, kSsmScanPositions, kSsmScanState, kSsmScanGroup, kStateWindow);

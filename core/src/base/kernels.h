@@ -188,6 +188,7 @@ struct GatedDeltaArgs {
   const float* conv;             // [channels, window]: the last column is of the token itself
   const float *a_log, *dt_bias;  // [value heads]
   int32_t key_heads, heads_per_key, head_dim, value_dim, window;
+  int32_t key_step, value_step;  // value head j of key head k has row k * key_step + j * value_step of out
 };
 
 struct SsmScanArgs {

@@ -59,7 +59,7 @@ ps_status check_window(const Graph& graph, int64_t group, int64_t window) {
 
 ps_status check_pages(const Graph& graph, const Node& node, const AttrValue* attrs) {
   if (appends_to_pages(node.op)) return check_batch_inputs(graph, node, kKvAppendPositions);
-  if (node.op == OP_GATED_DELTA) {
+  if (is_gated_delta(node.op)) {
     PS_TRY(check_batch_inputs(graph, node, kGatedDeltaPositions));
     return check_window(graph, attrs[kGatedDeltaGroup].i, kStateWindow);
   }

@@ -282,7 +282,8 @@ constexpr int32_t kPrefixGroup = attr_at(OP_PREFIX_LENGTHS, "int group");
 constexpr int32_t kPrefixToken = attr_at(OP_PREFIX_LENGTHS, "int token");
 constexpr int32_t kPrefixBehind = attr_at(OP_PREFIX_POSITIONS, "bool behind");
 constexpr int32_t kPrefixElements = 16;  // of its state, of which it uses the first and the last
-constexpr bool keeps_state(int32_t op) { return op == OP_GATED_DELTA || op == OP_SSM_SCAN || op == OP_PREFIX_LENGTHS; }
+constexpr bool is_gated_delta(int32_t op) { return op == OP_GATED_DELTA || op == OP_GATED_DELTA_TILED; }
+constexpr bool keeps_state(int32_t op) { return is_gated_delta(op) || op == OP_SSM_SCAN || op == OP_PREFIX_LENGTHS; }
 
 }  // namespace ps
 

@@ -161,6 +161,7 @@ void run_short_conv(const Call& c, int64_t begin, int64_t end, int32_t) {
 
 int64_t delta_items(const Call& c) { return c.in[kGatedDeltaPageTables].dims[1] * c.attrs[kGatedDeltaKeyHeads].i; }
 
+template <bool kTiled>
 void run_gated_delta(const Call& c, int64_t begin, int64_t end, int32_t) {
   GatedDeltaArgs args{};
   args.x = f32(c.in[kGatedDeltaX]);
@@ -182,6 +183,8 @@ void run_gated_delta(const Call& c, int64_t begin, int64_t end, int32_t) {
   args.head_dim = static_cast<int32_t>(c.attrs[kGatedDeltaHeadDim].i);
   args.value_dim = static_cast<int32_t>(c.out[0].dims[2]);
   args.window = static_cast<int32_t>(c.in[kGatedDeltaConv].dims[1]);
+  args.key_step = kTiled ? 1 : args.heads_per_key;
+  args.value_step = kTiled ? args.key_heads : 1;
   c.kernels->gated_delta(args, begin, end);
 }
 
@@ -272,9 +275,10 @@ constexpr Phase kShortConv = {.split = SPLIT_ROWS,
                               .reads_rows = operands(kShortConvGate),
                               .writes_outputs = true,
                               .reads_state = true};
+template <bool kTiled>
 constexpr Phase kGatedDelta = {.split = SPLIT_SHARES,
                                .items = delta_items,
-                               .run = run_gated_delta,
+                               .run = run_gated_delta<kTiled>,
                                .reads_all = operands(kGatedDeltaX, kGatedDeltaA, kGatedDeltaB),
                                .writes_outputs = true,
                                .reads_state = true,
@@ -343,7 +347,8 @@ AttentionArgs attention_args(const Call& c) {
 
 Phases kv_append_phases(const Call&) { return Phases{&kAppend, 1}; }
 Phases short_conv_phases(const Call&) { return Phases{&kShortConv, 1}; }
-Phases gated_delta_phases(const Call&) { return Phases{&kGatedDelta, 1}; }
+Phases gated_delta_phases(const Call&) { return Phases{&kGatedDelta<false>, 1}; }
+Phases gated_delta_tiled_phases(const Call&) { return Phases{&kGatedDelta<true>, 1}; }
 Phases ssm_scan_phases(const Call&) { return Phases{&kSsmScan, 1}; }
 Phases latent_append_phases(const Call&) { return Phases{&kLatentAppend, 1}; }
 Phases attention_phases(const Call&) { return Phases{kAttention, 2}; }

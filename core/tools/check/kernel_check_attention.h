@@ -284,7 +284,10 @@ inline void check_short_conv_case(int heads, int dim, int layout, int window, Ra
   }
 }
 
-struct DeltaCase { int key_heads, shared, dim, value_dim, window; };
+struct DeltaCase {
+  int key_heads, shared, dim, value_dim, window;
+  bool tiled;
+};
 
 // Calls run(batch, token) for the tokens of each request in steps of `step`; `token` is the first of a batch.
 template <class Run>
@@ -327,7 +330,9 @@ inline Floats delta_rule(const ps::Kernels* k, const DeltaCase& c, const Ragged&
                             c.shared,
                             c.dim,
                             c.value_dim,
-                            c.window};
+                            c.window,
+                            c.tiled ? 1 : c.shared,
+                            c.tiled ? c.key_heads : 1};
     for (int64_t head = c.key_heads; head-- > 0;) k->gated_delta(a, head, head + 1);
   });
   return out;
@@ -425,7 +430,8 @@ inline void check_attention() {
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
     for (int window : {1, 3, 5})
       for (int dim : {17, 40, 64}) check_short_conv_case(3, dim, layout, window, random);
-  for (const DeltaCase& c : {DeltaCase{1, 1, 16, 64, 4}, DeltaCase{2, 3, 17, 20, 3}, DeltaCase{3, 2, 24, 80, 1}})
+  for (const DeltaCase& c :
+       {DeltaCase{1, 1, 16, 64, 4, false}, DeltaCase{2, 3, 17, 20, 3, true}, DeltaCase{3, 2, 24, 80, 1, false}})
     check_gated_delta_case(c, random);
   for (const ScanCase& c :
        {ScanCase{1, 1, 1, 16, 64, 4, true}, ScanCase{2, 4, 3, 17, 20, 3, false}, ScanCase{1, 3, 2, 24, 80, 1, true}})

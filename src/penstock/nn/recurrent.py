@@ -44,20 +44,24 @@ class GatedDelta(RecurrentLayer):
     """A short convolution with SiLU, and the gated delta rule over its queries, keys and values.
 
     Each page holds the state after its last token, [key_heads, numbers] in float32: so a full page is the snapshot from
-    which another request with the same tokens goes on.  ``heads`` is the number of value heads.
+    which another request with the same tokens goes on.  ``heads`` is the number of value heads.  ``tiled``: the result
+    has the first value head of every key head, then the second of every one.
     """
 
-    def __init__(self, key_heads: int, heads: int, head_dim: int, value_dim: int, window: int) -> None:
+    def __init__(
+        self, key_heads: int, heads: int, head_dim: int, value_dim: int, window: int, tiled: bool = False
+    ) -> None:
         elements = state_elements(head_dim, heads // key_heads * value_dim, window)
         super().__init__(key_heads, elements)
-        self.heads, self.key_dim, self.value_dim = heads, head_dim, value_dim
+        self.heads, self.key_dim, self.value_dim, self.tiled = heads, head_dim, value_dim, tiled
         self.channels = 2 * key_heads * head_dim + heads * value_dim
 
     def forward(
         self, x: Tensor, a: Tensor, b: Tensor, batch: Batch, *, conv: Tensor, a_log: Tensor, dt_bias: Tensor
     ) -> Tensor:
         """Return y [T, heads, value_dim] of the channels x [T, channels] and the gates a and b [T, heads]."""
-        y: Tensor = ops.gated_delta(
+        rule = ops.gated_delta_tiled if self.tiled else ops.gated_delta
+        y: Tensor = rule(
             x,
             a,
             b,

@@ -10,6 +10,7 @@ A weight's shape is checked when it is logical, that is [rows, cols] or [n]; the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -322,8 +323,7 @@ def _short_conv(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [gate]
 
 
-def _gated_delta(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    op = "gated_delta"
+def _gated_delta(shapes: Shapes, attrs: Attrs, op: str = "gated_delta") -> list[Shape]:
     x, a = _tensor(op, shapes, "x", 2), _same(op, shapes, "a", "b", 2)
     _tensor(op, shapes, "state", 2)
     _step(op, shapes, x[0], attrs)
@@ -531,6 +531,7 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "gaussian_topk": _gaussian_topk,
     "short_conv": _short_conv,
     "gated_delta": _gated_delta,
+    "gated_delta_tiled": partial(_gated_delta, op="gated_delta_tiled"),
     "ssm_scan": _ssm_scan,
     "latent_append": _latent_append,
     "latent_attention": _latent_attention,

@@ -171,6 +171,13 @@ OPS: tuple[Op, ...] = (
         "float scale, int group, bool causal, int window, float softcap) -> Tensor",
         1e-5,
     ),
+    Op(
+        "gated_delta_tiled",
+        1,
+        f"(Tensor x, Tensor a, Tensor b, State(a!) state, {_BATCH}, Weight conv, Weight a_log, Weight dt_bias, *, "
+        "int group, int key_heads, int head_dim) -> Tensor",
+        1e-5,
+    ),
 )
 
 EXCHANGES = (

@@ -32,8 +32,8 @@ class GgufSource:
     ``pair_heads`` is the number of heads whose rows the file has in adjacent pairs of the rotation; 0 keeps the order.
     ``index`` selects a matrix of a tensor of three dimensions.  ``alternate`` names a tensor of the same file whose
     rows (without ``index``, columns) go between those of ``name``, the first behind the first.  ``is_row``: the vector
-    is a matrix of one row.  ``rows`` and ``columns`` are ranges [start, stop) in the order of the parameter, within the
-    tensor; none means all.  ``is_log``: the parameter is the logarithm of the negated values, float32.  ``is_flat``: it
+    is a matrix of one row.  ``rows`` are ranges [start, stop) in the order of the parameter, within the tensor;
+    none means all.  ``is_log``: the parameter is the logarithm of the negated values, float32.  ``is_flat``: it
     is a vector, and the tensor a matrix.  ``is_joined``: it has the matrices of a tensor one below another.
     ``is_unit``: every row is divided by its length, in float32.  ``values``, without a ``name``: the parameter itself.
     """
@@ -44,7 +44,6 @@ class GgufSource:
     alternate: str = ""
     is_row: bool = False
     rows: _Ranges = ()
-    columns: _Ranges = ()
     is_log: bool = False
     is_flat: bool = False
     is_joined: bool = False
@@ -163,15 +162,13 @@ class GgufWeights:
             if source.pair_heads:
                 data = _rows_in_halves(data, stored.shape[0], source.pair_heads)
             if source.rows:
-                data = _chosen(data.reshape(_num_rows(stored, source), -1), source.rows, 0).reshape(-1)
+                data = _chosen(data.reshape(_num_rows(stored, source), -1), source.rows).reshape(-1)
             if stored.kind.dtype:
                 values = data.view(_FLOATS[stored.kind.dtype])
                 arrays.append(values if stored.kind.dtype == info.dtype else to_float32(values, stored.kind.dtype))
             else:
                 arrays.append(dequantize(stored.kind, data))
         result = _alternating(arrays, source, info.shape).reshape(info.shape)
-        if source.columns:
-            result = _chosen(result, source.columns, 1)
         if source.is_unit:
             lengths: NDArray[np.float32] = np.linalg.norm(result, axis=-1, keepdims=True)
             unit: NDArray[np.float32] = np.divide(result, lengths, out=np.zeros_like(result), where=lengths > 0)
@@ -192,9 +189,6 @@ class GgufWeights:
         if source.is_unit or not source.name:
             return None
         schemes = {stored.kind.scheme for stored in self._stored(source)}
-        block_len = self._stored(source)[0].kind.block_len
-        if any(start % block_len or stop % block_len for start, stop in source.columns):
-            return None  # a block has columns that are apart in the parameter
         return schemes.pop() if len(self.tensors[name].shape) == 2 and len(schemes) == 1 else None
 
     def widening_reason(self, name: str) -> str:
@@ -209,7 +203,7 @@ class GgufWeights:
             return f"its rows alternate with those of {source.alternate}, which has another type"
         if next(iter(kinds.values())).dtype:
             return ""
-        return "its columns are in another order, which divides its blocks" if source.columns else "it is no matrix"
+        return "it is no matrix"
 
     def read_blocks(self, name: str) -> NDArray[np.uint8]:
         """Return the blocks of a matrix, uint8 [rows, bytes of a row]."""
@@ -218,14 +212,10 @@ class GgufWeights:
         for stored in self._stored(source):
             data = self._file.raw(stored, source.index)
             if source.rows:
-                data = _chosen(data.reshape(_num_rows(stored, source), -1), source.rows, 0).reshape(-1)
+                data = _chosen(data.reshape(_num_rows(stored, source), -1), source.rows).reshape(-1)
             arrays.append(_rows_in_halves(data, shape[0], source.pair_heads) if source.pair_heads else data)
         blocks = _alternating(arrays, source, shape).reshape(shape[0], -1)
         kind = self._stored(source)[0].kind
-        bytes_of = [(a // kind.block_len * kind.block_bytes, b // kind.block_len * kind.block_bytes)
-                    for a, b in source.columns]  # fmt: skip
-        if bytes_of:
-            blocks = _chosen(blocks, tuple(bytes_of), 1)
         if kind.repacked is None:
             return blocks
         return kind.repacked(blocks.reshape(-1, kind.block_bytes)).reshape(shape[0], -1)
@@ -243,10 +233,10 @@ def _num_rows(stored: StoredTensor, source: GgufSource) -> int:
     return stored.shape[0] if source.index is None else stored.shape[1]
 
 
-def _chosen(values: NDArray[Any], ranges: _Ranges, axis: int) -> NDArray[Any]:
-    """Return the ranges of a matrix along an axis, in their order; a view of one range of rows."""
-    parts = [values[start:stop] if axis == 0 else values[:, start:stop] for start, stop in ranges]
-    return parts[0] if len(parts) == 1 and axis == 0 else np.concatenate(parts, axis=axis)
+def _chosen(values: NDArray[Any], ranges: _Ranges) -> NDArray[Any]:
+    """Return the ranges of the rows of a matrix, in their order; a view of one range."""
+    parts = [values[start:stop] for start, stop in ranges]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _alternating(arrays: list[NDArray[Any]], source: GgufSource, shape: tuple[int, ...]) -> NDArray[Any]:

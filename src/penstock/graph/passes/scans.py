@@ -11,7 +11,7 @@ from penstock.graph.passes.cut import Cut, cut_heads
 
 __all__ = ["SCANS", "ScanCut", "cut_scan"]
 
-SCANS = {"gated_delta": (3, 7), "ssm_scan": (2, 6)}
+SCANS = {"gated_delta": (3, 7), "gated_delta_tiled": (3, 7), "ssm_scan": (2, 6)}
 """By op the places of the state and of the weights among its inputs: gates are before the state, behind the channels.
 
 The first weight, and the second one of ssm_scan, is of the convolution, whose rows are channels; the others are vectors
@@ -40,11 +40,13 @@ class ScanCut:
 
 
 def cut_scan(graph: Graph, node: Node, world: int) -> ScanCut | None:
-    """Return how an op of ``SCANS`` is cut; None if it has fewer heads than ranks.
+    """Return how an op of ``SCANS`` is cut; None if it has fewer heads than ranks, or its heads are in tiled order.
 
     A rank has whole groups of heads with their keys (B of ssm_scan) and queries (C).  If there are more ranks than
     groups, several ranks have the keys and queries of the same one, and each a part of its heads.
     """
+    if node.op == "gated_delta_tiled":
+        return None  # the columns of a rank's heads would be apart
     is_delta = node.op == "gated_delta"
     groups = int(node.attrs["key_heads" if is_delta else "groups"])
     blocks = groups if is_delta else int(node.attrs["blocks"])

@@ -34,7 +34,11 @@ _MAX_HEADS = 4096
 
 @dataclass(frozen=True)
 class DeltaConfig:
-    """The sizes of a hybrid in config.json.  ``is_attention`` has one entry per layer; the others are delta layers."""
+    """The sizes of a hybrid in config.json.
+
+    ``is_attention`` has one entry per layer; the others are delta layers.  ``tiled``: the rows of in_proj_z and the
+    columns of out_proj have the first value head of every key head, then the second of every one, as in a GGUF file.
+    """
 
     decoder: DecoderConfig
     is_attention: tuple[bool, ...]
@@ -43,6 +47,7 @@ class DeltaConfig:
     key_dim: int
     value_dim: int
     conv_len: int
+    tiled: bool
 
     @property
     def vocab_size(self) -> int:
@@ -81,6 +86,7 @@ def read_delta(reader: ConfigReader) -> DeltaConfig:
         key_dim=reader.int("linear_key_head_dim", 128, max=_MAX_HEAD_DIM),
         value_dim=reader.int("linear_value_head_dim", 128, max=_MAX_HEAD_DIM),
         conv_len=reader.int("linear_conv_kernel_dim", 4, max=_MAX_CONV_LEN),
+        tiled=reader.bool("linear_value_heads_tiled", False),
     )
 
 
@@ -129,7 +135,7 @@ class DeltaNet(Module):
         super().__init__()
         hidden, heads = config.decoder.hidden_size, config.value_heads
         self.values = heads * config.value_dim
-        self.rule = GatedDelta(config.key_heads, heads, config.key_dim, config.value_dim, config.conv_len)
+        self.rule = GatedDelta(config.key_heads, heads, config.key_dim, config.value_dim, config.conv_len, config.tiled)
         self.in_proj_qkv = Linear(hidden, self.rule.channels)
         self.in_proj_z = Linear(hidden, self.values)
         self.in_proj_b = Linear(hidden, heads)

@@ -32,7 +32,7 @@ from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
 from penstock.ops.reference.packing import layout_of_tensor, shape_packed, unpack_weight
 from penstock.ops.reference.prefix import prefix_lengths, prefix_positions
-from penstock.ops.reference.recurrent import gated_delta, ssm_scan
+from penstock.ops.reference.recurrent import gated_delta, gated_delta_tiled, ssm_scan
 from penstock.ops.reference.rope import rope, rotary_embedding
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "embedding",
     "expert_linear",
     "gated_delta",
+    "gated_delta_tiled",
     "head_linear",
     "kv_append",
     "latent_append",

@@ -13,7 +13,7 @@ from torch.nn.functional import silu, softplus
 from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["GatedDeltaAttrs", "SsmScanAttrs", "gated_delta", "ssm_scan"]
+__all__ = ["GatedDeltaAttrs", "SsmScanAttrs", "gated_delta", "gated_delta_tiled", "ssm_scan"]
 
 _NORM_EPS = 1e-6
 
@@ -74,6 +74,27 @@ def gated_delta(
 
     _run("gated_delta", cells, positions, request_starts, page_tables[attrs["group"]], step)
     return out
+
+
+def gated_delta_tiled(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    conv: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    **attrs: Unpack[GatedDeltaAttrs],
+) -> Tensor:
+    """Return what ``gated_delta`` does, with value heads in tiled order: the first of every key head, then the second.
+
+    GGUF files have the columns of the projection behind the rule in this order.
+    """
+    y = gated_delta(x, a, b, state, positions, request_starts, page_tables, conv, a_log, dt_bias, **attrs)
+    return y.view(y.shape[0], attrs["key_heads"], -1, y.shape[2]).transpose(1, 2).reshape(y.shape)
 
 
 def ssm_scan(

@@ -3,7 +3,9 @@
 The forms are those of llama.cpp's converter (conversion/qwen.py).  ``attn_qkv`` has queries, keys and values one above
 another, ``attn_gate`` the gates z, and ``ssm_in``, of older files, both per key head, as the checkpoint.  ``ssm_ba``
 has b and a of the value heads of a key head together.  ``ssm_a`` is -exp(A_log).  In ``qwen35`` and ``qwen35moe`` the
-value heads are in tiled order: the first of every key head, then the second of every one.
+value heads are in tiled order: the first of every key head, then the second of every one.  Rows get the
+checkpoint's order.  The columns of ``ssm_out`` keep theirs, as a block has those of several heads: the gated delta rule
+writes its result in tiled order, and the rows of ``attn_gate`` keep it, too.
 """
 
 from __future__ import annotations
@@ -103,6 +105,7 @@ def delta_values(metadata: Metadata, name: str, values: Values, tensors: Tensors
         "linear_key_head_dim": sizes.key_dim,
         "linear_value_head_dim": sizes.value_dim,
         "linear_conv_kernel_dim": metadata.integer(f"{name}.ssm.conv_kernel", min=1),
+        **({"linear_value_heads_tiled": True} if sizes.tiled else {}),
     }
 
 
@@ -132,20 +135,18 @@ def _sources(sizes: DeltaSizes, tensor: StoredTensor, part: str, file: str) -> d
     if table is None:
         return None
     for source in table.values():
-        for ranges, axis in ((source.rows, 0), (source.columns, 1)):
-            if ranges and (len(tensor.shape) <= axis or tensor.shape[axis] != _expected(sizes, part)):
-                raise InvalidFileError(
-                    f"{file}: tensor {tensor.name}: expected {_expected(sizes, part)} {('rows', 'columns')[axis]}, "
-                    f"got the shape {list(tensor.shape)}",
-                    param=tensor.name,
-                )
+        if source.rows and (not tensor.shape or tensor.shape[0] != _num_rows(sizes, part)):
+            raise InvalidFileError(
+                f"{file}: tensor {tensor.name}: expected {_num_rows(sizes, part)} rows, "
+                f"got the shape {list(tensor.shape)}",
+                param=tensor.name,
+            )
     return {name: replace(source, name=tensor.name) for name, source in table.items()}
 
 
-def _expected(sizes: DeltaSizes, part: str) -> int:
-    """Return the length of the axis that ``part`` is divided along."""
-    table = _tables(sizes)[part]
-    return sum(stop - start for source in table.values() for start, stop in source.rows or source.columns)
+def _num_rows(sizes: DeltaSizes, part: str) -> int:
+    """Return the number of rows that the parameters of ``part`` have together."""
+    return sum(stop - start for source in _tables(sizes)[part].values() for start, stop in source.rows)
 
 
 @cache
@@ -166,7 +167,7 @@ def _tables(sizes: DeltaSizes) -> Mapping[str, dict[str, GgufSource]]:
             "self_attn.gate_proj.weight": GgufSource("", rows=gates),
         },
         "attn_qkv.weight": {f"{layer}.in_proj_qkv.weight": GgufSource("", rows=channels)},
-        "attn_gate.weight": {f"{layer}.in_proj_z.weight": GgufSource("", rows=sizes.values(0, sizes.value_dim))},
+        "attn_gate.weight": {f"{layer}.in_proj_z.weight": GgufSource("")},
         "ssm_in.weight": {
             f"{layer}.in_proj_qkv.weight": GgufSource("", rows=q + k + v),
             f"{layer}.in_proj_z.weight": GgufSource("", rows=z),
@@ -180,5 +181,5 @@ def _tables(sizes: DeltaSizes) -> Mapping[str, dict[str, GgufSource]]:
         "ssm_conv1d.weight": {f"{layer}.conv1d.weight": GgufSource("", rows=channels)},
         "ssm_dt.bias": {f"{layer}.dt_bias": GgufSource("", rows=heads)},
         "ssm_a": {f"{layer}.A_log": GgufSource("", rows=heads, is_log=True)},
-        "ssm_out.weight": {f"{layer}.out_proj.weight": GgufSource("", columns=sizes.values(0, sizes.value_dim))},
+        "ssm_out.weight": {f"{layer}.out_proj.weight": GgufSource("")},
     }
