@@ -212,12 +212,14 @@ def scarce(make_llm, monkeypatch):
     return SimpleNamespace(compiler=llm._grammars, source=source, letters=letters)
 
 
-def ends(grammar, answer):
+def ends(grammar, answer, max_ahead=0):
     """Return how many tokens an answer has when its grammar refuses to go on, and its masks."""
     matcher, masks = grammar.matcher(), []
     for token in answer:
         try:
             matcher.accept([token])
+            if not matcher.has_mask:
+                matcher.look_ahead(max_ahead)
             masks.append(matcher.mask.tobytes())
         except InvalidArgumentError as error:
             if (error.param, error.code) != ("regex", "grammar_too_complex"):
@@ -327,6 +329,57 @@ def test_masks_are_made_while_the_step_runs_none_in_vain(make_llm, monkeypatch):
         llm.generate(PROMPT, SamplingParams(**HOT | {"regex": "[a-c]{4}", "max_tokens": limit}))
         assert len(made) == count
         assert all(name.startswith("penstock-masks") for name in made)
+
+
+FORCED = r"[ab]{2}: the only text that may come[cd]{3}!"
+
+
+@pytest.mark.parametrize(("max_tokens", "num_tokens", "num_steps"), [(5, 5, 4), (20, 20, 4), (100, 35, 7)])
+def test_forced_tokens_are_computed_as_one_chunk(make_llm, max_tokens, num_tokens, num_steps):
+    """With log-probabilities, or where something else may forbid a token, they are computed one by one."""
+    params = SamplingParams(**HOT | {"max_tokens": max_tokens}, regex=FORCED)
+    llm, items = make_llm(), [(PROMPT, params), (PROMPT, replace(params, n=2)), ("a dog", params)]
+    found, steps = [], []
+    for more in ({"logprobs": 0}, {"allowed_token_ids": [*range(llm.info.vocab_size)]}, {}):
+        before, tokens = llm.engine.num_steps, llm.engine.num_output_tokens
+        results = [llm.generate(prompt, replace(own, **more)) for prompt, own in items]
+        found.append([[(c.token_ids, c.text, c.finish_reason) for c in result.choices] for result in results])
+        steps.append(llm.engine.num_steps - before)
+        assert llm.engine.num_output_tokens - tokens == sum(len(ids) for own in found[-1] for ids, _, _ in own)
+        llm.engine.check_integrity()
+    assert found[0] == found[1] == found[2]
+    assert steps == [3 * num_tokens, 3 * num_tokens, 3 * num_steps]
+    assert all(choice[2] == ("stop" if max_tokens == 100 else "length") for own in found[2] for choice in own)
+
+
+def test_an_end_within_forced_tokens_holds(make_llm):
+    llm, params = make_llm(), SamplingParams(**HOT, regex=FORCED)
+    whole = llm.generate(PROMPT, params).text
+    for stop in ("only", "text t", "me"):
+        assert llm.generate(PROMPT, replace(params, stop=[stop])).text == whole[: whole.index(stop)]
+    streamed = "".join(delta.text for delta in llm.stream(PROMPT, params))
+    assert streamed == whole
+
+
+def test_an_error_behind_forced_tokens_comes_with_them(make_llm, monkeypatch):
+    """The answer ends where it does if its tokens are taken one by one."""
+    llm, fill, left = make_llm(), grammar_matcher.fill_mask, [0]
+    grammar = llm._grammars.compile(GrammarSource("regex", FORCED))
+    answer = llm.tokenizer.encode("ab: the only text that may comecdc!", add_special_tokens=False)
+
+    def fails(*args):
+        left[0] -= 1
+        if left[0] < 0:
+            raise InvalidArgumentError("regex: too complex", param="regex", code="grammar_too_complex")
+        return fill(*args)
+
+    monkeypatch.setattr(grammar_matcher, "fill_mask", fails)
+    for num_masks in range(len(answer) + 1):
+        left[0] = num_masks
+        expected = ends(grammar, answer)
+        left[0] = num_masks
+        assert ends(grammar, answer, 7) == expected
+        assert (expected[0] is None) == (num_masks >= len(answer) - 1)
 
 
 def test_a_mask_that_fails_ends_only_its_request(make_llm, monkeypatch):

@@ -31,7 +31,7 @@ from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling, check_heads
 from penstock.engine.prompts import begin_decoder, check_token_ids, longer_than_a_step, more_rows_than_a_step, own_start
 from penstock.engine.request import BegunAnswer, Request, RequestStatus, to_penstock_error
-from penstock.engine.sampler import SamplingRows, accept_row, lacks_mask, mask_errors, row_arrays
+from penstock.engine.sampler import SamplingRows, accept_row, lacks_mask, mask_errors, masks_to_make, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
 from penstock.engine.stats import EngineStats
 from penstock.errors import (
@@ -370,7 +370,7 @@ class Engine:
         batch, rows = self._lay_out(step), None
         apart = [r for r in step.sampled if r.sampling.hook is not None or lacks_mask(r)]
         if apart:  # rows are computed before they are sampled
-            with self._masks.making([r.matcher for r in apart if r.matcher is not None and lacks_mask(r)]):
+            with self._masks.making(masks_to_make(apart, not self.scheduler.whole_prompts)):
                 self.program.run(batch)
             sampling = self._sampling(step)
             rows = None if sampling is None else self.program.sample(sampling)
@@ -441,8 +441,7 @@ class Engine:
             if request.max_tokens == 0:
                 request.finish("length")
             else:
-                accept_row(request, rows, own[-1])
-                self.num_output_tokens += 1
+                self.num_output_tokens += accept_row(request, rows, own[-1])
         except Exception as error:  # perhaps after the last token, when some of the group have ended
             damage = to_penstock_error("The step", error)
         if damage is not None or request.status is RequestStatus.FINISHED:

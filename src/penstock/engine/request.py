@@ -236,6 +236,17 @@ class Request:
         elif len(self.output_ids) >= self.max_tokens:
             self.finish("length")
 
+    def accept_forced(self) -> int:
+        """Accept the tokens behind the last one that the grammar allows as the only ones, as far as they are known.
+
+        Returns their number.  The next step computes them as one chunk.
+        """
+        num_forced = 0
+        while self.matcher is not None and (token := self.matcher.forced_token) is not None:
+            self.accept(token)
+            num_forced += 1
+        return num_forced
+
     def finish(self, reason: str, error: PenstockError | None = None) -> None:
         """End the request with "length", "stop", "abort" or "error"; the caller frees its pages.
 

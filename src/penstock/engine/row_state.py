@@ -22,7 +22,8 @@ class RowState:
     """The sampling state of one request.
 
     ``numbers`` is a record of ROW_DTYPE as bytes.  ``mask`` has a set bit for each allowed token.  ``penalizes`` tells
-    whether any penalty is on.  ``max_tokens``: the length at which the answer ends.
+    whether any penalty is on.  ``may_forbid``: it may forbid a token.  ``max_tokens``: the length at which the answer
+    ends.
     """
 
     def __init__(self, sampling: ResolvedSampling, vocab_size: int, max_tokens: int) -> None:
@@ -37,9 +38,9 @@ class RowState:
         self._ngrams = SeenNgrams(s.no_repeat_ngram_size) if s.no_repeat_ngram_size else None
         self._vocab_size, self._max_tokens = vocab_size, max_tokens
         self._forces = s.forced_bos_token_id >= 0 or s.forced_eos_token_id >= 0
-        edits = self.penalizes or bool(s.bad_words or s.bad_words_ids or s.logit_bias or s.min_tokens)
-        edits = edits or self._forces or self._ngrams is not None
-        special = edits or self.mask is not None or s.grammar is not None or s.thoughts is not None
+        edits = bool(s.bad_words or s.bad_words_ids or s.logit_bias or s.min_tokens)
+        self.may_forbid = edits or self._forces or self._ngrams is not None or self.mask is not None
+        special = self.penalizes or self.may_forbid or s.grammar is not None or s.thoughts is not None
         row = tuple(special if name == "special" else getattr(s, name) for name in ROW_DTYPE.names or ())
         self.numbers = np.array(row, ROW_DTYPE).tobytes()
         self._history = np.zeros(0, np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from operator import is_
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,10 @@ from penstock.engine.scheduler import Chunk
 from penstock.errors import PenstockError
 from penstock.sampling_fields import NATIVE_FIELDS
 
-__all__ = ["SamplingRows", "accept_row", "lacks_mask", "mask_errors", "row_arrays"]
+if TYPE_CHECKING:
+    from penstock.text.grammar.matcher import GrammarMatcher
+
+__all__ = ["SamplingRows", "accept_row", "lacks_mask", "mask_errors", "masks_to_make", "row_arrays"]
 
 
 def _state(request: Request, vocab_size: int) -> RowState:
@@ -209,6 +212,22 @@ def lacks_mask(request: Request) -> bool:
     return request.matcher is not None and not request.matcher.has_mask
 
 
+def masks_to_make(requests: Sequence[Request], has_chunks: bool) -> list[tuple[GrammarMatcher, int]]:
+    """Return the matchers whose masks are still to be made, and how many tokens each may look ahead.
+
+    A forced token is taken without its row, unless something else needs the row or may forbid the token.  Without
+    ``has_chunks`` tokens are computed one by one.
+    """
+    found = []
+    for request in requests:
+        if request.matcher is not None and not request.matcher.has_mask:
+            sampling, row = request.sampling, request.row
+            takes = has_chunks and sampling.hook is None and sampling.num_logprobs < 0
+            takes = takes and row is not None and not row.may_forbid
+            found.append((request.matcher, request.max_tokens - len(request.output_ids) - 1 if takes else 0))
+    return found
+
+
 def mask_errors(requests: Sequence[Request]) -> list[tuple[Request, PenstockError]]:
     """Make the masks that are not made yet, and return the requests whose grammar failed."""
     failed = []
@@ -221,8 +240,11 @@ def mask_errors(requests: Sequence[Request]) -> list[tuple[Request, PenstockErro
     return failed
 
 
-def accept_row(request: Request, rows: Sampled, row: int) -> None:
-    """Append the token of a row to a request; raises if the row failed."""
+def accept_row(request: Request, rows: Sampled, row: int) -> int:
+    """Append the token of a row to a request, and the forced ones behind it; raises if the row failed.
+
+    Returns their number.
+    """
     check_row(rows, row)
     if request.sampling.num_logprobs >= 0:
         request.logprobs.append(row_logprobs(rows, row, request.sampling.num_logprobs))
@@ -231,3 +253,4 @@ def accept_row(request: Request, rows: Sampled, row: int) -> None:
         request.accept(token)
     else:
         hook.accept(request, token)
+    return 1 + request.accept_forced()

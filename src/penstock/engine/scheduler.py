@@ -338,7 +338,7 @@ class Scheduler:
             self.ledger.adopt(pages, own, request.page_keys[:num_known])
             gained = num_known * PAGE_TOKENS - request.num_computed
             request.num_computed = num_known * PAGE_TOKENS
-            if request.num_preemptions == 0:
+            if request.num_preemptions == 0 and not request.num_sampled:
                 request.num_cached += gained
                 self.num_cached_tokens += gained
         next_page = request.num_computed // PAGE_TOKENS

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,6 +23,8 @@ __all__ = ["GrammarMatcher", "MaskThread", "ReplayTime", "fill_mask"]
 _FULL_LEXER: Final = "too many states"
 _REPLAY_S: Final = 0.25
 """Limit on the time for masks behind the tokens of replays, for which the steps of all requests wait."""
+_MAX_AHEAD: Final = 32
+"""Limit on the forced tokens that are taken during one step."""
 
 
 def fill_mask(matcher: LLMatcher, field: str, num_words: int) -> NDArray[np.uint32]:
@@ -44,6 +48,25 @@ def _failure(matcher: LLMatcher, field: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{field}: the grammar is too complex to go on: {reason:.200}", param=field, code="grammar_too_complex"
     )
+
+
+def only_token(mask: NDArray[np.uint32]) -> int | None:
+    """Return the token that a mask allows if it is the only one."""
+    words = np.flatnonzero(mask)
+    if len(words) != 1:
+        return None
+    word = int(mask[words[0]])
+    return None if word & (word - 1) else int(words[0]) * 32 + word.bit_length() - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A forced token that the matcher has taken, and the state behind it: its mask, or the error of the grammar."""
+
+    token: int
+    is_complete: bool = False
+    mask: NDArray[np.uint32] | None = None
+    error: PenstockError | None = None
 
 
 class ReplayTime:
@@ -79,6 +102,7 @@ class GrammarMatcher:
         self._mask: NDArray[np.uint32] | None = mask
         self._num_words = len(mask)
         self._error: PenstockError | None = None
+        self._ahead: deque[_Ahead] = deque()
 
     @property
     def has_mask(self) -> bool:
@@ -102,6 +126,27 @@ class GrammarMatcher:
                 raise
         return self._mask
 
+    @property
+    def forced_token(self) -> int | None:
+        """The next token if ``look_ahead`` has taken it."""
+        return self._ahead[0].token if self._ahead else None
+
+    def look_ahead(self, max_tokens: int) -> None:
+        """Take up to ``max_tokens`` next tokens, as long as each is the only one that is allowed.
+
+        They still have to be accepted, and an error of the grammar comes then.  Raises as ``mask``.
+        """
+        mask = self.mask
+        while len(self._ahead) < min(max_tokens, _MAX_AHEAD) and (token := only_token(mask)) is not None:
+            self._taken.append((token,))
+            try:
+                is_complete = self._take_or_renew((token,))
+                mask = np.zeros(self._num_words, np.uint32) if is_complete else self._fill()
+            except PenstockError as error:
+                self._ahead.append(_Ahead(token, error=error))
+                return
+            self._ahead.append(_Ahead(token, is_complete, mask))
+
     def _fill(self) -> NDArray[np.uint32]:
         try:
             return fill_mask(self._matcher, self._field, self._num_words)
@@ -116,15 +161,31 @@ class GrammarMatcher:
         """
         if not tokens:
             return False
+        if self._ahead:
+            return self._accept_ahead(tokens)
         self._taken.append(tuple(tokens))  # the caller may append to its list
         self._mask = None
-        try:
-            is_complete = self._take(tokens)
-        except InvalidArgumentError as error:
-            is_complete = self._begin_again(error)
+        is_complete = self._take_or_renew(tokens)
         if is_complete:
             self._mask = np.zeros(self._num_words, np.uint32)
         return is_complete
+
+    def _accept_ahead(self, tokens: Sequence[int]) -> bool:
+        """Accept a token that ``look_ahead`` has taken."""
+        ahead = self._ahead.popleft()
+        if [*tokens] != [ahead.token]:
+            raise InternalError(f"{self._field}: tokens {[*tokens]} are not allowed by the grammar")
+        self._mask, self._error = ahead.mask, ahead.error
+        if ahead.error is not None:
+            raise ahead.error
+        return ahead.is_complete
+
+    def _take_or_renew(self, tokens: Sequence[int]) -> bool:
+        """Take the last tokens of ``_taken``."""
+        try:
+            return self._take(tokens)
+        except InvalidArgumentError as error:
+            return self._begin_again(error)
 
     def _begin_again(self, error: InvalidArgumentError) -> bool:
         """Take the tokens with a lexer of this answer's own, if others may have filled the shared one.
@@ -171,8 +232,11 @@ class MaskThread:
         self._pool = ThreadPoolExecutor(1, "penstock-masks")
 
     @contextmanager
-    def making(self, matchers: Sequence[GrammarMatcher]) -> Iterator[None]:
-        """Make the masks during the block.  An error of a grammar comes with the next use of its mask."""
+    def making(self, matchers: Sequence[tuple[GrammarMatcher, int]]) -> Iterator[None]:
+        """Make the masks during the block, and look ahead of each by up to so many tokens.
+
+        An error of a grammar comes with the next use of its mask.
+        """
         made = self._pool.submit(_make_masks, matchers)
         try:
             yield
@@ -184,7 +248,7 @@ class MaskThread:
         self._pool.shutdown(wait=False)
 
 
-def _make_masks(matchers: Sequence[GrammarMatcher]) -> None:
-    for matcher in matchers:
+def _make_masks(matchers: Sequence[tuple[GrammarMatcher, int]]) -> None:
+    for matcher, max_ahead in matchers:
         with suppress(PenstockError):
-            _ = matcher.mask
+            matcher.look_ahead(max_ahead)
