@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -84,6 +85,26 @@ def test_results_equal_the_library_and_errors_stay_local(penstock_command, tmp_p
     assert all(choice["text"].startswith("x = ") for choice in two)
     vector = found["vector"]["response"]["body"]
     assert (vector["object"], vector["model"], vector["data"][0]["index"]) == ("list", "demo", 0)
+
+
+def test_answers_follow_the_forms_of_their_bodies(tmp_path):
+    properties = {"a": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    requests = [
+        request("openai", prompt="x", response_format=form, max_tokens=80),
+        request("vllm", prompt="x", structured_outputs={"choice": ["yes", "no"]}),
+        request("llama.cpp", prompt="x", grammar='root ::= "a" [0-9]'),
+        request("refused", prompt="x", json_schema={"not": {}}),
+    ]
+    write(tmp_path / "in.jsonl", requests)
+    assert main(["batch", str(DEMO), str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]) == 1
+    found = read(tmp_path / "out.jsonl")
+    assert found.pop("refused")["error"]["param"] == "json_schema"
+    texts = {name: line["response"]["body"]["choices"][0]["text"] for name, line in found.items()}
+    assert isinstance(json.loads(texts["openai"])["a"], bool)
+    assert texts["vllm"] in ("yes", "no")
+    assert re.fullmatch("a[0-9]", texts["llama.cpp"])
 
 
 def test_a_long_prompt_is_truncated_on_request(tmp_path):
