@@ -74,7 +74,9 @@ class AdminClient:
             try:
                 answer: Answer = transport.send(Exchange(call, self._address))
             except OSError as error:
-                raise ServiceError(f"{self._path or self._address.url}: the connection to the service broke: {error}", 0) from error
+                raise ServiceError(
+                    f"{self._path or self._address.url}: the connection to the service broke: {error}", 0
+                ) from error
         return answer
 
 

@@ -84,7 +84,11 @@ def test_no_route_changes_what_is_served():
     assert {(one.method, one.name) for one in operations() if one.method != "GET" and not one.is_admin} == {
         ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize", *ranks, *asks)
     }
-    assert {one.name for one in operations() if one.is_admin} == {"repository_load", "repository_unload", "profile_model"}
+    assert {one.name for one in operations() if one.is_admin} == {
+        "repository_load",
+        "repository_unload",
+        "profile_model",
+    }
     grpc = {one.path.rpartition("/")[2] for one in oip_methods() if one.is_admin}
     assert grpc == {"RepositoryModelLoad", "RepositoryModelUnload"}
 

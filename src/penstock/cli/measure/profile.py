@@ -164,6 +164,7 @@ def _profile_here(args: argparse.Namespace) -> ProfileReport:
 def _profile_service(args: argparse.Namespace) -> tuple[ProfileReport, dict[str, Any]]:
     """Return the report, and beside it the name of the worker and the requests that ended meanwhile."""
     from penstock.bench.live_profile import report_from
+
     for name, default in _LOCAL_OPTIONS.items():
         if getattr(args, name) != default:
             raise InvalidArgumentError(
@@ -198,7 +199,9 @@ def _admin_client(args: argparse.Namespace) -> AdminClient:
             raise InvalidArgumentError(message, param="admin_key_file")
         return AdminClient(Path(path))
     if not path.startswith(("http://", "https://")):
-        raise InvalidArgumentError(f"--service: expected http://HOST:PORT or a socket, got {path!r:.200}", param="service")
+        raise InvalidArgumentError(
+            f"--service: expected http://HOST:PORT or a socket, got {path!r:.200}", param="service"
+        )
     if args.admin_key_file is None:
         message = "--service: expected --admin-key-file with a URL, or the path of the service's --admin-socket"
         raise InvalidArgumentError(message, param="admin_key_file")
@@ -268,8 +271,9 @@ def _text(args: argparse.Namespace, report: ProfileReport, worker: str) -> str:
     width = shutil.get_terminal_size((_WIDE, 24)).columns
     threads = _count(report.num_threads, "thread")
     copied = f" (copied in {report.populate_s * 1e3:,.0f} ms)" if report.populate_s else ""
+    of_worker = f" in worker {worker}" if worker else ""
     lines = [
-        f"{args.model}{f', worker {worker}' if worker else ''}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}",
+        f"{args.model}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}{of_worker}",
         f"weights {report.weights}{copied}, keys and values {report.kv_cache}",
     ]
     for phase in report.phases:

@@ -201,7 +201,7 @@ def _add_role_options(group: argparse._ArgumentGroup) -> None:
         "--decode-workers",
         type=int,
         metavar="N",
-        help="worker processes per model that go on with the answers of the --prefill-workers (default: 1 if there are any)",
+        help="worker processes per model that go on with answers (default: 1 if there are --prefill-workers)",
     )
 
 
