@@ -67,6 +67,7 @@ def test_no_field_names_a_file_an_address_or_code():
             "response_format.json_schema.name", "response_format.json_schema.description", "structured_outputs.json",
             "structured_outputs.regex", "structured_outputs.choice", "structured_outputs.grammar",
         "thinking_format",  # a name of the table
+        "worker",  # of an admin: a name among those of the workers
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
     texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(inspect.type_info(body), "")}
