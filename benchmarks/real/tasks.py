@@ -5,7 +5,8 @@
 FOLDER keeps the models (``models.py``).  The rows of all-MiniLM-L6-v2 are compared with the pipeline
 feature-extraction.  Qwen2.5-0.5B-Instruct is read from its GGUF file by both, in float32: ids of greedy answers, with
 rules for repetitions, words and ends, and of beam search; and the scores of each step, or of each answer of a search.
-It takes some minutes and 5 GB of memory.  The exit status is 1 if ids differ, or rows or scores are further away than they may be.
+It takes some minutes and 5 GB of memory.  The exit status is 1 if ids differ, or rows or scores are further away than
+they may be.
 """
 
 from __future__ import annotations
