@@ -85,10 +85,9 @@ def operations() -> list[Operation]:
             "GET", "/page/{file}", "page_file", "A file of the web page.", web_files.page_file, web_files.PAGE_TYPES,
             refusals=(404,), is_open=True,
         ),
-        profile_operation(is_admin=True),
         Operation("GET", "/metrics", "metrics", "Metrics in Prometheus' text format.", health.metrics, ("text/plain",)),
     ]  # fmt: skip
-    table += oip_operations()
+    table += [profile_operation(is_admin=True), *oip_operations()]
     table.append(description_of(table))
     return table
 
