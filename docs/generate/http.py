@@ -13,7 +13,6 @@ from penstock.llm.local_backend import LocalModels
 from penstock.serving.http.admin import admin_operations
 from penstock.serving.http.app import operations
 from penstock.serving.http.openapi import describe
-from penstock.serving.metrics import Metrics
 from penstock.serving.model_changes import Changes
 from penstock.serving.operations import Operation
 
@@ -86,6 +85,8 @@ def operation(one: Operation, found: dict[str, Any]) -> str:
     key = "None" if one.is_open else "Admin key" if one.is_admin else "API key, if the service has keys"
     if one.path.startswith("/admin"):
         key = "None: only the user who started the service can connect to the socket"
+        if one.name == "profile_model":
+            key += ". Also at the service's port, with an admin key"
     rows = [("Key", key)]
     body = found.get("requestBody")
     if body is not None:
@@ -104,9 +105,8 @@ def operation(one: Operation, found: dict[str, Any]) -> str:
 
 def rest() -> tuple[str, str]:
     """Return the page about HTTP, and the OpenAPI description as JSON."""
-    models = LocalModels([])
-    admin = [one for one in admin_operations(Changes(models), models, Metrics(models)) if one.path.startswith("/admin")]
-    table_of = [*operations(), *admin]
+    admin = [one for one in admin_operations(Changes(LocalModels([]))) if one.path.startswith("/admin")]
+    table_of = [*(one for one in operations() if not one.path.startswith("/admin")), *admin]
     found = describe(table_of)
     parts = [
         "The service describes its routes itself at `/openapi.json`; this page is made from that description, and so "

@@ -78,13 +78,15 @@ def test_each_key_of_an_ini_file_is_answered(tmp_path: Path, caplog: pytest.LogC
     keys = [line.split("=")[0] for line in ATLAS.splitlines() if "=" in line and " " not in line]
     assert len(lines) == len(keys) == 11
     for key, line in zip(keys, lines, strict=True):
-        assert f"] {key.lower()}: " in line
+        assert f"] {key}: " in line
         assert line.endswith("not used") == (key == "unheard_of")
     written(file, ATLAS.replace("must_keep_origin_dtype", "force_fp32"))
     with raises(UnsupportedError, param="ge.exec.precision_mode"):
         read_values(file)
-    with pytest.raises(InvalidFileError):
-        read_values(written(file, "[modle]\nbatch_size = 2\n"))
+    assert read_values(written(file, "[model]\nBatch_Size = 3\n")) == {"batch_size": 3}
+    for text, name in (("[modle]\nbatch_size = 2\n", "modle"), ("# GE\n\nprovider=ge\n", "line 3")):
+        with raises(InvalidFileError, match=name):
+            read_values(written(file, text))
 
 
 def test_a_pipeline_takes_the_ini_file(tmp_path: Path) -> None:

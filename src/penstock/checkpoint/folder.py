@@ -83,6 +83,8 @@ def _refuse_without_config(folder: Path) -> NoReturn:
         refuse_other_formats(folder)
     bundle = next((name for name in names if name.lower().endswith(".psm")), None)
     hint = "" if bundle is None else f"; to run a bundle, pass {folder / bundle}"
+    if not hint and any(name.endswith(".safetensors") for name in names):
+        hint = "; of weights alone `penstock export --config FOLDER` makes a bundle, with the config.json of FOLDER"
     raise InvalidFileError(f"{folder}: expected a checkpoint folder with config.json, got no file{hint}")
 
 

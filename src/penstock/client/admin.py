@@ -23,12 +23,14 @@ _ADDRESS: Final = Address("http://localhost", timeout_s=1e6, retries=0)
 class AdminClient:
     """Client of ``penstock serve --admin-socket PATH``; results are its JSON objects (docs/guides/serving.md).
 
+    With ``address``, of a service's public listener and with an admin key, only ``profile`` is there.
+
     Raises ServiceError for a refusal, FileAccessError if no service listens at the socket.  An interrupted load or
     update is cancelled by the service.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, address: Address = _ADDRESS) -> None:
+        self._path, self._address = path, address
 
     def status(self) -> Answer:
         """Return all models and their workers."""
@@ -64,21 +66,25 @@ class AdminClient:
     def _send(self, method: str, route: str, fields: Mapping[str, Any] | None = None) -> Answer:
         from penstock.client.http_transport import HttpTransport
 
-        self._check_socket()
+        if self._path is not None:
+            _check_socket(self._path)
         body = None if fields is None else json_body(fields)
         call = HttpCall(HttpRequest(method, route, HttpResponse.json, body))
-        with closing(HttpTransport(_ADDRESS, self._path)) as transport:
+        with closing(HttpTransport(self._address, self._path)) as transport:
             try:
-                answer: Answer = transport.send(Exchange(call, _ADDRESS))
+                answer: Answer = transport.send(Exchange(call, self._address))
             except OSError as error:
-                raise ServiceError(f"{self._path}: the connection to the service broke: {error}", 0) from error
+                raise ServiceError(
+                    f"{self._path or self._address.url}: the connection to the service broke: {error}", 0
+                ) from error
         return answer
 
-    def _check_socket(self) -> None:
-        """Raise FileAccessError unless a service listens.  After a failed connect, httpx leaves the socket open."""
-        with closing(socket.socket(socket.AF_UNIX)) as connection:
-            try:
-                connection.connect(str(self._path))
-            except OSError as error:
-                reason = error.strerror or str(error)
-                raise FileAccessError(f"{self._path}: no service answers at this socket: {reason}") from error
+
+def _check_socket(path: Path) -> None:
+    """Raise FileAccessError unless a service listens.  After a failed connect, httpx leaves the socket open."""
+    with closing(socket.socket(socket.AF_UNIX)) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise FileAccessError(f"{path}: no service answers at this socket: {reason}") from error

@@ -85,12 +85,12 @@ _BY_KEY: Final = {key.lower(): answer for keys in SECTIONS.values() for key, ans
 def tell_settings(file: str, sections: Mapping[str, Mapping[str, str]]) -> None:
     """Log what each key in sections of MindSpore Lite is here.
 
-    ``sections``: the texts by section and by key, in lower case.  Raises UnsupportedError, which names the key, for a
+    ``sections``: the texts by section and by key, in any case.  Raises UnsupportedError, which names the key, for a
     value that would compute something else.
     """
     for section, values in sections.items():
         for key, text in values.items():
-            answer = _BY_KEY.get(key)
+            answer = _BY_KEY.get(key.lower())
             if answer is not None and answer.values and text.strip().lower() not in answer.values:
                 raise UnsupportedError(
                     f"{file}: [{section}] {key}: expected {answer.values[0]}, because the precision is that of the "

@@ -114,8 +114,14 @@ def read_values(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise InvalidFileError(f"{path}: invalid UTF-8 at byte {error.start}") from None
     parser = configparser.ConfigParser(interpolation=None, default_section="")
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # what is said of a key names it as the file does
     try:
         parser.read_string(text, source=path.name)
+    except configparser.MissingSectionHeaderError as error:
+        raise InvalidFileError(
+            f"{path}: line {error.lineno}: expected a section first, such as [{_SECTION}] or [ascend_context], got "
+            f"{error.line.strip():.60}"
+        ) from None
     except configparser.Error as error:
         raise InvalidFileError(f"{path}: {' '.join(str(error).split())}") from None
     others = {section: dict(parser[section]) for section in parser.sections() if section != _SECTION}
@@ -126,7 +132,7 @@ def read_values(path: Path) -> dict[str, Any]:
             )
     tell_settings(str(path), others)
     texts = dict(parser[_SECTION]) if parser.has_section(_SECTION) else {}
-    values = {name: _value(name, text) for name, text in texts.items()}
+    values = {name.lower(): _value(name.lower(), text) for name, text in texts.items()}
     try:
         read_config(values)
     except InvalidArgumentError as error:

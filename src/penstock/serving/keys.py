@@ -15,7 +15,7 @@ from penstock.api_errors import RefusalError
 from penstock.errors import FileAccessError, InvalidFileError
 from penstock.logs import tell
 
-__all__ = ["ApiKeys", "KeySet", "read_secret"]
+__all__ = ["ApiKeys", "KeySet", "read_keys", "read_secret"]
 
 MIN_KEY_CHARS: Final = 16
 MAX_KEY_CHARS: Final = 512
@@ -32,24 +32,8 @@ class KeySet:
 
     @classmethod
     def read(cls, path: Path) -> KeySet:
-        """Read keys from a file, one per line; empty lines and lines that begin with # are skipped.
-
-        Raises InvalidFileError for a file that other users may access, for a file without keys, and for a key that is
-        too short or not printable ASCII without spaces.
-        """
-        data = read_secret(path)
-        keys = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
-        keys = [key for key in keys if key and not key.startswith("#")]
-        if not keys or len(data) > MAX_FILE_BYTES or len(keys) > MAX_KEYS:
-            raise InvalidFileError(f"{path}: expected 1 to {MAX_KEYS} keys, one per line, got {len(keys)}")
-        for number, key in enumerate(keys, 1):
-            is_plain = key.isascii() and key.isprintable() and " " not in key
-            if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or not is_plain:
-                raise InvalidFileError(
-                    f"{path}: key {number} must be {MIN_KEY_CHARS} to {MAX_KEY_CHARS} printable ASCII characters "
-                    f"without spaces, got {len(key)} characters"
-                )
-        return cls(keys)
+        """Read the keys of a file.  Raises what ``read_keys`` does."""
+        return cls(read_keys(path))
 
     def _hash(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
@@ -80,6 +64,27 @@ def _network_of(address: str) -> str:
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return str(ipaddress.ip_network((parsed, 64), strict=False))
+
+
+def read_keys(path: Path) -> list[str]:
+    """Return the keys of a file, one per line; empty lines and lines that begin with # are skipped.
+
+    Raises InvalidFileError for a file that other users may access, for a file without keys, and for a key that is
+    too short or not printable ASCII without spaces.
+    """
+    data = read_secret(path)
+    keys = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
+    keys = [key for key in keys if key and not key.startswith("#")]
+    if not keys or len(data) > MAX_FILE_BYTES or len(keys) > MAX_KEYS:
+        raise InvalidFileError(f"{path}: expected 1 to {MAX_KEYS} keys, one per line, got {len(keys)}")
+    for number, key in enumerate(keys, 1):
+        is_plain = key.isascii() and key.isprintable() and " " not in key
+        if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or not is_plain:
+            raise InvalidFileError(
+                f"{path}: key {number} must be {MIN_KEY_CHARS} to {MAX_KEY_CHARS} printable ASCII characters "
+                f"without spaces, got {len(key)} characters"
+            )
+    return keys
 
 
 def read_secret(path: Path) -> bytes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -16,6 +18,7 @@ from penstock.bench.live_profile import report_from
 from penstock.cli.main import main as penstock
 from penstock.engine.params import SamplingParams
 from tests.support.admin_socket import admin
+from tests.support.serve_command import ask, serving
 from tests.support.worker_processes import DEMO, ENDLESS, pids, service
 
 PROFILE = "/admin/models/demo/profile"
@@ -84,6 +87,39 @@ def test_a_profile_is_refused_or_ended_by_name(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_url_is_profiled_with_an_admin_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys, others = tmp_path / "admin-keys", tmp_path / "other-keys"
+    for file in (keys, others):
+        file.touch(0o600)
+        file.write_text(f"# of {file.name}\n{file.name}-of-16-characters\n")
+    is_over = Event()
+    with serving(DEMO, "--admin-key-file", keys, "--threads", "1", cwd=tmp_path) as (_, url, _):
+
+        def client() -> None:
+            while not is_over.is_set():
+                ask(url, "/v1/completions", {"prompt": "import", "max_tokens": 8, "temperature": 0})
+
+        traffic = Thread(target=client)
+        traffic.start()
+        try:
+            command = ["profile", "demo", "--service", url, "--steps", "4", "--timeline", str(tmp_path / "steps.svg")]
+            assert penstock([*command, "--admin-key-file", str(others)]) == 1
+            assert "--admin-key-file" in capsys.readouterr().err
+            assert penstock([*command, "--admin-key-file", str(keys)]) == 0
+            text = capsys.readouterr().out
+            assert " in worker demo-1\n" in text
+            assert "of its limit" not in text, "no column without values"
+            assert penstock([*command, "--admin-key-file", str(keys), "--limits", "--json"]) == 0
+            found = json.loads(capsys.readouterr().out)
+        finally:
+            is_over.set()
+            traffic.join()
+    assert found["worker"] == "demo-1"
+    assert sum(phase["passes"] for phase in found["phases"]) == 4
+    assert all(row["limit"] for phase in found["phases"] for row in phase["kinds"] if row["num_bytes"])
+    assert "svg" in (tmp_path / "steps.svg").read_text()
+
+
 def _settings():
     from penstock.llm.backend import ProfileSettings
 
@@ -92,7 +128,8 @@ def _settings():
 
 @pytest.mark.parametrize(
     ("options", "param"),
-    [(("--service", "http://localhost:8000"), "service"), (("--service", "a", "--batch", "2"), "batch"),
+    [(("--service", "http://localhost:8000"), "admin-key-file"), (("--service", "ftp://localhost"), "service"),
+     (("--service", "a", "--admin-key-file", "b"), "admin-key-file"), (("--service", "a", "--batch", "2"), "batch"),
      (("--seconds", "3"), "seconds")],
 )  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(options: tuple[str, ...], param: str, capsys) -> None:

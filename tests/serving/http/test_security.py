@@ -67,6 +67,7 @@ def test_no_field_names_a_file_an_address_or_code():
             "response_format.json_schema.name", "response_format.json_schema.description", "structured_outputs.json",
             "structured_outputs.regex", "structured_outputs.choice", "structured_outputs.grammar",
         "thinking_format",  # a name of the table
+        "worker",  # of an admin: a name among those of the workers
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
     texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(inspect.type_info(body), "")}
@@ -84,7 +85,11 @@ def test_no_route_changes_what_is_served():
     assert {(one.method, one.name) for one in operations() if one.method != "GET" and not one.is_admin} == {
         ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize", *ranks, *asks)
     }
-    assert {one.name for one in operations() if one.is_admin} == {"repository_load", "repository_unload"}
+    assert {one.name for one in operations() if one.is_admin} == {
+        "repository_load",
+        "repository_unload",
+        "profile_model",
+    }
     grpc = {one.path.rpartition("/")[2] for one in oip_methods() if one.is_admin}
     assert grpc == {"RepositoryModelLoad", "RepositoryModelUnload"}
 

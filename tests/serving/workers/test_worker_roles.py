@@ -221,7 +221,9 @@ def test_drained_workers_leave_one_of_each_role() -> None:
     assert NO_ROLES.without("") == NO_ROLES
 
 
-@pytest.mark.parametrize("option", ["--workers=2", "--replicas=1..2"])
-def test_roles_say_how_many_workers_there_are(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "option", ["--workers=2", "--replicas=1..2", "--tp=2", "--pp=2", "--cp=2", "--no-prefix-cache"]
+)
+def test_options_that_roles_exclude_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert penstock(["serve", str(DEMO), "--prefill-workers", "1", option]) == 2
     assert option.split("=")[0] in capsys.readouterr().err

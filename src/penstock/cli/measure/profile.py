@@ -18,6 +18,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, ServiceError
 if TYPE_CHECKING:
     from penstock.bench.phase_report import PhaseReport, ProfileReport, Row
     from penstock.bench.profile import Profile
+    from penstock.client.admin import AdminClient
 
 __all__ = ["add_parser", "run"]
 
@@ -26,7 +27,7 @@ _WIDE = 106
 
 
 _SERVICE_STEPS: Final = 200
-_SERVICE_OPTIONS: Final = {"seconds": 60.0, "worker": "", "limits": False}
+_SERVICE_OPTIONS: Final = {"seconds": 60.0, "worker": "", "limits": False, "admin_key_file": None}
 _LOCAL_OPTIONS: Final[dict[str, Any]] = {
     "phase": "both", "prompt_tokens": None, "context": None, "batch": None, "scheme": None, "threads": 0,
     "kv_cache": "auto", "weights": "mmap", "verify": "once", "network": None, "ops": [],
@@ -89,9 +90,15 @@ def _add_service_options(parser: argparse.ArgumentParser) -> None:
     service = parser.add_argument_group("a running service")
     service.add_argument(
         "--service",
-        metavar="PATH",
-        help="record steps of a running service while it answers: the socket of its --admin-socket; MODEL is then the "
-        "model's name there (default: run the model here)",
+        metavar="URL",
+        help="record steps of a running service while it answers: the path of its --admin-socket, or http://HOST:PORT "
+        "with --admin-key-file; MODEL is then the model's name there (default: run the model here)",
+    )
+    service.add_argument(
+        "--admin-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file whose first line is an admin key of the service, for a URL (default: none)",
     )
     service.add_argument(
         "--seconds", type=float, default=60.0, metavar="S", help="limit on the time to record (default: 60)"
@@ -115,11 +122,11 @@ def run(args: argparse.Namespace) -> int:
     for name, path in (("trace", args.trace), ("plot", args.plot), ("timeline", args.timeline)):  # before the work
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise FileAccessError(f"--{name} {path}: no such folder")
-    requests: list[dict[str, float]] = []
+    live: dict[str, Any] = {}
     if args.service is None:
         report = _profile_here(args)
     else:
-        report, requests = _profile_service(args)
+        report, live = _profile_service(args)
     if args.trace is not None:
         from penstock.bench.charts.trace import chrome_trace
 
@@ -134,9 +141,9 @@ def run(args: argparse.Namespace) -> int:
         Path(args.timeline).write_text(draw_timeline(report, Path(args.model).name), encoding="utf-8")
     if args.json:
         found = _object(report, args.per_node)
-        print(json.dumps(found if args.service is None else {**found, "requests": requests}))
+        print(json.dumps({**found, **live}))
     else:
-        print("\n".join([_text(args, report), *(_requests(requests) if args.service is not None else [])]))
+        print("\n".join([_text(args, report, live.get("worker", "")), *(_requests(live["requests"]) if live else [])]))
     for path in (args.trace, args.plot, args.timeline):
         if path is not None:
             print(f"written to {path}", file=sys.stderr)
@@ -154,23 +161,16 @@ def _profile_here(args: argparse.Namespace) -> ProfileReport:
         return profile(settings, progress)
 
 
-def _profile_service(args: argparse.Namespace) -> tuple[ProfileReport, list[dict[str, float]]]:
+def _profile_service(args: argparse.Namespace) -> tuple[ProfileReport, dict[str, Any]]:
+    """Return the report, and beside it the name of the worker and the requests that ended meanwhile."""
     from penstock.bench.live_profile import report_from
-    from penstock.client.admin import AdminClient
 
-    path = args.service.removeprefix("unix:")
-    if "://" in path:
-        raise InvalidArgumentError(
-            "--service: expected the path of an admin socket (penstock serve --admin-socket PATH), which only the "
-            f"service's owner can open, got {args.service!r:.200}",
-            param="service",
-        )
     for name, default in _LOCAL_OPTIONS.items():
         if getattr(args, name) != default:
             raise InvalidArgumentError(
                 f"--{name.replace('_', '-')} has no effect on a running service. Leave it out.", param=name
             )
-    answer = AdminClient(Path(path)).profile(
+    answer = _admin_client(args).profile(
         args.model,
         steps=args.steps or _SERVICE_STEPS,
         seconds=args.seconds,
@@ -184,7 +184,28 @@ def _profile_service(args: argparse.Namespace) -> tuple[ProfileReport, list[dict
             "there. Send requests meanwhile, or name another worker with --worker.",
             0,
         )
-    return report, answer["requests"]
+    return report, {name: answer[name] for name in ("worker", "requests")}
+
+
+def _admin_client(args: argparse.Namespace) -> AdminClient:
+    from penstock.client.address import Address
+    from penstock.client.admin import AdminClient
+    from penstock.serving.keys import read_keys
+
+    path = args.service.removeprefix("unix:")
+    if "://" not in path:
+        if args.admin_key_file is not None:
+            message = "--admin-key-file: expected none with an admin socket, which only the service's owner can open"
+            raise InvalidArgumentError(message, param="admin_key_file")
+        return AdminClient(Path(path))
+    if not path.startswith(("http://", "https://")):
+        raise InvalidArgumentError(
+            f"--service: expected http://HOST:PORT or a socket, got {path!r:.200}", param="service"
+        )
+    if args.admin_key_file is None:
+        message = "--service: expected --admin-key-file with a URL, or the path of the service's --admin-socket"
+        raise InvalidArgumentError(message, param="admin_key_file")
+    return AdminClient(None, Address(path, api_key=read_keys(args.admin_key_file)[0], timeout_s=1e6, retries=0))
 
 
 def _requests(requests: list[dict[str, float]]) -> list[str]:
@@ -244,14 +265,15 @@ def _object(report: ProfileReport, per_node: bool) -> dict[str, Any]:
     return {**vars(report), "phases": phases}
 
 
-def _text(args: argparse.Namespace, report: ProfileReport) -> str:
+def _text(args: argparse.Namespace, report: ProfileReport, worker: str) -> str:
     from penstock.bench.verdict import describe_phase
 
     width = shutil.get_terminal_size((_WIDE, 24)).columns
     threads = _count(report.num_threads, "thread")
     copied = f" (copied in {report.populate_s * 1e3:,.0f} ms)" if report.populate_s else ""
+    of_worker = f" in worker {worker}" if worker else ""
     lines = [
-        f"{args.model}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}",
+        f"{args.model}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}{of_worker}",
         f"weights {report.weights}{copied}, keys and values {report.kv_cache}",
     ]
     for phase in report.phases:
@@ -312,8 +334,10 @@ def _head_of_service(phase: PhaseReport) -> list[str]:
 def _table(phase: PhaseReport, per_node: bool, width: int) -> list[str]:
     rows = [row for row in (phase.nodes if per_node else phase.kinds) if row.calls]
     wide = width >= _WIDE
-    columns = ["calls", "ms", "share", *(["waits", "MB", "MOP"] if wide else []), "GB/s", "GOP/s", "of its limit"]
-    widths = [5, 9, 6, *([7, 8, 9] if wide else []), 6, 7, 12]
+    has_limits = any(row.limit for row in rows)
+    columns = ["calls", "ms", "share", *(["waits", "MB", "MOP"] if wide else []), "GB/s", "GOP/s"]
+    columns += ["of its limit"] if has_limits else []
+    widths = [5, 9, 6, *([7, 8, 9] if wide else []), 6, 7, 12][: None if has_limits else -1]
     fixed = sum(widths) + len(widths)
     names = [f"{row.op} {_from_layer(row.name)}" if per_node else row.name for row in rows]
     name_width = min(max(map(len, [*names, *phase.between])), max(26, width - fixed))

@@ -14,7 +14,7 @@ from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limi
 from penstock.cli.service.cluster_options import add_cluster_options, cluster_placement
 from penstock.cli.stage_server import SERVICE_JOIN_S, add_stage_options, stage_server
 from penstock.config import check_integer, check_number
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.file_kinds import is_gguf
 from penstock.version import __version__
 
@@ -201,7 +201,7 @@ def _add_role_options(group: argparse._ArgumentGroup) -> None:
         "--decode-workers",
         type=int,
         metavar="N",
-        help="worker processes per model that go on with answers (default: 1 with --prefill-workers)",
+        help="worker processes per model that go on with answers (default: 1 if there are --prefill-workers)",
     )
 
 
@@ -362,6 +362,12 @@ def _roles_of(args: argparse.Namespace) -> WorkerRoles:
         if getattr(args, name) is not None:
             message = f"--{name}: expected none with --prefill-workers and --decode-workers, got both"
             raise InvalidArgumentError(message, param=name)
+    for name, ranks in (("tp", args.tp), ("pp", args.pp), ("cp", args.cp)):
+        if ranks != 1:
+            raise UnsupportedError(f"--{name}: expected 1 with workers for prefill and decode, got {ranks}", param=name)
+    if args.no_prefix_cache:
+        message = "--no-prefix-cache: the pages of a prompt go from worker to worker through the prefix cache"
+        raise UnsupportedError(message, param="no_prefix_cache")
     given = [1 if number is None else number for number in numbers]
     return WorkerRoles(*given)
 

@@ -223,7 +223,7 @@ def _check_names(options: Mapping[str, Any], where: str) -> None:
     for name in options:
         if name not in OPTIONS:
             near = nearest(name, OPTIONS)
-            hint = f"did you mean {near}?" if near else f"it takes {', '.join(OPTIONS)}"
+            hint = f"did you mean {near}?" if near else "help(penstock.AutoModel.generate) lists them"
             raise InvalidArgumentError(f"{where}: unknown option {name!r:.60}: {hint}", param=name)
 
 

@@ -1,12 +1,14 @@
-"""The admin listener: routes that change a service's models, on a separate socket and never on the public listener."""
+"""The admin listener: routes that change a service's models, on a separate socket and never on the public listener.
+
+The profile, which changes nothing, is on both.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta
 
@@ -18,11 +20,11 @@ from penstock.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from penstock.llm.backend import ProfileSettings
 from penstock.serving.admission import Admission
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.gateway import Gateway
 from penstock.serving.http.app import description_of
+from penstock.serving.http.profile import profile_operation
 from penstock.serving.http.status import ModelStatus, Status, model_status, status
 from penstock.serving.operations import NAME, Operation, Routes
 from penstock.serving.request_fields import Body
@@ -68,35 +70,6 @@ class DrainRequest(Body):
     replace: Annotated[bool, Meta(description="Start another worker first.")] = False
 
 
-class ProfileRequest(Body):
-    """The body of a profile."""
-
-    steps: Annotated[int, Meta(ge=1, le=1000, description="Steps to record.")] = 200
-    seconds: Annotated[float, Meta(gt=0, le=600, description="Limit on the time to record.")] = 60.0
-    limits: Annotated[
-        bool, Meta(description="Measure the machine's limits. No step runs meanwhile, for half a second.")
-    ] = False
-    worker: Annotated[
-        str, Meta(max_length=160, description='Name of the worker. "": the one with most open requests.')
-    ] = ""
-
-
-class Profiled(Body):
-    """The response of a profile."""
-
-    model: str
-    worker: str
-    network: str
-    scheme: str
-    cpu_level: str
-    num_threads: int
-    kv_cache: str
-    weights: str
-    populate_s: float
-    phases: list[dict[str, Any]]
-    requests: list[dict[str, float]]
-
-
 class Unloaded(Body):
     """The response of an unload."""
 
@@ -107,10 +80,8 @@ class Unloaded(Body):
 class _Routes:
     """The handlers of the admin routes."""
 
-    def __init__(self, changes: Changes, models: Models, metrics: Metrics) -> None:
+    def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        self._models = models
-        self._metrics = metrics
 
     async def load(self, call: Call) -> Reply:
         """Load a model under a new name."""
@@ -141,23 +112,10 @@ class _Routes:
         backend = await self._changes.drain_worker(name, body.worker, replaces=body.replace)
         return json_reply(model_status(backend, call))
 
-    async def profile(self, call: Call) -> Reply:
-        """Record steps of a model while it answers, and the times of the requests that end meanwhile."""
-        body: ProfileRequest = call.body
-        name = call.facts["model"] = call.path_values["model"]
-        settings = ProfileSettings(body.steps, body.seconds, body.limits)
-        followers, requests = self._metrics.of_model(self._models.get(name).name).followers, list[dict[str, float]]()
-        followers.append(requests)
-        try:
-            worker, report = await self._models.profile(name, settings, body.worker)
-        finally:
-            followers[:] = [one for one in followers if one is not requests]
-        return json_reply({"model": name, "worker": worker, **json.loads(report), "requests": requests})
 
-
-def admin_operations(changes: Changes, models: Models, metrics: Metrics) -> list[Operation]:
+def admin_operations(changes: Changes) -> list[Operation]:
     """Return all routes of the admin listener."""
-    routes = _Routes(changes, models, metrics)
+    routes = _Routes(changes)
     table = [
         Operation("GET", "/admin/models", "admin_models", "Models and workers, as in /status.", status, Status),
         Operation(
@@ -176,10 +134,7 @@ def admin_operations(changes: Changes, models: Models, metrics: Metrics) -> list
             "POST", "/admin/models/{model}/drain", "drain_worker", "Drain one worker of a model and end it.",
             routes.drain, ModelStatus, DrainRequest, refusals=(404, 429, 503, 504),
         ),
-        Operation(
-            "POST", "/admin/models/{model}/profile", "profile_model", "Record where the time of steps goes.",
-            routes.profile, Profiled, ProfileRequest, refusals=(404, 429, 501, 503, 504),
-        ),
+        profile_operation(),
     ]  # fmt: skip
     table.append(description_of(table))
     return table
@@ -192,7 +147,7 @@ def make_admin(changes: Changes, models: Models, metrics: Metrics) -> Gateway:
     longer than a public request.  ``metrics`` are the public gateway's, so that both report the same latencies.
     """
     settings = GatewaySettings(limits=GatewayLimits(num_connections=MAX_CONNECTIONS))
-    return Gateway(Routes(admin_operations(changes, models, metrics)), Admission(models, settings, metrics=metrics))
+    return Gateway(Routes(admin_operations(changes)), Admission(models, settings, metrics=metrics))
 
 
 def _absolute(path: str) -> str:

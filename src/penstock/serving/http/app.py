@@ -11,6 +11,7 @@ from penstock.serving.gateway import Gateway
 from penstock.serving.http import health, status, web_files
 from penstock.serving.http.compression import accepted, deflated
 from penstock.serving.http.openapi import describe
+from penstock.serving.http.profile import profile_operation
 from penstock.serving.keys import ApiKeys
 from penstock.serving.oip.rest import oip_operations
 from penstock.serving.openai import bodies, embeddings, handlers, pooling, predict, ranking, responses, tokenize
@@ -86,7 +87,7 @@ def operations() -> list[Operation]:
         ),
         Operation("GET", "/metrics", "metrics", "Metrics in Prometheus' text format.", health.metrics, ("text/plain",)),
     ]  # fmt: skip
-    table += oip_operations()
+    table += [profile_operation(is_admin=True), *oip_operations()]
     table.append(description_of(table))
     return table
 

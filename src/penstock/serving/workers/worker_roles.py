@@ -62,6 +62,6 @@ def warn_of_roles(name: str, roles: WorkerRoles, connections: Sequence[WorkerCon
     if roles.num_workers and not all(one.copies_pages for one in connections):
         text = (
             f"{name}: its pages cannot be copied, so answers stay in the workers for prefill where they began: that "
-            "needs a prefix cache, graph mode, one rank, and prompts that can be divided"
+            "needs graph mode, and prompts that can be divided"
         )
         tell("roles_without_copies", text, logging.WARNING, model=name)
