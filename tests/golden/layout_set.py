@@ -23,7 +23,7 @@ from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.core import native
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.export import export_bundle
-from penstock.graph.ir import Dim, Graph, Layout, Operand
+from penstock.graph.ir import Graph, Layout, Operand
 from penstock.models.mapped import open_mapped
 from penstock.quant.scheme import find_scheme
 from tests.support.gguf_blocks import random_blocks
