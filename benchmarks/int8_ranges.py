@@ -68,7 +68,7 @@ def make_onnx(name: str, images: Images, path: Path) -> None:
                 part.momentum = None  # the mean of what it sees
         module.train()(batch)
         module.eval()
-        torch.onnx.export(module, batch[:1], str(path), input_names=["x"], opset_version=17, dynamo=False)
+        torch.onnx.export(module, (batch[:1],), str(path), input_names=["x"], opset_version=17, dynamo=False)
 
 
 class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -139,9 +139,7 @@ def compare(name: str, num_samples: int, size: int, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--networks", default="resnet18,mobilenet_v2", help="resnet18 or names of network_modules"
-    )
+    parser.add_argument("--networks", default="resnet18,mobilenet_v2", help="resnet18 or names of network_modules")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--size", type=int, default=96)
     args: Any = parser.parse_args()

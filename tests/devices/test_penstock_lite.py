@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -351,7 +351,7 @@ def test_attention_that_is_not_causal_gives_one_token(lite: Path, command: Comma
 def test_keys_and_values_have_the_stored_type(tmp_path: Path, lite: Path, command: Command) -> None:
     """Only that of Penstock's own recipe, and only where --kv-cache leaves the choice; type by the planned memory."""
 
-    def planned(config: dict[str, object], *options: object) -> int:
+    def planned(config: Mapping[str, object], *options: object) -> int:
         config_json = json.dumps({"first": {"kv_cache": "f32"}, **config}, indent=1).encode()
         path = write_bundle(tmp_path / "tiny.psm", tiny_graph("w8a8"), segments={"config.json": config_json})
         output = command(lite, path, "1,2,3", "--ids", "--max-tokens", 200, "--ignore-eos", "--json", *options)
