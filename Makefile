@@ -158,7 +158,7 @@ fuzz: $(VENV)/.test
 	$(BIN)/cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
 	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle fuzz_tokenizer penstock
 	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.tiny_graph build/fuzz
-	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm build/fuzz/*.psm tests/golden/networks/*/*.psm
+	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm build/fuzz/*.psm tests/golden/networks/*/*.psm tests/golden/layouts/*/*.psm
 	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.tokenizer_kinds build/fuzz
 	build/fuzz/core/tools/fuzz_tokenizer $(FUZZ) 1 build/fuzz/*.bin
 	PENSTOCK_MUTANTS=$(FUZZ) PENSTOCK_LIBRARY="$$(find "$$PWD/build/fuzz" -name libpenstock.so)" \

@@ -16,11 +16,13 @@ from penstock.bench.node_costs import StepSize
 from penstock.bench.step_probe import Measured, StepProbe, Workload, expect
 from penstock.bench.ways import bundle_commands, ways
 from penstock.bench.weightless import Bound, Machine, Weightless, add_up
+from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.core import native
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.graph.passes import assign_scheme
 from penstock.graph.without_weights import cut_layers, read_source
+from penstock.models.mapped import open_mapped
 from penstock.quant.perplexity_cost import PERPLEXITY_COST
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.cache import Cache
@@ -29,6 +31,7 @@ from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import DEMO, FOLDER, ROOT
 from tests.support.errors import raises
+from tests.support.tiny_llama import write_tiny_llama
 
 MACHINE = Machine("avx2", 2, 10e9, {"int8": 400e9, "bf16": 200e9, "f32": 100e9})
 
@@ -114,6 +117,20 @@ def test_a_folder_gives_the_plans_of_its_bundle(given_probes, tmp_path, monkeypa
     assert [row.plan for row in folder.rows] == [row.plan for row in bundle.rows]
     assert folder.only_scheme is None
     assert list(tmp_path.iterdir()) == []  # nothing was exported
+
+
+def test_a_mix_is_planned_as_it_is(given_probes, tmp_path):
+    names = (f"model.layers.{layer}.mlp.down_proj" for layer in range(2))
+    quantize_checkpoint(open_mapped(write_tiny_llama(tmp_path / "model")), tmp_path / "mix", "w4a8", blacklist=[*names])
+    quantize_checkpoint(open_mapped(tmp_path / "model"), tmp_path / "plain", "w4a8")
+    found = {}
+    for name in ("mix", "plain"):
+        export_bundle(tmp_path / name, tmp_path / f"{name}.psm")
+        found[name] = advise(Advise(tmp_path / f"{name}.psm", schemes=("w4a8", "w8a8"), prompt_tokens=8, new_tokens=4))
+    assert (found["plain"].mixed_schemes, found["mix"].mixed_schemes) == ({}, {"w4a8": 6, "f32": 2, "w8a8": 1})
+    weights = {name: [row.plan.weight_bytes for row in advice.rows] for name, advice in found.items()}
+    assert weights["mix"][0] > weights["plain"][0]  # the layers in floats
+    assert weights["mix"][1] == weights["plain"][1]
 
 
 @pytest.mark.long

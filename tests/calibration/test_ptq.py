@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 import penstock
 from penstock import PTQ, BackendTarget, PTQConfig, PTQMode, RoundToNearest, load_network
 from penstock.calibration.quantize import DataOptions, quantize_with_data
-from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.cli.main import main
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.lite.open_model import ModelType, OpenModel
 from penstock.quant.ptq_config import check_blacklist
@@ -114,6 +115,33 @@ def test_the_class_of_the_documents_takes_the_configuration(source: Path, tmp_pa
     assert tensors(tmp_path / "0") == tensors(tmp_path / "1")
     section = json.loads((tmp_path / "1" / "config.json").read_text())["quantization_config"]
     assert (section["scheme"], section["kv_cache"]) == ("w8a16", "int8")
+
+
+@pytest.mark.parametrize(("method", "rotation"), [("rtn", "r1r2"), ("smooth", "r1"), ("smooth", "r2")])
+def test_rotations_are_those_of_the_command(method: str, rotation: str, source: Path, tmp_path: Path) -> None:
+    words, datasets, arguments = ["--rotate", rotation], None, {}
+    if method == "smooth":
+        texts = tmp_path / "datasets.jsonl"
+        texts.write_text("\n".join(json.dumps({"input_ids": ids}) for ids in IDS))
+        words += ["--method", "smooth", "--smooth-keys", "--calibration", str(texts), "--calibration-tokens", "320"]
+        datasets, arguments = texts, {"smooth_keys": True, "calibration_tokens": 320}
+    assert main(["quantize", str(source), str(tmp_path / "command"), "--scheme", "w8a8", *words]) == 0
+    config = PTQConfig(
+        act_dtype="int8", outliers_suppression=method if datasets else None, algo_args={"rotate": rotation} | arguments
+    )
+    network, ptq = load_network(source), PTQ(config)
+    ptq.convert(ptq.apply(network, datasets=datasets))
+    ptq.save(tmp_path / "saved")
+    assert tensors(tmp_path / "saved") == tensors(tmp_path / "command")
+    assert tensors(tmp_path / "saved") != tensors(source)
+
+
+def test_a_tied_head_cannot_be_rotated_in_place(tmp_path: Path) -> None:
+    network = load_network(write_checkpoint(tmp_path / "model", tie_word_embeddings=True))
+    before = {name: value.clone() for name, value in network.named_parameters()}
+    with raises(UnsupportedError, param="algo_args.rotate"):
+        PTQ(PTQConfig(algo_args={"rotate": "r1"})).apply(network)
+    assert all(torch.equal(before[name], value) for name, value in network.named_parameters())
 
 
 @pytest.mark.filterwarnings("default:network_helper")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from penstock.calibration import quantize
 from penstock.calibration.quantize import DataOptions, DataReport, quantize_with_data
 from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.folder import Checkpoint
+from penstock.cli.main import main
 from penstock.core.native import QuantizedRows
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from tests.support.errors import raises
+from tests.support.families import prompt, save
+from tests.support.invariant_checkpoints import write_checkpoint
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 TEXT = DEMO / "train.py"
@@ -71,6 +76,32 @@ def test_imatrix_samples_texts_and_finds_no_nan(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(quantize, "open_calibrated", None)
     with raises(InvalidArgumentError):  # before any work
         quantize_with_data(DEMO, tmp_path / "out", "w4a16", DataOptions("imatrix"))
+
+
+def test_the_report_counts_experts_without_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their inputs are not recorded: each is rounded to nearest, and neither the folder nor the output hides it."""
+    texts, source = tmp_path / "texts.jsonl", save("mixtral", tmp_path / "model")
+    texts.write_text(json.dumps({"input_ids": prompt(300)}))
+    words = ["--scheme", "w8a8", "--method", "smooth", "--calibration", str(texts), "--calibration-tokens", "256"]
+    assert main(["quantize", str(source), str(tmp_path / "out"), *words]) == 0
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    experts = [name for name in checkpoint.tensors if ".experts." in name and checkpoint.is_quantized(name)]
+    assert len(experts) >= 5 * 3
+    assert f"{len(experts)} of these are weights of experts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "value"), [("smooth", np.nan), ("gptq", np.inf)])
+def test_weights_that_are_not_finite_are_refused(method: str, value: float, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "model")
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][3, 5] = value
+    save_file(weights, source / "model.safetensors")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"input_ids": [7, 8, 9, 10] * 80}))
+    with pytest.raises(InvalidFileError) as refused:
+        quantize_with_data(source, tmp_path / "out", "w4a8", DataOptions(method, texts, 320, 1))
+    assert "model.layers.0.mlp.up_proj.weight" in str(refused.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_gptq_refuses_fewer_tokens_than_columns(tmp_path: Path) -> None:

@@ -26,11 +26,16 @@ from tests.support.gguf_hybrids import HYBRID_FAMILIES
 from tests.support.gguf_models import FAMILIES as GGUF_MODELS
 from tests.support.gguf_models import eps_of, gguf_arrays, random_model, write_gguf
 from tests.support.quantized_folders import (
+    BITNET,
+    FLOAT4,
+    NVFP4,
     awq_layer,
+    float4_layer,
     float8_layer,
     gptq_layer,
     integer_layer,
     packed_layer,
+    ternary_layer,
     write_folders,
 )
 
@@ -65,6 +70,8 @@ INTEGERS = PACKED | {"format": "int-quantized", "config_groups": {"group_0": CHA
 FOLDERS = {
     "gptq": (GPTQ, gptq_layer), "awq": (AWQ, awq_layer), "fp8": (FP8, partial(float8_layer, block=128)),
     "packed": (PACKED, partial(packed_layer, sym=False)), "integers": (INTEGERS, integer_layer),
+    "modelopt": (NVFP4, float4_layer), "float4": (FLOAT4, partial(float4_layer, divisor=True)),
+    "bitnet": (BITNET, ternary_layer),
 }  # fmt: skip
 GGUF_FAMILIES = {**GGUF_MODELS, **EXPERT_FAMILIES, **HYBRID_FAMILIES, **GEMMA_FAMILIES}
 QUICK = ("qwen35", "gpt-oss", "granitehybrid", "lfm2", "gpt2")

@@ -60,7 +60,7 @@ def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path]
     seeds.append(str(write_bundle(tmp_path / "tail.psm", tail)))
     seeds.append(str(write_bundle(tmp_path / "rank.psm", rank_graph())))
     seeds.append(str(mixed_network().write(tmp_path / "network.psm")))
-    seeds.append(str(ROOT / "tests/golden/networks/1.1-int8/int8.psm"))
+    seeds += [str(ROOT / "tests/golden" / name) for name in ("networks/1.1-int8/int8.psm", "layouts/1.0/layouts.psm")]
     command = [str(fuzzer), str(NUM_MUTANTS), "1", *seeds]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

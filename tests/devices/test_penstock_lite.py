@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -346,3 +346,30 @@ def test_attention_that_is_not_causal_gives_one_token(lite: Path, command: Comma
     assert len(expected) == 1
     told = failure(*words, "--max-tokens", 2, status=2)
     assert "--max-tokens: expected 1, got 2: the network's attention is not causal" in told
+
+
+def test_keys_and_values_have_the_stored_type(tmp_path: Path, lite: Path, command: Command) -> None:
+    """Only that of Penstock's own recipe, and only where --kv-cache leaves the choice; type by the planned memory."""
+
+    def planned(config: Mapping[str, object], *options: object) -> int:
+        config_json = json.dumps({"first": {"kv_cache": "f32"}, **config}, indent=1).encode()
+        path = write_bundle(tmp_path / "tiny.psm", tiny_graph("w8a8"), segments={"config.json": config_json})
+        output = command(lite, path, "1,2,3", "--ids", "--max-tokens", 200, "--ignore-eos", "--json", *options)
+        return int(json.loads(output)["memory"]["plan_bytes"])
+
+    recipe = {"recipe": {"kv_cache": "f32"}, "quant_method": "penstock", "kv_cache": "int8"}
+    stored, other = {"quantization_config": recipe}, {"quantization_config": recipe | {"quant_method": "gptq"}}
+    by_type = {kind: planned({}, "--kv-cache", kind) for kind in ("f32", "bf16", "int8")}
+    assert by_type["int8"] < by_type["bf16"] < by_type["f32"]
+    assert planned(stored) == by_type["int8"]
+    assert planned(stored, "--kv-cache", "f32") == by_type["f32"]
+    for config in (
+        {},
+        other,
+        {"quantization_config": 3, "last": recipe},
+        {"quantization_config": recipe | {"kv_cache": None}},
+    ):
+        assert planned(config) == by_type["bf16"]
+    unknown = json.dumps({"quantization_config": recipe | {"kv_cache": "int3"}}).encode()
+    path = write_bundle(tmp_path / "unknown.psm", tiny_graph("w8a8"), segments={"config.json": unknown})
+    assert "kv_cache" in failure(lite, path, "1,2,3", "--ids")

@@ -1,4 +1,4 @@
-// The reader of generation_config.json.
+// The reader of generation_config.json, and of the recipe in config.json.
 #include "defaults.h"
 
 #include <stdlib.h>
@@ -14,11 +14,25 @@ class TopLevel {
 
   // The value's first characters, up to a comma, a bracket or the end; false: the key is missing.
   bool find(const char* key, char* out, size_t size) const {
+    const char* value = value_of(key);
+    if (value) copy(value, out, size);
+    return value != nullptr;
+  }
+
+  // The object of a key; one without keys, if the key is missing or has another value.
+  TopLevel object(const char* key) const {
+    const char* value = value_of(key);
+    if (!value || value >= end_ || *value != '{') value = end_;
+    return TopLevel(value, end_ - value);
+  }
+
+ private:
+  const char* value_of(const char* key) const {
     int depth = 0;
     const size_t key_size = strlen(key);
     for (const char* p = begin_; p < end_; ++p) {
       if (*p == '{' || *p == '[') ++depth;
-      if (*p == '}' || *p == ']') --depth;
+      if ((*p == '}' || *p == ']') && --depth == 0) return nullptr;  // the end of an object that lies in another one
       if (*p != '"') continue;
       const char* text = p + 1;
       p = string_end(text);
@@ -26,13 +40,10 @@ class TopLevel {
         continue;
       const char* value = space_end(p + 1);
       if (value >= end_ || *value != ':') continue;  // a value that is spelled like the key
-      copy(space_end(value + 1), out, size);
-      return true;
+      return space_end(value + 1);
     }
-    return false;
+    return nullptr;
   }
-
- private:
   const char* string_end(const char* p) const {
     while (p < end_ && *p != '"') p += *p == '\\' ? 2 : 1;
     return p < end_ ? p : end_;
@@ -78,6 +89,19 @@ Defaults read_defaults(const char* json, int64_t bytes) {
   out.typical_p = share(number(config, "typical_p", 1));
   out.min_p = number(config, "min_p", 0);
   return out;
+}
+
+const char* stored_kv_cache(const char* json, int64_t bytes) {
+  if (!json || bytes <= 0) return "auto";
+  const TopLevel recipe = TopLevel(json, bytes).object("quantization_config");
+  char text[32];
+  if (!recipe.find("quant_method", text, sizeof(text)) || strcmp(text, "\"penstock\"") != 0) return "auto";
+  if (!recipe.find("kv_cache", text, sizeof(text)) || strcmp(text, "null") == 0) return "auto";
+  static const char* const names[][2] = {
+      {"\"auto\"", "auto"}, {"\"f32\"", "f32"}, {"\"bf16\"", "bf16"}, {"\"int8\"", "int8"}};
+  for (const auto& name : names)
+    if (strcmp(text, name[0]) == 0) return name[1];
+  return nullptr;
 }
 
 }  // namespace lite

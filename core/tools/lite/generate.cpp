@@ -189,6 +189,14 @@ bool Generator::prepare() {
         "behind a wrong guess",
         static_cast<long long>(options_.prompt_lookup));
   }
+  const char* kv_cache = options_.kv_cache;
+  if (strcmp(kv_cache, "auto") == 0) {
+    const void* json;
+    int64_t bytes;
+    if (ps_model_segment(model_, "config.json", &json, &bytes) != PS_OK) bytes = -1;
+    kv_cache = stored_kv_cache(static_cast<const char*>(json), bytes);
+    if (!kv_cache) return fail("config.json: kv_cache: expected auto, f32, bf16 or int8 (--kv-cache TYPE)");
+  }
   const int64_t longest = num_prompt_ + max_new_;
   chunk_ = num_prompt_ < kChunk || info_.bidirectional ? num_prompt_ : kChunk;
   num_pages_ = pages_for(longest);
@@ -202,7 +210,7 @@ bool Generator::prepare() {
   for (int32_t group = 0; group < info_.num_page_groups; ++group)
     group_pages_.push(pages_of_group(group, options.max_tokens));
   options.group_pages = info_.num_states ? group_pages_.data : nullptr;
-  options.kv_layout = kv_layout_of(options_.kv_cache);
+  options.kv_layout = kv_layout_of(kv_cache);
   plan_.struct_size = sizeof(plan_);
   if (ps_program_plan(model_, context_, &options, &plan_) != PS_OK) return failed("--max-tokens, --kv-cache");
   if (ps_program_create(model_, context_, &options, &program_) != PS_OK) return failed("--max-tokens, --kv-cache");

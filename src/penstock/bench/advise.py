@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,7 +132,8 @@ class Advice:
 
     ``recommended`` is a scheme of ``rows``, None if none meets every wish.  ``script`` is the user's network, None
     without one.  ``load_average``: of the minute before.  ``only_scheme`` is the scheme of a bundle or a quantized
-    folder: others need the original checkpoint.
+    folder: others need the original checkpoint.  ``mixed_schemes``: by how many linears each scheme has in such a
+    model whose layers have several; its row is the model as it is.  Empty for other models.
     """
 
     network: str
@@ -145,6 +147,7 @@ class Advice:
     num_layers: int
     rows: list[SchemeRow]
     recommended: str | None
+    mixed_schemes: dict[str, int] = field(default_factory=dict)
 
 
 def advise(question: Advise, progress: ProgressCallback | None = None) -> Advice:
@@ -165,7 +168,8 @@ def advise(question: Advise, progress: ProgressCallback | None = None) -> Advice
             seconds = min(_MAX_SECONDS_PER_SCHEME, left / (len(question.schemes) - number))
             if progress is not None:
                 progress(Progress(f"measuring {scheme}"))
-            model = Weightless(folder / "model.psm", assign_scheme(graph, scheme, table_dtype(graph)), files)
+            own = graph if scheme == only_scheme else assign_scheme(graph, scheme, table_dtype(graph))
+            model = Weightless(folder / "model.psm", own, files)
             try:
                 rows.append(_plan(model, context, work, question.kv_cache))
                 rows[-1].is_measured = scheme in question.costs
@@ -188,7 +192,19 @@ def advise(question: Advise, progress: ProgressCallback | None = None) -> Advice
         len(graph.states),
         rows,
         recommend(rows),
+        _mix(graph) if only_scheme is not None else {},
     )
+
+
+def _mix(graph: Graph) -> dict[str, int]:
+    """Return how many linears have each scheme; nothing if they are those that one scheme gives to all."""
+    counts = _scheme_counts(graph)
+    is_uniform = graph.scheme in LINEAR_SCHEMES and counts == _scheme_counts(assign_scheme(graph, graph.scheme))
+    return {} if is_uniform else counts
+
+
+def _scheme_counts(graph: Graph) -> dict[str, int]:
+    return dict(Counter(str(node.attrs["scheme"]) for node in graph.nodes if "scheme" in node.attrs))
 
 
 def _source(question: Advise, progress: ProgressCallback | None) -> tuple[Graph, dict[str, bytes], str | None]:

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.calibration.arguments import MethodArguments
 from penstock.calibration.quantize import DataOptions, quantize_with_data
+from penstock.calibration.rotate import rotate_checkpoint
 from penstock.calibration.texts import DEFAULT_TOKENS
 from penstock.checkpoint.folder import Checkpoint
 from penstock.config import is_integer
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.extras import without_torch
 from penstock.quant.ptq_config import PTQConfig, PTQMode
 from penstock.validation import refusal, wrong_type
@@ -73,6 +74,8 @@ class PTQ:
             )
         if self.config.mode is PTQMode.DEPLOY:
             return network
+        if (rotation := self.config.algo_args.get("rotate")) is not None:
+            _rotate(network, rotation)
         return self._apply_with_data(network, datasets) if needs_data else self._algorithm.apply(network)
 
     def _apply_with_data(self, network: nn.Module, datasets: Any) -> nn.Module:
@@ -89,6 +92,7 @@ class PTQ:
                 arguments.get("threads", 0),
                 arguments=MethodArguments.of(arguments),
                 blacklist=tuple(self.config.opname_blacklist),
+                smooth_keys=arguments.get("smooth_keys", False),
             )
             save_network(network, source)
             report = quantize_with_data(source, out, self.config.scheme, options)
@@ -128,6 +132,24 @@ class PTQ:
         algorithm = RoundToNearest(RoundToNearestConfig(checkpoint.scheme))
         algorithm.take(network, read_quantized(checkpoint, network), checkpoint.mixed_schemes)
         return algorithm.convert(network)
+
+
+def _rotate(network: nn.Module, rotation: str) -> None:
+    """Fold a rotation into the weights of a network, in place; errors of ``rotate_checkpoint``."""
+    from penstock.models.loader import read_quantized, save_network
+
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        source, out = Path(folder) / "source", Path(folder) / "out"
+        save_network(network, source)
+        rotate_checkpoint(source, out, rotation)
+        rotated = Checkpoint.open(out)
+        if len(rotated.tensors) > len(Checkpoint.open(source).tensors):
+            raise UnsupportedError(
+                f"algo_args.rotate: expected r2 for a network whose head has the weight of its embedding, got "
+                f"{rotation}, which gives the head a weight of its own; use penstock quantize --rotate {rotation}",
+                param="algo_args.rotate",
+            )
+        read_quantized(rotated, network)
 
 
 def _file_of(datasets: Any, folder: Path) -> Path | None:

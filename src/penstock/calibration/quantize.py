@@ -96,6 +96,11 @@ class DataReport:
     without_gptq: tuple[str, ...]
     seconds: float
 
+    @property
+    def experts_without_data(self) -> tuple[str, ...]:
+        """The weights of routed experts among ``without_data``: all of them, as their inputs are not recorded."""
+        return tuple(name for name in self.without_data if ".experts." in name)
+
 
 def quantize_with_data(
     source: Path | str, out: Path | str, scheme: str, options: DataOptions, progress: ProgressCallback | None = None

@@ -29,12 +29,12 @@ from penstock.config import check_choice
 from penstock.errors import UnsupportedError
 from penstock.models.mapped import open_mapped
 from penstock.quant.folder import check_new_folder, new_folder, private_folder
+from penstock.quant.hadamard import ROTATIONS
 from penstock.quant.mixed_schemes import HEAD_NAME
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
-__all__ = ["FAMILIES", "ROTATIONS", "rotate_checkpoint", "rotated_folder"]
+__all__ = ["FAMILIES", "rotate_checkpoint", "rotated_folder"]
 
-ROTATIONS: Final = ("r1", "r2", "r1r2")
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 """Families with norms of root mean squares, whose weights multiply, before each block and nowhere behind it."""
 _EMBEDDING: Final = "model.embed_tokens.weight"

@@ -9,15 +9,17 @@ last whole block stay as they are.  Everything is float32, in the order of addit
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.layouts import GROUP_LEN, HADAMARD_FACTORS
 
-__all__ = ["restore_weight", "rotate_inputs", "rotate_products", "rotate_weight", "spread_squares"]
+__all__ = ["ROTATIONS", "restore_weight", "rotate_inputs", "rotate_products", "rotate_weight", "spread_squares"]
 
+ROTATIONS: Final = ("r1", "r2", "r1r2")
+"""The rotations that ``calibration.rotate`` folds into the weights of a checkpoint."""
 _CHUNK = 2048
 """Blocks that are rotated at once, in the processor's cache."""
 

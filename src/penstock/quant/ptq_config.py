@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from penstock.config import is_number
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.quant.hadamard import ROTATIONS
 from penstock.quant.scheme import GROUP_LEN
 from penstock.validation import nearest, refusal, strings
 
@@ -55,6 +56,8 @@ _ARGUMENTS: Final = {
     "block_size": ("gptq",),
     "calibration_tokens": ("smooth", "awq", "gptq", "imatrix"),
     "threads": ("smooth", "awq", "gptq", "imatrix"),
+    "smooth_keys": ("smooth", "awq", "gptq", "imatrix"),
+    "rotate": ("rtn", "smooth", "awq", "gptq", "imatrix"),
 }
 """The arguments of algorithms, and the methods that read each."""
 _FIXED: Final = {"desc_act": False, "static_groups": False}
@@ -73,7 +76,8 @@ class PTQConfig:
     ``outliers_suppression``: "none", "smooth" or "awq".  ``precision_recovery``: "none", "gptq", or "imatrix" for
     rounding that weights the columns of a matrix by their inputs.
     ``algo_args``: an object or a mapping with ``alpha`` (smooth), ``smooth_alpha`` (awq: the grid), ``damp_percent``
-    (gptq), ``calibration_tokens`` and ``threads``.
+    (gptq), ``calibration_tokens``, ``threads``, ``smooth_keys`` (a bool) and ``rotate`` ("r1", "r2" or "r1r2"), as the
+    options of ``penstock quantize`` with these names.
     The granularities are None, or those of the scheme: weights per channel (int8) or per group of 32 (int4),
     activations per token, keys and values per token.
 
@@ -269,6 +273,10 @@ def _choice(name: str, value: object, known: Mapping[str, str]) -> str:
 def _check_argument(param: str, name: str, value: object) -> None:
     if name in _FIXED and value is not _FIXED[name]:
         raise UnsupportedError(f"{param}: expected {_FIXED[name]}, got {value!r:.40}", param=param)
+    if name == "rotate" and value not in ROTATIONS:
+        raise refusal(param, f"one of {', '.join(ROTATIONS)}", value)
+    if name == "smooth_keys" and not isinstance(value, bool):
+        raise refusal(param, "a bool", value)
     if name == "alpha" and not is_number(value, 0, 1):
         raise refusal(param, "a number from 0 to 1", value)
     if name == "damp_percent" and not (is_number(value, 0, 1) and value):

@@ -107,7 +107,8 @@ class RoundToNearest:
     """Quantizes the linear layers of a network.
 
     The output head gets the scheme's ``head``.  An embedding is quantized only when it is tied to the output head.
-    A PTQConfig may have an ``opname_blacklist`` and a ``kvcache_dtype``; one with another method is for ``PTQ``.
+    A PTQConfig may have an ``opname_blacklist`` and a ``kvcache_dtype``; one with another method, or a rotation, is for
+    ``PTQ``, which rotates before it calls ``apply``.
     """
 
     def __init__(self, config: RoundToNearestConfig | PTQConfig) -> None:

@@ -164,10 +164,15 @@ def _head(advice: Advice, name: str) -> list[str]:
             f"The load average was {advice.load_average:.1f} at the start: other processes used the cores, so these "
             "times are longer than on an idle machine."
         ]
+    mixed = []
+    if advice.mixed_schemes:
+        counts = ", ".join(f"{count} in {scheme}" for scheme, count in sorted(advice.mixed_schemes.items()))
+        mixed = [f"Its linears have several schemes: {counts}. The row {advice.only_scheme} is the model as it is."]
     return [
         f"{name}: {advice.network}, {advice.num_layers} layers, {machine.cpu_level} x {machine.num_threads} threads",
         f"this machine: memory reads {machine.read_bytes_per_s / 1e9:.1f} GB/s, GOP/s {peaks}; "
         f"{format_bytes(advice.available_bytes)} of memory available",
+        *mixed,
         *busy,
         f"expected for {requests} with a prompt of {work.prompt_tokens} tokens and an answer of {work.new_tokens}:",
     ]

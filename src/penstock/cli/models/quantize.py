@@ -198,3 +198,9 @@ def _print_report(args: argparse.Namespace, report: DataReport) -> None:
         if names:
             others = f" and {len(names) - 1} more" if len(names) > 1 else ""
             print(f"penstock: {printable(names[0])}{others}: {what}", file=sys.stderr)
+    if report.experts_without_data:
+        print(
+            f"penstock: {len(report.experts_without_data)} of these are weights of experts, whose inputs are not "
+            "recorded",
+            file=sys.stderr,
+        )
