@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from subprocess import Popen
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock import env
@@ -52,6 +51,7 @@ from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.checkpoint.folder import Checkpoint
+    from penstock.runtime.export_process import ExportProcess
 
 __all__ = ["Cache", "CacheEntry", "CacheNotWritableError", "bundle_key"]
 
@@ -235,7 +235,7 @@ class Cache:
         request: dict[str, str | None],
         rank: int | None,
         progress: ProgressCallback | None,
-        child: Popen[str] | None,
+        child: ExportProcess | None,
     ) -> Path:
         """Build a bundle, whose lock this process holds, and record it; ``request``: its scheme and its network.
 
