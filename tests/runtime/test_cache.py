@@ -55,6 +55,8 @@ class Builder:
         progress: Any,
     ) -> dict[str, Any]:
         self.calls.append((scheme, network))
+        if progress is not None:
+            progress(Progress("capture"))
         out.write_bytes(b"x" * self.num_bytes)
         return {}
 
@@ -401,7 +403,7 @@ cache.Cache({str(tmp_path / "cache")!r}).find_or_build({str(folder)!r})
         worker.wait()
 
     path = Cache(tmp_path / "cache").find_or_build(folder, progress=progress)
-    assert stages == ["wait", "first"]
+    assert stages == ["wait", "first", "capture"]
     assert path.exists()
     assert len(builder.calls) == 1
 

@@ -7,6 +7,7 @@ such as a missing or damaged file.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import signal
@@ -107,6 +108,8 @@ _CAPTURING: Final = ("plan", "shard", "convert", "quantize")
 """The commands that construct built-in networks in their own process, and compute with none."""
 _OPENING: Final = ("run", "chat", "infer")
 """The commands that open a model first of all, which a first run exports."""
+_GC_OBJECTS: Final = 50_000
+"""New objects until the next search for cycles: imports make as many, and no cycles that are worth a search."""
 _FILE_ENDINGS: Final = ("_file", "_certificate", "_key", "_path")
 """The ends of the names of options whose value is a file; several of them may be on one command line."""
 _GRACE_SECONDS = 0.8
@@ -164,6 +167,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if command in _CAPTURING and not getattr(args, "network", None):
             use_own_modules()
         if command in _OPENING:
+            gc.set_threshold(_GC_OBJECTS, 10, 10)
             allow_copies()
     try:
         if getattr(args, "ops", ()):

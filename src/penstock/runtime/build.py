@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from penstock import env, errors
+from penstock import errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
 from penstock.extras import install_command
 from penstock.models.network_script import refuse_nested_export

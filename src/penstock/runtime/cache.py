@@ -175,6 +175,25 @@ def _digest_of(files: FileRecords, progress: ProgressCallback | None) -> Callabl
     return lambda path: files.digest(path, report)
 
 
+def _announced(progress: ProgressCallback | None) -> ProgressCallback | None:
+    """Return ``progress`` that first says that it is a first run.
+
+    It does so once the child runs, as a bar on a terminal starts a thread (see ``allow_copies``).
+    """
+    if progress is None:
+        return None
+    is_first = True
+
+    def tell(given: Progress) -> None:
+        nonlocal is_first
+        if is_first:
+            progress(Progress("first"))
+        is_first = False
+        progress(given)
+
+    return tell
+
+
 class Cache:
     """The bundle cache in ``folder`` (default ``PENSTOCK_CACHE_DIR``), of at most ``max_bytes`` (default
     ``PENSTOCK_CACHE_BYTES``)."""
@@ -242,10 +261,8 @@ class Cache:
         ``child``: one that is prepared.
         """
         path = self.folder / f"{key}.psm"
-        if progress is not None:
-            progress(Progress("first"))
         try:
-            how: Any = {"rank": rank, "kind": "cached", "progress": progress}
+            how: Any = {"rank": rank, "kind": "cached", "progress": _announced(progress)}
             if child is None:
                 how |= request
                 built = build_in_child(checkpoint.folder, path, **how)

@@ -1,23 +1,19 @@
 """The process that exports a model: a new interpreter, or a copy of this process, which has most imports already.
 
-A copy starts in milliseconds where a new interpreter takes a quarter of a second.  Only a process that declares so may
-be copied: one whose threads hold no lock that the copy waits for.  That is the ``penstock`` command before it has opened
-a model, whose one other thread sleeps.
+A copy starts in milliseconds, where a new interpreter takes a quarter of a second.  Only a process that allows it is
+copied: its threads must hold no lock that the copy would wait for.  That is the ``penstock`` command before it opens a
+model, whose one other thread sleeps.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Sequence
 from typing import IO, Final, NoReturn, Protocol
-
-from penstock import env
 
 __all__ = ["ExportProcess", "allow_copies", "start_export"]
 
@@ -59,6 +55,10 @@ def start_export(arguments: Sequence[str], *, is_own_code: bool) -> ExportProces
     """
     if is_own_code and _may_copy():
         return _Copy(arguments)
+    import subprocess  # imported here: a command that finds its bundle starts no process
+
+    from penstock import env
+
     return subprocess.Popen(
         [sys.executable, "-P", "-m", _MODULE, *arguments],
         stdin=subprocess.PIPE,
@@ -127,6 +127,8 @@ def _export(arguments: Sequence[str], streams: Sequence[int]) -> NoReturn:
 
         status = main(arguments)
     except BaseException:  # never back into the code that this process is a copy of
+        import traceback
+
         traceback.print_exc()
     finally:
         os._exit(status)
