@@ -86,7 +86,7 @@ def test_only_a_process_without_other_work_is_copied(reason: str, monkeypatch: p
     """Another thread may hold a lock that the copy would wait for, and PyTorch has threads of its own."""
     made: list[str] = []
     monkeypatch.setattr(export_process, "_Copy", lambda _: made.append("copy"))
-    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: made.append("new"))
+    monkeypatch.setattr(export_process, "new_interpreter", lambda _: made.append("new"))
     monkeypatch.setattr(export_process, "_allowed", [])
     monkeypatch.setattr(export_process, "_known_threads", [])
     for name in [name for name in sys.modules if name == "torch"]:

@@ -13,11 +13,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import IO, Final, NoReturn, Protocol
+from typing import IO, NoReturn, Protocol
 
-__all__ = ["ExportProcess", "allow_copies", "start_export"]
+__all__ = ["ExportProcess", "allow_copies", "new_interpreter", "start_export"]
 
-_MODULE: Final = "penstock.graph.export_child"
 _known_threads: list[threading.Thread] = []
 _allowed: list[bool] = []
 
@@ -53,14 +52,17 @@ def start_export(arguments: Sequence[str], *, is_own_code: bool) -> ExportProces
 
     ``arguments`` are those of ``penstock.graph.export_child``.  ``is_own_code``: no network script is imported.
     """
-    if is_own_code and _may_copy():
-        return _Copy(arguments)
+    return _Copy(arguments) if is_own_code and _may_copy() else new_interpreter(arguments)
+
+
+def new_interpreter(arguments: Sequence[str]) -> ExportProcess:
+    """Start an export in a new interpreter, as ``start_export`` does."""
     import subprocess  # imported here: a command that finds its bundle starts no process
 
     from penstock import env
 
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", _MODULE, *arguments],
+        [sys.executable, "-P", "-m", "penstock.graph.export_child", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
