@@ -59,6 +59,8 @@ CACHE_VERSION: Final = 3
 """Raise this when the content of a bundle changes (format, passes, packing) without a change of another version."""
 _MAX_RECORD_BYTES: Final = 1 << 20
 _RECORDS: Final = "files"
+_MAX_FILES: Final = 256
+"""A folder with more has no record of its key."""
 _POLL_SECONDS: Final = 0.05
 _FRESH_SECONDS: Final = 60.0
 """A bundle that was found this recently may not be open yet, so it is never removed to make room."""
@@ -140,14 +142,30 @@ def _find_damage(path: Path, verify: str) -> str:
 
 
 def _request(path: Path, scheme: str | None, network: str | None) -> list[Any] | None:
-    """Return what the key of a GGUF file depends on beside the file; None for a folder.
+    """Return what the key of a GGUF file or a folder depends on beside the content of its files; None if unknown.
 
-    A file whose key is known need not be opened: to read its tokens takes a while.
+    A model whose key is known need not be opened: to read its tokens takes a while, and so do the imports.
     """
-    if not is_gguf(path) or not (scheme is None or isinstance(scheme, str)):
+    names = [] if is_gguf(path) else _file_names(path)
+    if names is None or not (scheme is None or isinstance(scheme, str)):
         return None
     schemes = [[own.name, own.version] for own in SCHEMES.values()]
-    return [*_versions(), schemes, str(path.absolute()), scheme, _script_digest(network)]
+    return [*_versions(), schemes, str(path.absolute()), scheme, _script_digest(network), names]
+
+
+def _file_names(folder: Path) -> list[str] | None:
+    """Return the files of a folder and of those inside it, of which a checkpoint is made; None if there may be more."""
+    names: list[str] = []
+    try:
+        for place, inner, files in os.walk(folder, followlinks=True):
+            where = os.path.relpath(place, folder)
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            names += [os.path.join(where, name) for name in files]
+            if len(names) > _MAX_FILES or (inner and where != "."):
+                return None
+    except OSError:
+        return None
+    return sorted(names) or None
 
 
 def _open(folder: Path | str, rank: int | None) -> Checkpoint:
@@ -219,7 +237,8 @@ class Cache:
         time build it once.  Raises what ``Checkpoint.open`` and ``build_in_child`` raise.
         """
         refuse_nested_export()  # checked here too: a nested export would wait for the lock that its parent holds
-        request = _request(Path(folder), scheme, network)
+        source = Path(folder)
+        request = _request(source, scheme, network) if rank is None else None
         known = None if request is None else self._files.find_key(request)
         if known is not None:
             cached = self._find(known, verify)
@@ -227,13 +246,15 @@ class Cache:
                 return cached
         with contextlib.ExitStack() as stack:
             child = None
-            if request is not None and known is None:  # the child reads the file while its digest is computed
+            if is_gguf(source) and request is not None and known is None:  # it reads while the digest is computed
                 child = stack.enter_context(prepare_child(folder, scheme=scheme, network=network))
             checkpoint = _open(folder, rank)
             chosen = checkpoint.choose_scheme(scheme)
             key = bundle_key(checkpoint, chosen, network, _digest_of(self._files, progress))
             if request is not None:
-                self._files.remember_key(request, (file.path for file in checkpoint.weight_files), key)
+                names: list[str] = request[-1]
+                files = [source / name for name in names] or [file.path for file in checkpoint.weight_files]
+                self._files.remember_key(request, files, key)
             cached = self._find(key, verify)
             if cached is not None:
                 return cached
