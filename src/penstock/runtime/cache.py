@@ -44,7 +44,7 @@ from penstock.runtime.build import (
     prepare_child,
     tell_rounding,
 )
-from penstock.runtime.file_records import FileRecords
+from penstock.runtime.file_records import FileRecords, identify
 from penstock.runtime.verify import forget_verified, open_verified, remember_when_written
 from penstock.validation import refusal
 from penstock.version import __version__
@@ -248,25 +248,40 @@ class Cache:
             child = None
             if is_gguf(source) and request is not None and known is None:  # it reads while the digest is computed
                 child = stack.enter_context(prepare_child(folder, scheme=scheme, network=network))
-            checkpoint = _open(folder, rank)
+            files = identify(source / name for name in request[-1]) if request is not None else []
+            checkpoint = _open(folder, rank)  # of those files: one that changes meanwhile is another one later
             chosen = checkpoint.choose_scheme(scheme)
             key = bundle_key(checkpoint, chosen, network, _digest_of(self._files, progress))
+            if is_gguf(source):  # only now its other parts are known
+                files = identify(file.path for file in checkpoint.weight_files)
+            path = self._find(key, verify)
+            if path is None:
+                how = {"scheme": chosen, "network": network}
+                path = self._build_once(checkpoint, key, how, rank, verify, progress, child)
             if request is not None:
-                names: list[str] = request[-1]
-                files = [source / name for name in names] or [file.path for file in checkpoint.weight_files]
                 self._files.remember_key(request, files, key)
-            cached = self._find(key, verify)
-            if cached is not None:
-                return cached
-            self._make_folder()
-            with self._locked(key, progress):
-                cached = self._find(key, verify, is_last=True)  # another process may have built it during the wait
-                if cached is not None:
-                    return cached
-                self._remove_stale(key)
-                path = self._build(checkpoint, key, {"scheme": chosen, "network": network}, rank, progress, child)
-            self._make_room(keep=key)
             return path
+
+    def _build_once(
+        self,
+        checkpoint: Checkpoint,
+        key: str,
+        request: dict[str, str | None],
+        rank: int | None,
+        verify: str,
+        progress: ProgressCallback | None,
+        child: ExportProcess | None,
+    ) -> Path:
+        """Build a bundle, as ``_build``, unless another process has built it during the wait for its lock."""
+        self._make_folder()
+        with self._locked(key, progress):
+            path = self._find(key, verify, is_last=True)
+            if path is not None:
+                return path
+            self._remove_stale(key)
+            path = self._build(checkpoint, key, request, rank, progress, child)
+        self._make_room(keep=key)
+        return path
 
     def _build(
         self,
