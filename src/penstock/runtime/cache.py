@@ -156,15 +156,12 @@ def _request(path: Path, scheme: str | None, network: str | None) -> list[Any] |
 def _file_names(folder: Path) -> list[str] | None:
     """Return the files of a folder and of those inside it, of which a checkpoint is made; None if there may be more."""
     names: list[str] = []
-    try:
-        for place, inner, files in os.walk(folder, followlinks=True):
-            where = os.path.relpath(place, folder)
-            inner[:] = [name for name in inner if not name.startswith(".")]
-            names += [os.path.join(where, name) for name in files]
-            if len(names) > _MAX_FILES or (inner and where != "."):
-                return None
-    except OSError:
-        return None
+    for place, inner, files in os.walk(folder, followlinks=True):
+        where = os.path.relpath(place, folder)
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        names += [os.path.join(where, name) for name in files]
+        if len(names) > _MAX_FILES or (inner and where != "."):
+            return None
     return sorted(names) or None
 
 
