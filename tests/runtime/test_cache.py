@@ -212,6 +212,8 @@ def test_a_folder_whose_bundle_is_known_is_not_opened(
         path.write_text(path.read_text() + " " if path.exists() else "{}")
         assert (count(), count()) == (1, 0)
     path.unlink()
+    assert count() == 0  # as it was before
+    (folder / "generation_config.json").unlink()
     assert (count(), count()) == (1, 0)
 
 
