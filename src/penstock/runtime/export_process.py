@@ -88,7 +88,7 @@ class _Copy:
             self.pid = os.fork()
         ends = [pipes[0][0], pipes[1][1], pipes[2][1]]
         if self.pid == 0:
-            _export(arguments, ends)
+            _export(arguments, ends, max(max(pipe) for pipe in pipes))
         for end in ends:
             os.close(end)
         self.stdin: IO[str] | None = os.fdopen(pipes[0][1], "w", encoding="utf-8")
@@ -114,8 +114,11 @@ class _Copy:
         return self._status
 
 
-def _export(arguments: Sequence[str], streams: Sequence[int]) -> NoReturn:
-    """Become an export process with these standard streams, and nothing else open."""
+def _export(arguments: Sequence[str], streams: Sequence[int], last: int) -> NoReturn:
+    """Become an export process with these standard streams; close the other descriptors up to ``last``.
+
+    The parent's ends of the pipes are among them: a copy that holds one would not see that its parent died.
+    """
     status = 1
     try:
         os.setsid()
@@ -124,7 +127,7 @@ def _export(arguments: Sequence[str], streams: Sequence[int]) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         for target, stream in enumerate(streams):
             os.dup2(stream, target)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(3, last + 1)
         from penstock.graph.export_child import main
 
         status = main(arguments)
