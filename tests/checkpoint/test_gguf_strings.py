@@ -8,9 +8,11 @@ import tracemalloc
 
 import pytest
 
+from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import read_header
 from penstock.checkpoint.tokenizer_files.merge_table import MadeMerges
 from penstock.errors import InvalidFileError
+from tests.support.errors import raises
 from tests.support.gguf_files import gguf_bytes
 
 ARRAYS = {
@@ -30,6 +32,18 @@ def test_strings_are_read_as_they_are(name: str) -> None:
         "texts": ARRAYS[name],
         "behind": "text",
     }
+
+
+def test_a_vocabulary_is_apart_only_where_it_is_read() -> None:
+    texts = [f"\u2581{number}" for number in range(5000)]
+    data = gguf_bytes({"texts": texts}, {})
+    stored = read_header(memoryview(data), "m.gguf").metadata
+    assert not isinstance(stored["texts"], list)
+    assert Metadata(stored, "m.gguf").texts("texts") == texts
+    with raises(InvalidFileError, param="texts"):
+        Metadata(stored, "m.gguf").flag("texts", False)
+    with raises(InvalidFileError, match="texts"):  # where the file is opened, as of other damage
+        read_header(memoryview(data.replace(texts[-1].encode(), b"\xff" * len(texts[-1].encode()))), "m.gguf")
 
 
 @pytest.mark.parametrize("length", [0, 3, 255, 1 << 24, (1 << 24) + 1, 1 << 63])

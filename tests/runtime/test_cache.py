@@ -55,6 +55,8 @@ class Builder:
         progress: Any,
     ) -> dict[str, Any]:
         self.calls.append((scheme, network))
+        if progress is not None:
+            progress(Progress("capture"))
         out.write_bytes(b"x" * self.num_bytes)
         return {}
 
@@ -187,6 +189,30 @@ def test_a_bundle_is_made_once(tmp_path: Path, builder: Builder) -> None:
     assert builder.calls == [("f32", None)]
     assert [entry.scheme for entry in cache.list()] == ["f32"]
     assert not list(cache.folder.glob("*.lock"))
+
+
+def test_a_folder_whose_bundle_is_known_is_not_opened(
+    tmp_path: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is opened again when a file changes or is added, in it or in a folder inside."""
+    monkeypatch.setattr("penstock.runtime.file_records.is_settled", lambda _status: True)
+    folder, cache, opened = write_folder(tmp_path / "model"), Cache(tmp_path / "cache"), []
+    (folder / "1_Pooling").mkdir()
+    open_checkpoint = cache_module._open
+    monkeypatch.setattr(cache_module, "_open", lambda *given: opened.append(1) or open_checkpoint(*given))
+
+    def count() -> int:
+        opened.clear()
+        cache.find_or_build(folder)
+        return len(opened)
+
+    assert (count(), count(), len(builder.calls)) == (1, 0, 1)
+    for name in ("config.json", "generation_config.json", "1_Pooling/notes.txt"):
+        path = folder / name
+        path.write_text(path.read_text() + " " if path.exists() else "{}")
+        assert (count(), count()) == (1, 0)
+    path.unlink()
+    assert count() == 0  # the files are again those that have a bundle
 
 
 def test_every_change_that_matters_makes_another_bundle(tmp_path: Path, builder: Builder) -> None:
@@ -401,7 +427,7 @@ cache.Cache({str(tmp_path / "cache")!r}).find_or_build({str(folder)!r})
         worker.wait()
 
     path = Cache(tmp_path / "cache").find_or_build(folder, progress=progress)
-    assert stages == ["wait", "first"]
+    assert stages == ["wait", "first", "capture"]
     assert path.exists()
     assert len(builder.calls) == 1
 

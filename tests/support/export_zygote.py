@@ -1,6 +1,6 @@
 """Exports in processes that are forked from one which has the imports, instead of importing for each.
 
-``runtime.build`` starts a new interpreter for each export, whose imports take more processor time than the export of a
+Outside of commands an export is a new interpreter, whose imports take more processor time than the export of a
 small model.  In the tests' own processes, the child is a copy of a process that has them already: with PyTorch for a
 network of the test's own, and without it for the others, as for users.  It runs
 the same ``penstock.graph.export_child`` with the same arguments, environment, pipes and session.  Commands that tests
@@ -21,21 +21,21 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO
 
 import pytest
 
-from penstock.runtime import build
+from penstock import env
+from penstock.runtime import export_process
 from penstock.symbolic.choice import use_own_modules
 
-CHILD = ["-P", "-m", "penstock.graph.export_child"]
+NEW_INTERPRETER = export_process.new_interpreter
 
 
 class Forked:
-    """What ``runtime.build`` uses of ``subprocess.Popen``."""
+    """An ``ExportProcess`` that a third process started."""
 
     def __init__(self, path: Path, arguments: list[str], environment: dict[str, str]) -> None:
         pipes = [os.pipe() for _ in range(3)]
@@ -136,19 +136,18 @@ def warm_exports() -> Iterator[None]:
     """Let exports of this process be forked; the first one starts the process with the imports."""
     started: dict[str, Path] = {}
 
-    def start(command: list[str], *, env: dict[str, str], **options: Any) -> Any:
-        if command[1 : 1 + len(CHILD)] != CHILD:
-            return subprocess.Popen(command, env=env, **options)
-        kind = "torch" if "--network" in command else "own"
+    def start(arguments: Sequence[str]) -> Forked:
+        kind = "torch" if "--network" in arguments else "own"
+        environment = env.child_environment()
         if kind not in started:
             path = Path(tempfile.mkdtemp(prefix="ps-"), "zygote")
             words = [sys.executable, __file__, str(path), str(os.getpid()), kind]
-            subprocess.run(words, env=env, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            subprocess.run(words, env=environment, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
             started[kind] = path
-        return Forked(started[kind], command[1 + len(CHILD) :], env)
+        return Forked(started[kind], list(arguments), environment)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+        patch.setattr(export_process, "new_interpreter", start)
         yield
     for path in started.values():
         shutil.rmtree(path.parent, ignore_errors=True)
@@ -157,7 +156,7 @@ def warm_exports() -> Iterator[None]:
 @pytest.fixture
 def cold_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let exports of this process be new interpreters."""
-    monkeypatch.setattr(build, "subprocess", subprocess)
+    monkeypatch.setattr(export_process, "new_interpreter", NEW_INTERPRETER)
 
 
 if __name__ == "__main__":

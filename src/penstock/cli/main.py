@@ -7,6 +7,7 @@ such as a missing or damaged file.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from typing import Final
 from penstock.cli.parser import CommandParser, OverviewParser
 from penstock.cli.progress import printable
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnavailableError
+from penstock.runtime.export_process import allow_copies
 from penstock.symbolic.choice import use_own_modules
 from penstock.version import __version__
 
@@ -104,6 +106,10 @@ _OPTIONS: Final = {
 """The options whose names differ from the fields that they set."""
 _CAPTURING: Final = ("plan", "shard", "convert", "quantize")
 """The commands that construct built-in networks in their own process, and compute with none."""
+_OPENING: Final = ("run", "chat", "infer")
+"""The commands that open a model first of all, which a first run exports."""
+_GC_OBJECTS: Final = 50_000
+"""New objects until the next search for cycles: imports make as many, and no cycles that are worth a search."""
 _FILE_ENDINGS: Final = ("_file", "_certificate", "_key", "_path")
 """The ends of the names of options whose value is a file; several of them may be on one command line."""
 _GRACE_SECONDS = 0.8
@@ -160,6 +166,9 @@ def _main(argv: Sequence[str] | None) -> int:
         _watch_interrupts()
         if command in _CAPTURING and not getattr(args, "network", None):
             use_own_modules()
+        if command in _OPENING:
+            gc.set_threshold(_GC_OBJECTS, 10, 10)
+            allow_copies()
     try:
         if getattr(args, "ops", ()):
             _load_ops(args.ops)

@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -56,17 +57,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Export as the command line requests; return the exit status."""
     parser = _parser()
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.out is None and not args.child:
         parser.error("OUT is required without --child")
     env.enter_export_child()
     sys.setswitchinterval(_SWITCH_SECONDS)
     if args.network is None:
         use_own_modules()
-    else:
         gc.disable()  # a vocabulary has too many objects to look for cycles in, and a short process need not
     place = _Place(args.out)
     if args.child:

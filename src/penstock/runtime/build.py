@@ -11,8 +11,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from penstock import env, errors
+from penstock import errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
 from penstock.extras import install_command
 from penstock.models.network_script import refuse_nested_export
+from penstock.runtime.export_process import ExportProcess, start_export
 
 __all__ = [
     "Progress",
@@ -67,7 +66,7 @@ ProgressCallback = Callable[[Progress], None]
 @contextlib.contextmanager
 def prepare_child(source: Path | str, *, scheme: str | None = None, network: str | None = None,
                   tail: str | None = None, rank: int | None = None,
-                  kind: str = "durable") -> Iterator[subprocess.Popen[str]]:  # fmt: skip
+                  kind: str = "durable") -> Iterator[ExportProcess]:  # fmt: skip
     """Start the child of ``build_in_child``, which reads the source and waits for the name of its file.
 
     At the end of the block a child that still runs is killed.
@@ -78,15 +77,18 @@ def prepare_child(source: Path | str, *, scheme: str | None = None, network: str
             f"{source}: a network of your own requires PyTorch, which is not installed. "
             f"Run `{install_command('torch')}`, or use a .psm bundle."
         )
-    command = [sys.executable, "-P", "-m", "penstock.graph.export_child", "--child"]
+    command = ["--child"]
     command += [] if scheme is None else ["--scheme", scheme]
     command += [] if network is None else ["--network", network]
     command += [] if tail is None else ["--tail", tail]
     command += [] if rank is None else ["--rank", str(rank)]
     command += ["--without-weights"] if kind == "without-weights" else []
     command += ["--", os.fspath(source)]
-    with _running(command) as child:
+    child = start_export(command, is_own_code=network is None)
+    try:
         yield child
+    finally:
+        _end(child)
 
 
 def build_in_child(
@@ -115,7 +117,7 @@ def build_in_child(
 
 
 def finish_child(
-    child: subprocess.Popen[str],
+    child: ExportProcess,
     source: Path | str,
     out: Path | str,
     *,
@@ -172,34 +174,21 @@ def tell_rounding(source: str, note: str) -> None:
         _LOG.warning("penstock: %s: %s", source, note)
 
 
-@contextlib.contextmanager
-def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run the child in a separate session: Ctrl-C reaches only this process, which then kills the child's group.
+def _end(child: ExportProcess) -> None:
+    """Kill a child that still runs, with the processes that it started, and close its streams.
 
     The child watches its stdin, a pipe from this process: when this process dies, the child reads its end and exits.
     """
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=env.child_environment(),
-        start_new_session=True,
-    )
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        for stream in (child.stdin, child.stdout, child.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):  # a line that a dead child did not read
-                    stream.close()
+    if child.poll() is None:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:  # a copy of this process that has no session yet
+            os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    for stream in (child.stdin, child.stdout, child.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # a line that a dead child did not read
+                stream.close()
 
 
 def _keep_tail(stream: IO[str] | None, tail: deque[str]) -> None:
@@ -208,7 +197,7 @@ def _keep_tail(stream: IO[str] | None, tail: deque[str]) -> None:
             tail.extend(line.rstrip() for line in stream)
 
 
-def _follow(child: subprocess.Popen[str], progress: ProgressCallback | None, rank: int | None) -> dict[str, Any]:
+def _follow(child: ExportProcess, progress: ProgressCallback | None, rank: int | None) -> dict[str, Any]:
     """Forward the child's progress with the rank; return its report or its error."""
     last: dict[str, Any] = {}
     for line in child.stdout or ():

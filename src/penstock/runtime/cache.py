@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from subprocess import Popen
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock import env
@@ -45,13 +44,14 @@ from penstock.runtime.build import (
     prepare_child,
     tell_rounding,
 )
-from penstock.runtime.file_records import FileRecords
+from penstock.runtime.file_records import FileRecords, identify
 from penstock.runtime.verify import forget_verified, open_verified, remember_when_written
 from penstock.validation import refusal
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.checkpoint.folder import Checkpoint
+    from penstock.runtime.export_process import ExportProcess
 
 __all__ = ["Cache", "CacheEntry", "CacheNotWritableError", "bundle_key"]
 
@@ -59,6 +59,8 @@ CACHE_VERSION: Final = 3
 """Raise this when the content of a bundle changes (format, passes, packing) without a change of another version."""
 _MAX_RECORD_BYTES: Final = 1 << 20
 _RECORDS: Final = "files"
+_MAX_FILES: Final = 256
+"""A folder with more has no record of its key."""
 _POLL_SECONDS: Final = 0.05
 _FRESH_SECONDS: Final = 60.0
 """A bundle that was found this recently may not be open yet, so it is never removed to make room."""
@@ -140,14 +142,27 @@ def _find_damage(path: Path, verify: str) -> str:
 
 
 def _request(path: Path, scheme: str | None, network: str | None) -> list[Any] | None:
-    """Return what the key of a GGUF file depends on beside the file; None for a folder.
+    """Return what the key of a GGUF file or a folder depends on beside the content of its files; None if unknown.
 
-    A file whose key is known need not be opened: to read its tokens takes a while.
+    A model whose key is known need not be opened: to read its tokens takes a while, and so do the imports.
     """
-    if not is_gguf(path) or not (scheme is None or isinstance(scheme, str)):
+    names = [] if is_gguf(path) else _file_names(path)
+    if names is None or not (scheme is None or isinstance(scheme, str)):
         return None
     schemes = [[own.name, own.version] for own in SCHEMES.values()]
-    return [*_versions(), schemes, str(path.absolute()), scheme, _script_digest(network)]
+    return [*_versions(), schemes, str(path.absolute()), scheme, _script_digest(network), names]
+
+
+def _file_names(folder: Path) -> list[str] | None:
+    """Return the files of a folder and of those inside it, of which a checkpoint is made; None if there may be more."""
+    names: list[str] = []
+    for place, inner, files in os.walk(folder, followlinks=True):
+        where = os.path.relpath(place, folder)
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        names += [os.path.join(where, name) for name in files]
+        if len(names) > _MAX_FILES or (inner and where != "."):
+            return None
+    return sorted(names) or None
 
 
 def _open(folder: Path | str, rank: int | None) -> Checkpoint:
@@ -175,6 +190,25 @@ def _digest_of(files: FileRecords, progress: ProgressCallback | None) -> Callabl
     return lambda path: files.digest(path, report)
 
 
+def _announced(progress: ProgressCallback | None) -> ProgressCallback | None:
+    """Return ``progress`` that first says that it is a first run.
+
+    It does so once the child runs, as a bar on a terminal starts a thread (see ``allow_copies``).
+    """
+    if progress is None:
+        return None
+    is_first = True
+
+    def tell(given: Progress) -> None:
+        nonlocal is_first
+        if is_first:
+            progress(Progress("first"))
+        is_first = False
+        progress(given)
+
+    return tell
+
+
 class Cache:
     """The bundle cache in ``folder`` (default ``PENSTOCK_CACHE_DIR``), of at most ``max_bytes`` (default
     ``PENSTOCK_CACHE_BYTES``)."""
@@ -200,7 +234,8 @@ class Cache:
         time build it once.  Raises what ``Checkpoint.open`` and ``build_in_child`` raise.
         """
         refuse_nested_export()  # checked here too: a nested export would wait for the lock that its parent holds
-        request = _request(Path(folder), scheme, network)
+        source = Path(folder)
+        request = _request(source, scheme, network) if rank is None else None
         known = None if request is None else self._files.find_key(request)
         if known is not None:
             cached = self._find(known, verify)
@@ -208,25 +243,42 @@ class Cache:
                 return cached
         with contextlib.ExitStack() as stack:
             child = None
-            if request is not None and known is None:  # the child reads the file while its digest is computed
+            if is_gguf(source) and request is not None and known is None:  # it reads while the digest is computed
                 child = stack.enter_context(prepare_child(folder, scheme=scheme, network=network))
-            checkpoint = _open(folder, rank)
+            files = identify(source / name for name in request[-1]) if request is not None else []
+            checkpoint = _open(folder, rank)  # of those files: one that changes meanwhile is another one later
             chosen = checkpoint.choose_scheme(scheme)
             key = bundle_key(checkpoint, chosen, network, _digest_of(self._files, progress))
+            if is_gguf(source):  # only now its other parts are known
+                files = identify(file.path for file in checkpoint.weight_files)
+            path = self._find(key, verify)
+            if path is None:
+                how = {"scheme": chosen, "network": network}
+                path = self._build_once(checkpoint, key, how, rank, verify, progress, child)
             if request is not None:
-                self._files.remember_key(request, (file.path for file in checkpoint.weight_files), key)
-            cached = self._find(key, verify)
-            if cached is not None:
-                return cached
-            self._make_folder()
-            with self._locked(key, progress):
-                cached = self._find(key, verify, is_last=True)  # another process may have built it during the wait
-                if cached is not None:
-                    return cached
-                self._remove_stale(key)
-                path = self._build(checkpoint, key, {"scheme": chosen, "network": network}, rank, progress, child)
-            self._make_room(keep=key)
+                self._files.remember_key(request, files, key)
             return path
+
+    def _build_once(
+        self,
+        checkpoint: Checkpoint,
+        key: str,
+        request: dict[str, str | None],
+        rank: int | None,
+        verify: str,
+        progress: ProgressCallback | None,
+        child: ExportProcess | None,
+    ) -> Path:
+        """Build a bundle, as ``_build``, unless another process has built it during the wait for its lock."""
+        self._make_folder()
+        with self._locked(key, progress):
+            path = self._find(key, verify, is_last=True)
+            if path is not None:
+                return path
+            self._remove_stale(key)
+            path = self._build(checkpoint, key, request, rank, progress, child)
+        self._make_room(keep=key)
+        return path
 
     def _build(
         self,
@@ -235,17 +287,15 @@ class Cache:
         request: dict[str, str | None],
         rank: int | None,
         progress: ProgressCallback | None,
-        child: Popen[str] | None,
+        child: ExportProcess | None,
     ) -> Path:
         """Build a bundle, whose lock this process holds, and record it; ``request``: its scheme and its network.
 
         ``child``: one that is prepared.
         """
         path = self.folder / f"{key}.psm"
-        if progress is not None:
-            progress(Progress("first"))
         try:
-            how: Any = {"rank": rank, "kind": "cached", "progress": progress}
+            how: Any = {"rank": rank, "kind": "cached", "progress": _announced(progress)}
             if child is None:
                 how |= request
                 built = build_in_child(checkpoint.folder, path, **how)

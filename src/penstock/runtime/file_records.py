@@ -17,7 +17,7 @@ from typing import Any, Final
 from penstock.errors import FileAccessError, InvalidFileError
 from penstock.runtime.verify import is_settled
 
-__all__ = ["FileRecords"]
+__all__ = ["FileRecords", "identify"]
 
 _VERSION: Final = 1
 _MAX_RECORDS: Final = 4096
@@ -69,18 +69,10 @@ class FileRecords:
             return None
         return key if same and isinstance(key, str) else None
 
-    def remember_key(self, request: Sequence[object], files: Iterable[Path], key: str) -> None:
-        """Remember the key of a request that depends on ``files``."""
-        found = []
-        for path in files:
-            try:
-                status = os.stat(path)
-            except OSError:
-                return
-            if not is_settled(status):
-                return
-            found.append([str(path), _identity(path, status)])
-        self._write(_name(["key", request]), {"files": found, "key": key})
+    def remember_key(self, request: Sequence[object], files: Sequence[object], key: str) -> None:
+        """Remember the key of a request that depends on ``files``, as ``identify`` returned them; on none: nothing."""
+        if files:
+            self._write(_name(["key", request]), {"files": files, "key": key})
 
     def clear(self) -> None:
         """Remove every record."""
@@ -131,6 +123,20 @@ class FileRecords:
         for _, record in sorted(ages)[: len(ages) // 2]:
             with contextlib.suppress(OSError):
                 record.unlink()
+
+
+def identify(files: Iterable[Path]) -> list[list[Any]]:
+    """Return what tells these files from changed ones; [] if one is missing or has just changed."""
+    found = []
+    for path in files:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return []
+        if not is_settled(status):
+            return []
+        found.append([str(path), _identity(path, status)])
+    return found
 
 
 def _identity(path: Path, status: os.stat_result) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.checkpoint.gguf.reader import Value
+from penstock.checkpoint.gguf.reader import Texts, Value
 from penstock.config import show
 from penstock.errors import InvalidFileError
 
@@ -24,7 +24,7 @@ class Metadata:
     def error(self, key: str, expected: str) -> InvalidFileError:
         """Return the error of a key."""
         found = self.values.get(key)
-        text = f"an array of {len(found)}" if isinstance(found, (list, np.ndarray)) else show(found)
+        text = f"an array of {len(found)}" if isinstance(found, (list, Texts, np.ndarray)) else show(found)
         return InvalidFileError(f"{self.file}: {key}: expected {expected}, got {text}", param=key)
 
     def integer(self, key: str, default: int | None = None, *, min: int = 0, max: int = (1 << 31) - 1) -> int:
@@ -63,6 +63,8 @@ class Metadata:
     def texts(self, key: str) -> list[str]:
         """Return an array of strings."""
         value = self.values.get(key)
+        if isinstance(value, Texts):
+            return value.split()
         if not isinstance(value, list):
             raise self.error(key, "an array of strings")
         return value

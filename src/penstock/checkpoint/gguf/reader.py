@@ -19,7 +19,7 @@ from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, ElementType
 from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["GgufHeader", "StoredTensor", "Value", "read_header"]
+__all__ = ["GgufHeader", "StoredTensor", "Texts", "Value", "read_header"]
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -34,6 +34,9 @@ MAX_TENSOR_BYTES: Final = 1 << 46
 MAX_ALIGNMENT: Final = 1 << 20
 
 _LENGTH: Final = struct.Struct("<Q")
+_BETWEEN: Final = "\0" * _LENGTH.size
+_MANY: Final = 4096
+"""Arrays of so many strings, vocabularies, are taken apart where they are read."""
 _ZEROS: Final = 5
 _EXPECTED_BYTES: Final = 24
 """The bytes that most strings of a vocabulary have on average, with their lengths."""
@@ -57,7 +60,24 @@ _NUMBERS: Final[dict[int, np.dtype[np.generic]]] = {
     12: np.dtype("<f8"),
 }
 
-Value: TypeAlias = "int | float | bool | str | list[str] | NDArray[np.generic]"
+Value: TypeAlias = "int | float | bool | str | list[str] | Texts | NDArray[np.generic]"
+
+
+class Texts:
+    """Many strings, checked but not yet apart: most processes that open a file need no vocabulary.
+
+    ``joined`` has zeros before each string, which has none itself.
+    """
+
+    def __init__(self, joined: str, count: int) -> None:
+        self._joined, self._count = joined, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def split(self) -> list[str]:
+        """Return the strings, which take several times as long as to open the file."""
+        return self._joined.split(_BETWEEN)[1:]
 
 
 @dataclass(frozen=True)
@@ -152,7 +172,7 @@ class _Cursor:
             raise self.error(f"{what}: expected at most {min(left // 8, MAX_STRINGS)} strings, got {count}")
         return self._strings(count, what)
 
-    def _strings(self, count: int, what: str) -> list[str]:
+    def _strings(self, count: int, what: str) -> list[str] | Texts:
         """Read ``count`` strings, as ``string`` does: a vocabulary has hundreds of thousands, so it is read as a whole.
 
         Reading one at a time, as some need, names the one at fault.
@@ -163,7 +183,7 @@ class _Cursor:
         if begins is None or strings is None:
             return [self.string(what, MAX_STRING_BYTES) for _ in range(count)]
         self.at += int(begins[-1])
-        return strings
+        return strings if count >= _MANY else strings.split()
 
 
 def _find_begins(data: memoryview, count: int) -> NDArray[np.int64] | None:
@@ -200,7 +220,7 @@ def _run_ends(zeros: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.flatnonzero(ends) + (_ZEROS - 1)
 
 
-def _decode(data: memoryview, begins: NDArray[np.int64]) -> list[str] | None:
+def _decode(data: memoryview, begins: NDArray[np.int64]) -> Texts | None:
     """Return the strings of ``_find_begins``, decoded as one text; None for some that have zeros or are no UTF-8."""
     text = np.frombuffer(data, np.uint8, int(begins[-1])).copy()
     for i in range(_LENGTH.size):
@@ -208,7 +228,7 @@ def _decode(data: memoryview, begins: NDArray[np.int64]) -> list[str] | None:
     if len(text) - np.count_nonzero(text) != _LENGTH.size * (len(begins) - 1):
         return None
     try:
-        return str(text.data, "utf-8").split("\0" * _LENGTH.size)[1:]
+        return Texts(str(text.data, "utf-8"), len(begins) - 1)
     except UnicodeDecodeError:
         return None
 

@@ -23,7 +23,7 @@ from penstock.checkpoint.gguf.architectures.architecture import (
 )
 from penstock.checkpoint.gguf.architectures.routing import ROUTING_KEYS, SIGMOID, SOFTMAX, check_gating, routing_values
 from penstock.checkpoint.gguf.metadata import Metadata
-from penstock.checkpoint.gguf.reader import StoredTensor
+from penstock.checkpoint.gguf.reader import StoredTensor, Texts
 from penstock.checkpoint.gguf.weights import GgufSource
 from penstock.config import OWN_NAMES
 from penstock.errors import InvalidFileError
@@ -93,7 +93,7 @@ def has_sigmoid_experts(metadata: Metadata, name: str) -> bool:
     """Return True if the scores of experts are sigmoids, and False for a softmax."""
     gating = metadata.integer(f"{name}.expert_gating_func", 0)
     tokens = metadata.values.get("tokenizer.ggml.tokens")
-    vocab_size = metadata.integer(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else 0)
+    vocab_size = metadata.integer(f"{name}.vocab_size", len(tokens) if isinstance(tokens, (list, Texts)) else 0)
     num_layers = metadata.integer(f"{name}.block_count", min=1)
     is_flash = num_layers in _GLM_FLASH_LAYERS and vocab_size == _GLM_FLASH_VOCAB
     return gating == SIGMOID or (gating == 0 and is_flash)

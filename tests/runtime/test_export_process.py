@@ -1,0 +1,107 @@
+"""An export in a copy of its process gives the same bundle as one in a new interpreter, and ends as that does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.runtime import export_process
+from penstock.runtime.build import build_in_child
+from tests.support.invariant_checkpoints import write_checkpoint
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("cold_exports")
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+SCRIPT = """
+import sys
+from penstock.runtime.export_process import allow_copies
+allow_copies()
+print("before", end=" ")
+from penstock.runtime.build import finish_child, prepare_child
+with prepare_child(sys.argv[1]) as child:
+    print(type(child).__name__, child.pid, flush=True)
+    sys.stdin.readline()
+    finish_child(child, sys.argv[1], sys.argv[2])
+"""
+
+
+@contextmanager
+def exporting(folder: Path, out: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """Yield a process and its copy, which waits for a line of the process's input to write the bundle."""
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(out)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as parent:
+        assert parent.stdout is not None
+        before, kind, pid = parent.stdout.readline().split()
+        assert (before, kind) == ("before", "_Copy")
+        yield parent, psutil.Process(int(pid))
+
+
+def test_a_copy_makes_the_bundle_of_a_new_interpreter(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    with exporting(folder, tmp_path / "copy.psm") as (parent, _):
+        output, errors = parent.communicate("\n")
+    assert (parent.returncode, output, errors) == (0, "", "")
+    build_in_child(folder, tmp_path / "new.psm")
+    assert (tmp_path / "copy.psm").read_bytes() == (tmp_path / "new.psm").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_a_copy_ends_with_its_original(number: int, tmp_path: Path) -> None:
+    with exporting(write_checkpoint(tmp_path / "model"), tmp_path / "out.psm") as (parent, copy):
+        parent.send_signal(number)
+        parent.communicate()
+        until(lambda: not copy.is_running() or copy.status() == psutil.STATUS_ZOMBIE)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_killed_copy_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with exporting(write_checkpoint(tmp_path / "model"), tmp_path / "out.psm") as (parent, copy):
+        copy.kill()
+        _, errors = parent.communicate("\n")
+    assert "killed by SIGKILL" in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_error_in_a_copy_comes_back_as_it_was(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"12345678")
+    with exporting(folder, tmp_path / "out.psm") as (parent, _):
+        _, errors = parent.communicate("\n")
+    assert "penstock.errors.InvalidFileError: model.safetensors: " in errors
+
+
+@pytest.mark.parametrize("reason", ["allowed", "thread", "torch", "script"])
+def test_only_a_process_without_other_work_is_copied(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may hold a lock that the copy would wait for, and PyTorch has threads of its own."""
+    made: list[str] = []
+    monkeypatch.setattr(export_process, "_Copy", lambda _: made.append("copy"))
+    monkeypatch.setattr(export_process, "new_interpreter", lambda _: made.append("new"))
+    monkeypatch.setattr(export_process, "_allowed", [])
+    monkeypatch.setattr(export_process, "_known_threads", [])
+    for name in [name for name in sys.modules if name == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    try:
+        if reason != "allowed":
+            export_process.allow_copies()
+        export_process.start_export([], is_own_code=True)
+        if reason == "thread":
+            other.start()
+        elif reason == "torch":
+            monkeypatch.setitem(sys.modules, "torch", export_process)
+        export_process.start_export([], is_own_code=reason != "script")
+    finally:
+        stop.set()
+    assert made == ["new" if reason == "allowed" else "copy", "new"]
