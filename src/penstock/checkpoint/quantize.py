@@ -81,11 +81,17 @@ def plan_weights(checkpoint: Checkpoint, scheme: Scheme, blacklist: Sequence[str
             if tied and layer in TOKEN_TABLES:
                 plan[name] = head
             continue
-        if layer in FLOAT_LAYERS or parent == "router":
+        if parent == "router" or (layer in FLOAT_LAYERS and not _is_half_of_a_layer(checkpoint, name)):
             continue
         plan[name] = head if name in HEADS else scheme
     check_blacklist(plan, blacklist)
     return {name: scheme for name, scheme in plan.items() if not is_listed(name, blacklist)}
+
+
+def _is_half_of_a_layer(checkpoint: Checkpoint, name: str) -> bool:
+    """Return True for the ``gate`` of a gated feed-forward layer, which has an ``up`` of its shape; routers do not."""
+    other = checkpoint.tensors.get(name.removesuffix("gate.weight") + "up.weight")
+    return name.endswith(".gate.weight") and other is not None and other.shape == checkpoint.tensors[name].shape
 
 
 def _has_head(checkpoint: Checkpoint) -> bool:
