@@ -10,6 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.checks import not_a_server_error
+from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -35,7 +36,6 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-SCHEMA = schemathesis.openapi.from_dict(describe(operations()))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,14 @@ def url(demo):
     return demo.url
 
 
-@SCHEMA.parametrize()
+@pytest.fixture(scope="module")
+def schema() -> BaseSchema:
+    return schemathesis.openapi.from_dict(describe(operations()))
+
+
+# From a fixture, the cases of each operation are made when the test runs.  From a module's schema, every worker of
+# pytest-xdist would make them as it collects: half a minute each.
+@schemathesis.pytest.from_fixture("schema").parametrize()
 @settings(
     max_examples=12, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
