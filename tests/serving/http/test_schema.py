@@ -10,7 +10,6 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.checks import not_a_server_error
-from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -36,6 +35,7 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
+SCHEMA = schemathesis.openapi.from_dict(describe(operations()))
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +43,7 @@ def url(demo):
     return demo.url
 
 
-@pytest.fixture(scope="module")
-def schema() -> BaseSchema:
-    return schemathesis.openapi.from_dict(describe(operations()))
-
-
-# From a fixture, the cases of each operation are made when the test runs.  From a module's schema, every worker of
-# pytest-xdist would make them as it collects: half a minute each.
-@schemathesis.pytest.from_fixture("schema").parametrize()
+@SCHEMA.parametrize()
 @settings(
     max_examples=12, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
