@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find core -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.inc')
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
+# The tests' modules are compiled once, with their asserts rewritten, not in every process of every run.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-all test-exhaustive system-packages lint tidy docs wire soak chaos fuzz check-tokenizers check-vocabs check-real check-networks check-neon page check-page check-kserve check-clients check-deploy perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"

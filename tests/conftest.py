@@ -1,10 +1,11 @@
 """Tests import their own modules as ``tests.*``; the installed package comes first."""
 
+import gc
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ def short_folder() -> Iterator[Path]:
 
 LONG_S = 1800.0
 """Builds under sanitizers and whole tables take minutes; ``timeout`` in pyproject.toml is for all other tests."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules, their rewritten asserts and tests stay: nothing of theirs is looked at for garbage, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 from penstock.checkpoint.gguf.architectures.table import architecture_of
 from penstock.models.families import family_modules
@@ -82,6 +86,14 @@ def modules() -> list[Path]:
 
 def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage_collection() -> Iterator[None]:
+    """A million nodes stay in memory, and half of the time would be spent looking at them for garbage."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @cache

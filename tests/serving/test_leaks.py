@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +17,7 @@ from penstock.serving import metrics
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.settings import GatewaySettings
+from tests.support.waiting import eventually
 from tests.support.worker_processes import DEMO, service
 
 NUM, CLIENTS = 200, 8
@@ -26,10 +28,11 @@ ROUNDS = 16
 class Traffic:
     """Whole answers and streams, refusals, and clients that go away in between."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, is_idle: Callable[[], bool]) -> None:
         self.host, _, port = url.removeprefix("http://").rpartition(":")
         self.port = int(port)
         self.num_sent = 0
+        self._is_idle = is_idle
 
     async def one(self, number: int) -> None:
         prompt = [300 + number % 3000 + i for i in range(40)]  # more than a page: it is remembered, within bounds
@@ -50,12 +53,17 @@ class Traffic:
 
     async def round(self) -> int:
         """How many more blocks of memory are held after a round."""
-        gc.collect()
-        before, goal = sys.getallocatedblocks(), self.num_sent + NUM
+        before, goal = await self.num_blocks(), self.num_sent + NUM
         await asyncio.gather(*(self.client(goal) for _ in range(CLIENTS)))
-        await asyncio.sleep(0.2)  # the ends of connections
+        return await self.num_blocks() - before
+
+    async def num_blocks(self) -> int:
+        """The blocks that are held when no connection and no request is open: each has some fifty."""
+        await eventually(self._is_idle, "the end of all connections")
+        for _ in range(8):  # callbacks of what ended just now
+            await asyncio.sleep(0)
         gc.collect()
-        return sys.getallocatedblocks() - before
+        return sys.getallocatedblocks()
 
 
 @pytest.mark.long
@@ -71,7 +79,8 @@ def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
             await running.models.load(str(DEMO))
             gateway = make_app(running.models, GatewaySettings(port=0))
             listener = Listener(gateway, gateway.settings)
-            traffic = Traffic(listener.open())
+            url = listener.open()
+            traffic = Traffic(url, lambda: not listener.connections and not gateway.admission.num_open)
             serving = asyncio.ensure_future(listener.serve())
             await traffic.round()
             found = [await traffic.round()]

@@ -3,6 +3,7 @@
 // Hot: runs for every checksum of a file.
 #include "base/crc32.h"
 
+#include <pthread.h>
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -16,40 +17,50 @@ namespace {
 
 constexpr uint32_t kPolynomial = 0xEDB88320u;  // bits reversed, as the whole checksum is
 
-struct Tables { uint32_t t[16][256]; };
+struct Table { uint32_t t[256]; };
 
-Tables make_tables() {
-  Tables tables{};
+constexpr Table make_table() {
+  Table table{};
   for (uint32_t i = 0; i < 256; ++i) {
     uint32_t c = i;
     for (int bit = 0; bit < 8; ++bit) c = (c & 1) ? kPolynomial ^ (c >> 1) : c >> 1;
-    tables.t[0][i] = c;
+    table.t[i] = c;
   }
-  for (int j = 1; j < 16; ++j) {
-    for (int i = 0; i < 256; ++i) {
-      const uint32_t c = tables.t[j - 1][i];
-      tables.t[j][i] = tables.t[0][c & 255] ^ (c >> 8);
-    }
-  }
-  return tables;
+  return table;
 }
 
-const Tables kTables = make_tables();  // made when the library is loaded: as constants they would be 16 kB of the file
-
-uint32_t word(uint32_t value, int table) {
-  return kTables.t[table + 3][value & 255] ^ kTables.t[table + 2][(value >> 8) & 255] ^
-         kTables.t[table + 1][(value >> 16) & 255] ^ kTables.t[table][value >> 24];
-}
+constexpr Table kTable = make_table();
 
 // The register after `bytes` more bytes; `crc` is the register itself, not its complement.
+uint32_t update_by_bytes(uint32_t crc, const uint8_t* p, int64_t bytes) {
+  for (; bytes > 0; --bytes, ++p) crc = kTable.t[(crc ^ *p) & 255] ^ (crc >> 8);
+  return crc;
+}
+
+// Made on first use, by processors without the instructions: as constants they would be 16 kB of the file.
+uint32_t tables[16][256];
+pthread_once_t tables_once = PTHREAD_ONCE_INIT;
+
+void make_tables() {
+  memcpy(tables[0], kTable.t, sizeof kTable.t);
+  for (int j = 1; j < 16; ++j) {
+    for (int i = 0; i < 256; ++i) tables[j][i] = kTable.t[tables[j - 1][i] & 255] ^ (tables[j - 1][i] >> 8);
+  }
+}
+
+uint32_t word(uint32_t value, int table) {
+  return tables[table + 3][value & 255] ^ tables[table + 2][(value >> 8) & 255] ^
+         tables[table + 1][(value >> 16) & 255] ^ tables[table][value >> 24];
+}
+
 uint32_t update_by_tables(uint32_t crc, const uint8_t* p, int64_t bytes) {
+  pthread_once(&tables_once, make_tables);
   for (; bytes >= 16; bytes -= 16, p += 16) {
     uint32_t w[4];
     memcpy(w, p, 16);
     crc = word(w[0] ^ crc, 12) ^ word(w[1], 8) ^ word(w[2], 4) ^ word(w[3], 0);
   }
-  for (; bytes > 0; --bytes, ++p) crc = kTables.t[0][(crc ^ *p) & 255] ^ (crc >> 8);
-  return crc;
+  return update_by_bytes(crc, p, bytes);
 }
 
 #if defined(__x86_64__)
@@ -80,9 +91,9 @@ __attribute__((target("pclmul"))) inline __m128i load(const void* p) {
 }
 
 // V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using
-// PCLMULQDQ Instruction", Intel 2009; the tables take what is left of 16 bytes.
+// PCLMULQDQ Instruction", Intel 2009; the table takes what is left of 16 bytes.
 __attribute__((target("pclmul"))) uint32_t update_fast(uint32_t crc, const uint8_t* p, int64_t bytes) {
-  if (bytes < kFoldBytes) return update_by_tables(crc, p, bytes);
+  if (bytes < kFoldBytes) return update_by_bytes(crc, p, bytes);
   const __m128i far = load(kFar), near = load(kNear);
   __m128i x0 = _mm_xor_si128(load(p), _mm_cvtsi32_si128(static_cast<int>(crc)));
   __m128i x1 = load(p + 16), x2 = load(p + 32), x3 = load(p + 48);
@@ -93,9 +104,10 @@ __attribute__((target("pclmul"))) uint32_t update_fast(uint32_t crc, const uint8
     x3 = fold(x3, far, load(p + 48));
   }
   x0 = fold(fold(fold(x0, near, x1), near, x2), near, x3);
+  for (; bytes >= 16; p += 16, bytes -= 16) x0 = fold(x0, near, load(p));
   uint8_t left[16];
   _mm_storeu_si128(reinterpret_cast<__m128i*>(left), x0);
-  return update_by_tables(update_by_tables(0, left, 16), p, bytes);
+  return update_by_bytes(update_by_bytes(0, left, 16), p, bytes);
 }
 #elif defined(__aarch64__) && defined(__linux__)
 bool detect() {
@@ -110,7 +122,7 @@ uint32_t update_fast(uint32_t crc, const uint8_t* p, int64_t bytes) {
     memcpy(&w, p, 8);
     __asm__(".arch_extension crc\n\tcrc32x %w0, %w0, %x1" : "+r"(crc) : "r"(w));
   }
-  return update_by_tables(crc, p, bytes);
+  return update_by_bytes(crc, p, bytes);
 }
 #else
 bool detect() { return false; }

@@ -34,11 +34,22 @@ const char* const kRoleNames[NUM_ROLES] = {"T", "B", "P", "R"};
 
 namespace {
 
+// Signatures in the order of first use: a graph has few of the ops, and only the pages that are written take memory.
 Signature signatures[NUM_OPS];
-pthread_once_t parse_once = PTHREAD_ONCE_INIT;
+int32_t num_parsed;
+const Signature* signature_of[NUM_OPS];  // null until its schema is parsed
+pthread_mutex_t parse_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-void parse_all() {
-  for (int32_t i = 0; i < NUM_OPS; ++i) parse_schema(kOps[i].schema, false, &signatures[i]);
+const Signature& parse_once(int32_t op) {
+  pthread_mutex_lock(&parse_mutex);
+  const Signature* parsed = signature_of[op];
+  if (!parsed) {
+    parse_schema(kOps[op].schema, false, &signatures[num_parsed]);
+    parsed = &signatures[num_parsed++];
+    __atomic_store_n(&signature_of[op], parsed, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&parse_mutex);
+  return *parsed;
 }
 
 const char* type_name(int32_t type) {
@@ -67,8 +78,8 @@ ps_status bind_one(const AttrRow& row, const Attr& attr, AttrValue* out) {
 
 const Signature& signature(int32_t op) {
   if (op >= NUM_OPS) return loaded_op(op - NUM_OPS).signature;
-  pthread_once(&parse_once, parse_all);
-  return signatures[op];
+  const Signature* parsed = __atomic_load_n(&signature_of[op], __ATOMIC_ACQUIRE);
+  return parsed ? *parsed : parse_once(op);
 }
 
 const LoadedOp* as_loaded(int32_t op) { return op < NUM_OPS ? nullptr : &loaded_op(op - NUM_OPS); }

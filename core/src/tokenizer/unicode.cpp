@@ -2,6 +2,8 @@
 // Hot: runs for every text.
 #include "tokenizer/unicode.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 
 #include "tokenizer/unicode_tables.h"
@@ -12,11 +14,15 @@ namespace {
 constexpr uint32_t kNumAscii = 128;
 constexpr uint32_t kNumLowerRuns = packed::kNumLowerRuns / 4;
 
-struct Tables {  // what each has: unicode_tables.h
+// What each table has: unicode_tables.h.
+struct Classes {
   uint32_t class_runs[packed::kNumClassRuns];
   uint32_t trait_runs[packed::kNumTraitRuns];
   uint32_t cluster_runs[packed::kNumClusterRuns];
   uint32_t lower_runs[packed::kNumLowerRuns];
+};
+
+struct Forms {
   uint32_t combining_runs[packed::kNumCombiningRuns];
   uint32_t single_runs[packed::kNumSingleRuns];
   uint32_t single_targets[packed::kNumSingleTargets];
@@ -30,7 +36,7 @@ struct Tables {  // what each has: unicode_tables.h
 
 // Each value is a difference from the one `stride` places before, modulo 2^32.
 template <class T>
-void unpack(const uint8_t* from, uint32_t stride, T* to, uint32_t size) {
+__attribute__((noinline, cold)) void unpack(const uint8_t* from, uint32_t stride, T* to, uint32_t size) {
   for (uint32_t i = 0; i < size; ++i) {
     uint32_t number = 0;
     int shift = 0;
@@ -41,25 +47,55 @@ void unpack(const uint8_t* from, uint32_t stride, T* to, uint32_t size) {
   }
 }
 
-Tables unpack_all() {
-  Tables t;
-  unpack(packed::kClassRuns, 1, t.class_runs, packed::kNumClassRuns);
-  unpack(packed::kTraitRuns, 1, t.trait_runs, packed::kNumTraitRuns);
-  unpack(packed::kClusterRuns, 1, t.cluster_runs, packed::kNumClusterRuns);
-  unpack(packed::kLowerRuns, 4, t.lower_runs, packed::kNumLowerRuns);
-  unpack(packed::kCombiningRuns, 1, t.combining_runs, packed::kNumCombiningRuns);
-  unpack(packed::kSingleRuns, 2, t.single_runs, packed::kNumSingleRuns);
-  unpack(packed::kSingleTargets, 1, t.single_targets, packed::kNumSingleTargets);
-  unpack(packed::kPairs, 3, t.pairs, packed::kNumPairs);
-  unpack(packed::kPairOrder, 1, t.pair_order, packed::kNumPairOrder);
-  unpack(packed::kLargePairs, 4, t.large_pairs, packed::kNumLargePairs);
-  unpack(packed::kCompatibleRuns, 2, t.compatible_runs, packed::kNumCompatibleRuns);
-  unpack(packed::kCompatibleBegins, 1, t.compatible_begins, packed::kNumCompatibleBegins);
-  unpack(packed::kCompatibleTexts, 1, t.compatible_texts, packed::kNumCompatibleTexts);
-  return t;
+void unpack(Classes* t) {
+  unpack(packed::kClassRuns, 1, t->class_runs, packed::kNumClassRuns);
+  unpack(packed::kTraitRuns, 1, t->trait_runs, packed::kNumTraitRuns);
+  unpack(packed::kClusterRuns, 1, t->cluster_runs, packed::kNumClusterRuns);
+  unpack(packed::kLowerRuns, 4, t->lower_runs, packed::kNumLowerRuns);
 }
 
-const Tables kTables = unpack_all();  // when the library is loaded: as constants they would be 54 kB of the file
+void unpack(Forms* t) {
+  unpack(packed::kCombiningRuns, 1, t->combining_runs, packed::kNumCombiningRuns);
+  unpack(packed::kSingleRuns, 2, t->single_runs, packed::kNumSingleRuns);
+  unpack(packed::kSingleTargets, 1, t->single_targets, packed::kNumSingleTargets);
+  unpack(packed::kPairs, 3, t->pairs, packed::kNumPairs);
+  unpack(packed::kPairOrder, 1, t->pair_order, packed::kNumPairOrder);
+  unpack(packed::kLargePairs, 4, t->large_pairs, packed::kNumLargePairs);
+  unpack(packed::kCompatibleRuns, 2, t->compatible_runs, packed::kNumCompatibleRuns);
+  unpack(packed::kCompatibleBegins, 1, t->compatible_begins, packed::kNumCompatibleBegins);
+  unpack(packed::kCompatibleTexts, 1, t->compatible_texts, packed::kNumCompatibleTexts);
+}
+
+// Tables that are unpacked when a text first needs them: as constants they would be 54 kB of the file, and unpacked
+// when the library is loaded, as much memory of a process that reads ASCII only.
+template <class T>
+struct Unpacked {
+  static T table;
+  static bool is_ready;
+  static pthread_once_t once;
+
+  static void fill() {
+    unpack(&table);
+    __atomic_store_n(&is_ready, true, __ATOMIC_RELEASE);
+  }
+
+  __attribute__((noinline, cold)) static void wait() { pthread_once(&once, fill); }
+
+  static const T& get() {
+    if (!__atomic_load_n(&is_ready, __ATOMIC_ACQUIRE)) wait();
+    return table;
+  }
+};
+
+template <class T>
+T Unpacked<T>::table;
+template <class T>
+bool Unpacked<T>::is_ready;
+template <class T>
+pthread_once_t Unpacked<T>::once = PTHREAD_ONCE_INIT;
+
+const Classes& classes() { return Unpacked<Classes>::get(); }
+const Forms& forms() { return Unpacked<Forms>::get(); }
 
 }  // namespace
 
@@ -71,28 +107,29 @@ uint32_t classes_of(uint32_t code_point) {
     if (code_point == ' ' || code_point - 9 < 5) return kSpace;
     return code_point == '_' ? kWord : 0;
   }
-  const uint32_t* run =
-      std::upper_bound(kTables.class_runs, kTables.class_runs + packed::kNumClassRuns, code_point << 4 | 15);
+  const Classes& t = classes();
+  const uint32_t* run = std::upper_bound(t.class_runs, t.class_runs + packed::kNumClassRuns, code_point << 4 | 15);
   return run[-1] & 15;
 }
 
 uint32_t traits_of(uint32_t code_point) {
-  const uint32_t* run =
-      std::upper_bound(kTables.trait_runs, kTables.trait_runs + packed::kNumTraitRuns, code_point << 8 | 255);
+  const Classes& t = classes();
+  const uint32_t* run = std::upper_bound(t.trait_runs, t.trait_runs + packed::kNumTraitRuns, code_point << 8 | 255);
   return run[-1] & 255;
 }
 
 uint32_t lower_of(uint32_t code_point) {
   if (code_point < kNumAscii) return code_point - 'A' < 26 ? code_point | 32 : code_point;
   if (code_point == kCapitalDottedI) return 'i';
+  const Classes& t = classes();
   uint32_t low = 0, high = kNumLowerRuns;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
-    if (kTables.lower_runs[4 * middle] <= code_point) low = middle + 1;
+    if (t.lower_runs[4 * middle] <= code_point) low = middle + 1;
     else high = middle;
   }
   if (!low) return code_point;
-  const uint32_t* run = kTables.lower_runs + 4 * (low - 1);  // first, last, stride, what is added
+  const uint32_t* run = t.lower_runs + 4 * (low - 1);  // first, last, stride, what is added
   return code_point <= run[1] && (code_point - run[0]) % run[2] == 0 ? code_point + run[3] : code_point;
 }
 
@@ -182,9 +219,9 @@ uint32_t hangul_of(uint32_t c) {
 }
 
 uint32_t cluster_bits(uint32_t c) {
-  const uint32_t* run =
-      std::upper_bound(kTables.cluster_runs, kTables.cluster_runs + packed::kNumClusterRuns, c << 8 | 255);
-  return (run == kTables.cluster_runs ? 0 : run[-1] & 255) | (c < kNumAscii ? 0 : hangul_of(c));
+  const Classes& t = classes();
+  const uint32_t* run = std::upper_bound(t.cluster_runs, t.cluster_runs + packed::kNumClusterRuns, c << 8 | 255);
+  return (run == t.cluster_runs ? 0 : run[-1] & 255) | (c < kNumAscii ? 0 : hangul_of(c));
 }
 
 bool joins_hangul(uint32_t before, uint32_t bits) {
@@ -230,40 +267,41 @@ constexpr uint32_t kNoCharacter = ~0u;
 
 uint32_t combining_class(uint32_t c) {
   if (c < kFirstCombining) return 0;
-  const uint32_t* run =
-      std::upper_bound(kTables.combining_runs, kTables.combining_runs + packed::kNumCombiningRuns, c << 8 | 255);
-  return run == kTables.combining_runs ? 0 : run[-1] & 255;
+  const Forms& t = forms();
+  const uint32_t* run = std::upper_bound(t.combining_runs, t.combining_runs + packed::kNumCombiningRuns, c << 8 | 255);
+  return run == t.combining_runs ? 0 : run[-1] & 255;
 }
 
 // What one code point decomposes into in one step; false: nothing.  *second is kNoCharacter for a single one.
 bool decompose(uint32_t c, uint32_t* first, uint32_t* second) {
+  const Forms& t = forms();
   *second = kNoCharacter;
   uint32_t low = 0, high = kNumSingleRuns;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
-    if (kTables.single_runs[2 * middle] <= c) low = middle + 1;
+    if (t.single_runs[2 * middle] <= c) low = middle + 1;
     else high = middle;
   }
   if (low) {
-    const uint32_t index = kTables.single_runs[2 * low - 1] + (c - kTables.single_runs[2 * low - 2]);
-    if (index < (low < kNumSingleRuns ? kTables.single_runs[2 * low + 1] : packed::kNumSingleTargets)) {
-      *first = kTables.single_targets[index];
+    const uint32_t index = t.single_runs[2 * low - 1] + (c - t.single_runs[2 * low - 2]);
+    if (index < (low < kNumSingleRuns ? t.single_runs[2 * low + 1] : packed::kNumSingleTargets)) {
+      *first = t.single_targets[index];
       return true;
     }
   }
   low = 0, high = kNumPairs;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
-    if (kTables.pairs[3 * middle] < c) low = middle + 1;
+    if (t.pairs[3 * middle] < c) low = middle + 1;
     else high = middle;
   }
-  if (low < kNumPairs && kTables.pairs[3 * low] == c) {
-    *first = kTables.pairs[3 * low + 1], *second = kTables.pairs[3 * low + 2];
+  if (low < kNumPairs && t.pairs[3 * low] == c) {
+    *first = t.pairs[3 * low + 1], *second = t.pairs[3 * low + 2];
     return true;
   }
   for (uint32_t i = 0; c > 0xFFFF && i < kNumLargePairs; ++i) {
-    if (kTables.large_pairs[4 * i] != c) continue;
-    *first = kTables.large_pairs[4 * i + 1], *second = kTables.large_pairs[4 * i + 2];
+    if (t.large_pairs[4 * i] != c) continue;
+    *first = t.large_pairs[4 * i + 1], *second = t.large_pairs[4 * i + 2];
     return true;
   }
   return false;
@@ -275,21 +313,22 @@ uint32_t compose(uint32_t a, uint32_t b) {
   if (a - kHangul < kNumLeads * kNumVowels * kNumTrails && (a - kHangul) % kNumTrails == 0 &&
       b - kTrail - 1 < kNumTrails - 1)
     return a + (b - kTrail);
+  const Forms& t = forms();
   if (a < 0x10000 && b < 0x10000) {
     uint32_t low = 0, high = packed::kNumPairOrder;
     while (low < high) {
       const uint32_t middle = (low + high) / 2;
-      const uint16_t* pair = kTables.pairs + 3 * kTables.pair_order[middle];
+      const uint16_t* pair = t.pairs + 3 * t.pair_order[middle];
       if (pair[1] < a || (pair[1] == a && pair[2] < b)) low = middle + 1;
       else high = middle;
     }
     if (low < packed::kNumPairOrder) {
-      const uint16_t* pair = kTables.pairs + 3 * kTables.pair_order[low];
+      const uint16_t* pair = t.pairs + 3 * t.pair_order[low];
       if (pair[1] == a && pair[2] == b) return pair[0];
     }
   }
   for (uint32_t i = 0; (a > 0xFFFF || b > 0xFFFF) && i < kNumLargePairs; ++i) {
-    const uint32_t* pair = kTables.large_pairs + 4 * i;
+    const uint32_t* pair = t.large_pairs + 4 * i;
     if (pair[1] == a && pair[2] == b && pair[3]) return pair[0];
   }
   return kNoCharacter;
@@ -305,24 +344,25 @@ bool push_mark(uint32_t c, Marks* out) {
 
 // The index of a code point among those that have a compatibility decomposition, or kNumCompatible.
 uint32_t find_compatible(uint32_t c) {
+  const Forms& t = forms();
   uint32_t low = 0, high = kNumCompatibleRuns;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
-    if (kTables.compatible_runs[2 * middle] <= c) low = middle + 1;
+    if (t.compatible_runs[2 * middle] <= c) low = middle + 1;
     else high = middle;
   }
   if (!low) return kNumCompatible;
-  const uint32_t index = kTables.compatible_runs[2 * low - 1] + (c - kTables.compatible_runs[2 * low - 2]);
-  return index < (low < kNumCompatibleRuns ? kTables.compatible_runs[2 * low + 1] : kNumCompatible) ? index
-                                                                                                    : kNumCompatible;
+  const uint32_t index = t.compatible_runs[2 * low - 1] + (c - t.compatible_runs[2 * low - 2]);
+  return index < (low < kNumCompatibleRuns ? t.compatible_runs[2 * low + 1] : kNumCompatible) ? index : kNumCompatible;
 }
 
 bool push_decomposed(uint32_t c, bool compatible, Marks* out) {
+  const Forms& t = forms();
   uint32_t first, second;
   const uint32_t wide = compatible ? find_compatible(c) : kNumCompatible;
   if (wide < kNumCompatible) {
-    for (uint32_t i = kTables.compatible_begins[wide]; i < kTables.compatible_begins[wide + 1]; ++i) {
-      if (!push_mark(kTables.compatible_texts[i], out)) return false;
+    for (uint32_t i = t.compatible_begins[wide]; i < t.compatible_begins[wide + 1]; ++i) {
+      if (!push_mark(t.compatible_texts[i], out)) return false;
     }
     return true;
   }

@@ -128,7 +128,9 @@ Figures figures_of(const Generator& g, bool bench) {
   if (!f.peak_rss && getrusage(RUSAGE_SELF, &usage) == 0) f.peak_rss = int64_t{usage.ru_maxrss} * 1024;
   if (!bench) return f;
   f.pss = status_bytes("/proc/self/smaps_rollup", "Pss:");
-  f.private_bytes = status_bytes("/proc/self/smaps_rollup", "Private_Dirty:");
+  // Not Private_Dirty, which also counts pages of a program or bundle that was written a moment ago, until the disk has
+  // them.
+  f.private_bytes = status_bytes("/proc/self/smaps_rollup", "Anonymous:");
   return f;
 }
 
