@@ -144,6 +144,19 @@ def test_a_tied_head_cannot_be_rotated_in_place(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], value) for name, value in network.named_parameters())
 
 
+def test_a_failed_rotation_leaves_the_network_as_it_was(source: Path) -> None:
+    network = load_network(source)
+    before = {name: value.clone() for name, value in network.named_parameters()}
+    config = PTQConfig(act_dtype="int8", outliers_suppression="smooth", algo_args={"rotate": "r1"})
+    with raises(InvalidArgumentError, param="datasets"):
+        PTQ(config).apply(network, datasets=3)
+    with raises(InvalidArgumentError, param="calibration"):
+        PTQ(config).apply(network, datasets=[[259] * 300])
+    with raises(InvalidArgumentError, param="algo_args.rotate"):
+        RoundToNearest(PTQConfig(algo_args={"rotate": "r1"})).apply(network)
+    assert all(torch.equal(before[name], value) for name, value in network.named_parameters())
+
+
 @pytest.mark.filterwarnings("default:network_helper")
 def test_misuse_is_refused(source: Path, saved: Saved, tmp_path: Path) -> None:
     network: Any = load_network(source)

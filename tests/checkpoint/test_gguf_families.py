@@ -13,7 +13,6 @@ import torch
 
 from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.weights import GgufFile, GgufSource, GgufWeights
 from penstock.errors import InvalidFileError, UnsupportedError
 from tests.support.errors import raises
 from tests.support.gguf_experts import EXPERT_FAMILIES
@@ -315,21 +314,6 @@ def test_experts_in_a_tensor_each_are_refused(tmp_path: Path) -> None:
     write_gguf(path, family.arch, arrays, {"attention.layer_norm_rms_epsilon": 1e-5, **family.keys})
     with raises(UnsupportedError, param="blk.0.ffn_gate_exps.weight"):
         Checkpoint.open(path)
-
-
-def test_columns_move_in_whole_blocks_or_as_floats(tmp_path: Path) -> None:
-    values = np.random.default_rng(1).normal(size=(3, 96)).astype(np.float32)
-    path, kind = tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0
-    write_gguf(path, gguf.MODEL_ARCH.LLAMA, {"a.weight": values}, {}, kind)
-    blocks = gguf.quantize(values, kind)
-    expected = gguf.dequantize(blocks, kind)
-    whole, apart = ((64, 96), (0, 64)), ((16, 96), (0, 16))
-    file = GgufWeights(GgufFile(path), {"whole": GgufSource("a.weight", columns=whole),
-                                        "apart": GgufSource("a.weight", columns=apart)})  # fmt: skip
-    assert [file.block_scheme(name) for name in ("whole", "apart")] == ["q8_0", None]
-    assert np.array_equal(file.read_blocks("whole"), np.roll(blocks, 34, axis=1))
-    assert np.array_equal(file.read("whole"), np.roll(expected, 32, axis=1))
-    assert np.array_equal(file.read("apart"), np.roll(expected, -16, axis=1))
 
 
 def test_older_forms_of_hybrids_have_the_same_parameters(tmp_path: Path) -> None:

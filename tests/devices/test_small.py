@@ -175,7 +175,7 @@ def resident(pid: int) -> tuple[int, int]:
 @pytest.mark.long
 @pytest.mark.parametrize("build", ["whole", "small"])
 def test_memory_at_work_is_the_plan_and_little_more(build: str, lite: Path, small: Path, command: Command) -> None:
-    """The plan has weights and tokenizer tables; beside it are the program, stacks, the graph as it is read: 1.35 MB.
+    """The plan has weights and tokenizer tables; beside it are the program, stacks, the graph as it is read: 1.45 MB.
 
     Kernels of AVX-512 have larger tables and tiles on their stacks: 0.2 MB more than those of AVX2.
     The kernel maps what else of the bundle it has at hand; such pages are the page cache's.
@@ -187,7 +187,7 @@ def test_memory_at_work_is_the_plan_and_little_more(build: str, lite: Path, smal
     assert memory["tokenizer_bytes"] == TABLES
     mapped = memory["weight_bytes"] + TABLES
     private_plan = memory["plan_bytes"] - mapped
-    most = private_plan + (1_350_000 if build == "whole" else 600_000)
+    most = private_plan + (1_450_000 if build == "whole" else 600_000)
     assert memory["private_dirty_bytes"] < most
     with waiting(program, len(found["text"].encode()) * 9 // 10, *words) as process:
         bundle, rest = resident(process.pid)

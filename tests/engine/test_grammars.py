@@ -335,8 +335,9 @@ FORCED = r"[ab]{2}: the only text that may come[cd]{3}!"
 
 
 @pytest.mark.parametrize(("max_tokens", "num_tokens", "num_steps"), [(5, 5, 4), (20, 20, 4), (100, 35, 7)])
-def test_forced_tokens_are_computed_as_one_chunk(make_llm, max_tokens, num_tokens, num_steps):
+def test_forced_tokens_are_computed_as_one_chunk(make_llm, max_tokens, num_tokens, num_steps, monkeypatch):
     """With log-probabilities, or where something else may forbid a token, they are computed one by one."""
+    monkeypatch.setattr(grammar_matcher, "_AHEAD_S", 60.0)
     params = SamplingParams(**HOT | {"max_tokens": max_tokens}, regex=FORCED)
     llm, items = make_llm(), [(PROMPT, params), (PROMPT, replace(params, n=2)), ("a dog", params)]
     found, steps = [], []
@@ -380,6 +381,23 @@ def test_an_error_behind_forced_tokens_comes_with_them(make_llm, monkeypatch):
         left[0] = num_masks
         assert ends(grammar, answer, 7) == expected
         assert (expected[0] is None) == (num_masks >= len(answer) - 1)
+
+
+def test_tokens_before_an_error_are_streamed(make_llm, monkeypatch):
+    llm, fill, masks = make_llm(), grammar_matcher.fill_mask, []
+
+    def fails(*args):
+        masks.append(None)
+        if len(masks) > 10:
+            raise InvalidArgumentError("regex: too complex", param="regex", code="grammar_too_complex")
+        return fill(*args)
+
+    monkeypatch.setattr(grammar_matcher, "fill_mask", fails)
+    seen = ""
+    with raises(InvalidArgumentError, param="regex", code="grammar_too_complex"):
+        for delta in llm.stream(PROMPT, SamplingParams(**HOT, regex=FORCED)):
+            seen += delta.text
+    assert ": the on" in seen
 
 
 def test_a_mask_that_fails_ends_only_its_request(make_llm, monkeypatch):

@@ -204,6 +204,21 @@ def test_urgent_requests_do_not_starve_the_others():
     assert urgent == sorted(urgent)
 
 
+def test_forced_tokens_run_before_prompts():
+    """An answer does not wait for more urgent prompts because its grammar forces several tokens."""
+    driver = Driver(num_pages=64, windows=(0,), max_tokens=40, max_requests=2, max_mixed_tokens=8)
+    driver.add(4, 100)
+    driver.step()
+    answer = driver.requests[0]
+    for token in range(20):
+        answer.accept(token)
+    urgent = Request(1, [1] * 500, 4, options=RequestOptions(priority=-1))
+    driver.requests.append(urgent)
+    driver.scheduler.add(urgent)
+    chunks = {chunk.request.id: chunk.num_tokens for chunk in driver.scheduler.schedule()}
+    assert chunks == {0: 21, 1: 8}
+
+
 def test_a_preempted_request_runs_again_after_waiting():
     driver = Driver(num_pages=16, windows=(0,), max_tokens=64, max_requests=1)
     arrivals = {0: [(1, 12)]} | {second: [(0, 3)] for second in range(3, 100, 2)}

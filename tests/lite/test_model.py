@@ -180,7 +180,8 @@ def test_config_files(tmp_path: Path) -> None:
             ("[ascend]\nprovider=ge\n", r"\[ascend\]"),
             ("[model]\nbatch = 2\n", "got 'batch'"),
             ("[model]\nbatch_size = two\n", "batch_size: .*integer"),
-            ("batch_size = 2\n", "section headers"),
+            ("[model]\nthreads = 2\nThreads = 3\n", r"\[model\] threads"),
+            ("batch_size = 2\n", "line 1"),
         ):
             file.write_text(text)
             with pytest.raises(InvalidFileError, match=words):

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from penstock import LLM
 from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
@@ -23,6 +24,7 @@ from penstock.sharding.write import shard_folder
 from tests.support.errors import raises
 from tests.support.families import build, prompt, save
 from tests.support.gguf_files import llama_file
+from tests.support.gguf_models import FAMILIES, eps_of, gguf_arrays, random_model, write_gguf
 from tests.support.sharded_folders import DEMO, strategy_of
 
 AS_IS = Conversion()
@@ -123,6 +125,25 @@ def test_a_bundle_that_quantized_gives_a_quantized_folder(tmp_path: Path) -> Non
     quantize_checkpoint(DEMO, tmp_path / "quantized", "w4a8")
     same_tensors(tmp_path / "quantized", tmp_path / "out")
     assert config_of(tmp_path / "out") == config_of(tmp_path / "quantized")
+
+
+def test_an_order_that_no_other_program_has_stays_inside(tmp_path: Path) -> None:
+    """Value heads of a GGUF file of Qwen3.5 keep its order, which an adapter and other programs do not know."""
+    family, path = FAMILIES["qwen35"], tmp_path / "model.gguf"
+    model = random_model(family)
+    write_gguf(path, family.arch, gguf_arrays(family, model), {**eps_of(model), **family.keys})
+    export_bundle(path, tmp_path / "model.psm", scheme="f32")
+    convert(tmp_path / "model.psm", tmp_path / "again", AS_IS)
+    export_bundle(tmp_path / "again", tmp_path / "again.psm", scheme="f32")
+    with LLM(tmp_path / "model.psm") as first, LLM(tmp_path / "again.psm") as second:
+        assert np.array_equal(first.logits([3, 5, 7]), second.logits([3, 5, 7]))
+    for out, conversion in (
+        ("out.gguf", AS_IS),
+        ("out", Conversion(layout="fused")),
+        ("out", Conversion(lora=tmp_path)),
+    ):
+        with raises(UnsupportedError, param="source"):
+            convert(tmp_path / "model.psm", tmp_path / out, conversion)
 
 
 @pytest.mark.parametrize("family", ["llama_biases", "qwen3_tied_head_dim", "qwen2"])

@@ -47,6 +47,13 @@ def exporting(folder: Path, out: Path) -> Iterator[tuple[subprocess.Popen[str], 
         yield parent, psutil.Process(int(pid))
 
 
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_a_copy_makes_the_bundle_of_a_new_interpreter(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     with exporting(folder, tmp_path / "copy.psm") as (parent, _):
@@ -61,7 +68,7 @@ def test_a_copy_ends_with_its_original(number: int, tmp_path: Path) -> None:
     with exporting(write_checkpoint(tmp_path / "model"), tmp_path / "out.psm") as (parent, copy):
         parent.send_signal(number)
         parent.communicate()
-        until(lambda: not copy.is_running() or copy.status() == psutil.STATUS_ZOMBIE)
+        until(lambda: has_ended(copy))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import os
 import sys
+import time
 from itertools import pairwise
 
 # No pathlib, shutil or subprocess for a copy: their imports take twice as long as the rest of it.
@@ -101,6 +102,7 @@ class Includes:
         self._command, self._source = command, source
         self._folders = [os.path.realpath(each) for each in include_folders(command)]
         defines = [word for word in command if word.startswith("-D")]
+        self._began = time.time_ns()
         text = hashlib.sha256(content_of(source)).hexdigest()
         name = digest(*about, *defines, len(self._folders), os.path.basename(source), text)
         self._file = os.path.join(folder, f"{name}.includes")
@@ -144,14 +146,17 @@ class Includes:
         return name
 
     def keep(self, name: str) -> None:
-        """Remember what the file of dependencies says."""
-        if "-MF" not in self._command:
+        """Remember what the file of dependencies says, unless it cannot be read or a file changed meanwhile."""
+        try:
+            text = content_of(self._command[self._command.index("-MF") + 1]).decode()
+            words = text.replace("\\\n", " ").partition(": ")[2].replace("\\ ", "\0").split()
+            paths = [os.path.realpath(word.replace("\0", " ")) for word in words]
+            if any(max(stat.st_mtime_ns, stat.st_ctime_ns) >= self._began for stat in map(os.stat, paths)):
+                return
+            paths = [path for path in paths if path != os.path.realpath(self._source)]
+            lines = [f"{self.place(path)}\t{self.state(path)}" for path in dict.fromkeys(paths)]
+        except (OSError, ValueError):
             return
-        text = content_of(self._command[self._command.index("-MF") + 1]).decode()
-        words = text.replace("\\\n", " ").partition(": ")[2].replace("\\ ", "\0").split()
-        paths = [word.replace("\0", " ") for word in words]
-        paths = [path for path in paths if os.path.realpath(path) != os.path.realpath(self._source)]
-        lines = [f"{self.place(path)}\t{self.state(os.path.realpath(path))}" for path in dict.fromkeys(paths)]
         write(self._file, "\n".join([name, *lines]) + "\n")
 
 

@@ -74,11 +74,14 @@ class PTQ:
             )
         if self.config.mode is PTQMode.DEPLOY:
             return network
-        if (rotation := self.config.algo_args.get("rotate")) is not None:
+        rotation = self.config.algo_args.get("rotate")
+        if needs_data:
+            return self._apply_with_data(network, datasets, rotation)
+        if rotation is not None:
             _rotate(network, rotation)
-        return self._apply_with_data(network, datasets) if needs_data else self._algorithm.apply(network)
+        return self._algorithm.round(network)
 
-    def _apply_with_data(self, network: nn.Module, datasets: Any) -> nn.Module:
+    def _apply_with_data(self, network: nn.Module, datasets: Any, rotation: str | None) -> nn.Module:
         from penstock.models.loader import read_quantized, save_network
 
         arguments = dict(self.config.algo_args)
@@ -94,7 +97,10 @@ class PTQ:
                 blacklist=tuple(self.config.opname_blacklist),
                 smooth_keys=arguments.get("smooth_keys", False),
             )
-            save_network(network, source)
+            if rotation is None:
+                save_network(network, source)
+            else:  # the network itself changes only when nothing can fail any more
+                _rotated(network, rotation, source)
             report = quantize_with_data(source, out, self.config.scheme, options)
             rows = read_quantized(Checkpoint.open(out), network)
             self._algorithm.recipe = report.recipe
@@ -136,20 +142,27 @@ class PTQ:
 
 def _rotate(network: nn.Module, rotation: str) -> None:
     """Fold a rotation into the weights of a network, in place; errors of ``rotate_checkpoint``."""
-    from penstock.models.loader import read_quantized, save_network
+    from penstock.models.loader import read_quantized
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        source, out = Path(folder) / "source", Path(folder) / "out"
-        save_network(network, source)
-        rotate_checkpoint(source, out, rotation)
-        rotated = Checkpoint.open(out)
-        if len(rotated.tensors) > len(Checkpoint.open(source).tensors):
-            raise UnsupportedError(
-                f"algo_args.rotate: expected r2 for a network whose head has the weight of its embedding, got "
-                f"{rotation}, which gives the head a weight of its own; use penstock quantize --rotate {rotation}",
-                param="algo_args.rotate",
-            )
-        read_quantized(rotated, network)
+        read_quantized(_rotated(network, rotation, Path(folder) / "rotated"), network)
+
+
+def _rotated(network: nn.Module, rotation: str, out: Path) -> Checkpoint:
+    """Write a folder of the network with a rotation in its weights; errors of ``rotate_checkpoint``."""
+    from penstock.models.loader import save_network
+
+    source = out.with_name(f"{out.name}-before")
+    save_network(network, source)
+    rotate_checkpoint(source, out, rotation)
+    rotated = Checkpoint.open(out)
+    if len(rotated.tensors) > len(Checkpoint.open(source).tensors):
+        raise UnsupportedError(
+            f"algo_args.rotate: expected r2 for a network whose head has the weight of its embedding, got "
+            f"{rotation}, which gives the head a weight of its own; use penstock quantize --rotate {rotation}",
+            param="algo_args.rotate",
+        )
+    return rotated
 
 
 def _file_of(datasets: Any, folder: Path) -> Path | None:

@@ -36,6 +36,7 @@ from penstock.engine.request import Request, RequestStatus
 from penstock.engine.stats import STEP_TOKENS
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.program import PAGE_TOKENS, pages_for
+from penstock.text.grammar.matcher import MAX_AHEAD
 
 __all__ = ["Chunk", "Scheduler"]
 
@@ -194,6 +195,10 @@ class Scheduler:
                 step.chunks[request.id] = Chunk(request, request.num_computed, 1, samples, int(samples))
                 step.budget -= 1
                 step.rows -= samples
+        for request in [one for one in prompts if _goes_on(one) and not self.whole_prompts]:
+            prompts.remove(request)
+            if request.status is RequestStatus.RUNNING and step.budget:
+                self._continue(step, request)
         if step.chunks:
             step.budget = min(step.budget, self.max_mixed_tokens)
         for request in prompts:
@@ -445,6 +450,12 @@ class Scheduler:
             if pool.missing(len(table), stop, request.pages.rotation, spare=len(self.running)) > 0:
                 return False
         return True
+
+
+def _goes_on(request: Request) -> bool:
+    """Return True for an answer with forced tokens, which is as urgent as one that goes on by one token."""
+    computed = request.num_computed
+    return len(request.prompt_ids) <= computed and 0 < request.num_tokens - 1 - computed <= MAX_AHEAD
 
 
 def _order(request: Request) -> tuple[float, float, int]:

@@ -33,7 +33,7 @@ _FLOATS: Final = {
     Layout.ROWS_F32: "f32", Layout.T16_F32: "f32", Layout.ROWS_F16: "f16", Layout.T16_F16: "f16",
     Layout.ROWS_BF16: "bf16", Layout.T16_BF16: "bf16",
 }  # fmt: skip
-_COMPUTED: Final = (".inv_freq", "attention.slopes")
+_COMPUTED: Final = ("rotary_emb.inv_freq", "rotary.full.inv_freq", "rotary.sliding.inv_freq", "attention.slopes")
 """The network computes these; no checkpoint needs them."""
 _PIECE_VALUES: Final = 1 << 22
 

@@ -124,6 +124,11 @@ def read_values(path: Path) -> dict[str, Any]:
         ) from None
     except configparser.Error as error:
         raise InvalidFileError(f"{path}: {' '.join(str(error).split())}") from None
+    for section in parser.sections():
+        names = [name.lower() for name in parser[section]]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidFileError(f"{path}: [{section:.60}] {twice:.60}: expected one value, got two", param=twice)
     others = {section: dict(parser[section]) for section in parser.sections() if section != _SECTION}
     for section in others:
         if section not in SECTIONS:

@@ -133,6 +133,15 @@ class RoundToNearest:
                 f"config: expected a PTQConfig that rounds to nearest, got {self.config.method}; use penstock.PTQ",
                 param="config",
             )
+        if isinstance(self.config, PTQConfig) and "rotate" in self.config.algo_args:
+            raise InvalidArgumentError(
+                "algo_args.rotate: expected none, because rounding to nearest alone does not rotate; use penstock.PTQ",
+                param="algo_args.rotate",
+            )
+        return self.round(network)
+
+    def round(self, network: nn.Module) -> nn.Module:
+        """Do what ``apply`` does with a network that ``PTQ`` has prepared as its configuration says."""
         self._quantized = {}
         with native.Context() as context:
             for name, scheme, layers in self._linears(network):

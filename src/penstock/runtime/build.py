@@ -182,8 +182,9 @@ def _end(child: ExportProcess) -> None:
     if child.poll() is None:
         try:
             os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:  # a copy of this process that has no session yet
-            os.kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:  # a copy of this process that has no session yet, or a process that has ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
         child.wait()
     for stream in (child.stdin, child.stdout, child.stderr):
         if stream is not None:

@@ -191,7 +191,7 @@ def _digest_of(files: FileRecords, progress: ProgressCallback | None) -> Callabl
 
 
 def _announced(progress: ProgressCallback | None) -> ProgressCallback | None:
-    """Return ``progress`` that first says that it is a first run.
+    """Return a callback that reports "first" before the first progress of the child.
 
     It does so once the child runs, as a bar on a terminal starts a thread (see ``allow_copies``).
     """
@@ -246,7 +246,7 @@ class Cache:
             if is_gguf(source) and request is not None and known is None:  # it reads while the digest is computed
                 child = stack.enter_context(prepare_child(folder, scheme=scheme, network=network))
             files = identify(source / name for name in request[-1]) if request is not None else []
-            checkpoint = _open(folder, rank)  # of those files: one that changes meanwhile is another one later
+            checkpoint = _open(folder, rank)  # a file that changes meanwhile makes the record void
             chosen = checkpoint.choose_scheme(scheme)
             key = bundle_key(checkpoint, chosen, network, _digest_of(self._files, progress))
             if is_gguf(source):  # only now its other parts are known

@@ -51,6 +51,14 @@ def convert(
         raise FileAccessError(f"{home}: no such folder", param="out")
     with private_folder(out) as temporary:
         with _opened(source, temporary) as checkpoint:
+            if checkpoint.config.bool("linear_value_heads_tiled", False) and (
+                suffix == ".gguf" or conversion.lora is not None or conversion.layout is not None
+            ):
+                raise UnsupportedError(
+                    "source: expected value heads in the published order for a LoRA adapter, a layout or a GGUF file, "
+                    "got a bundle of a GGUF file, which has another order. Use the published folder.",
+                    param="source",
+                )
             sides = kept_files(checkpoint.folder)
             if suffix == ".gguf":
                 return _write_gguf(checkpoint, out, conversion, temporary, progress)

@@ -12,11 +12,12 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, NoReturn, Protocol
 
 __all__ = ["ExportProcess", "allow_copies", "new_interpreter", "start_export"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _known_threads: list[threading.Thread] = []
 _allowed: list[bool] = []
 
@@ -80,15 +81,24 @@ class _Copy:
     def __init__(self, arguments: Sequence[str]) -> None:
         import penstock.checkpoint.folder  # noqa: F401 - both processes read the checkpoint
 
-        pipes = [os.pipe() for _ in range(3)]
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed before this process began
             stream.flush()  # what waits in them is not for the copy to write
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons count NumPy's threads, which it ends
-            self.pid = os.fork()
+        pipes = [os.pipe() for _ in range(3)]
         ends = [pipes[0][0], pipes[1][1], pipes[2][1]]
-        if self.pid == 0:
-            _export(arguments, ends, max(max(pipe) for pipe in pipes))
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the copy must not run this process's handlers
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # for NumPy's threads, which NumPy ends at a fork
+                self.pid = os.fork()
+            if self.pid == 0:
+                _export(arguments, ends, signals)
+        except OSError:
+            for pipe in pipes:
+                for end in pipe:
+                    os.close(end)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         for end in ends:
             os.close(end)
         self.stdin: IO[str] | None = os.fdopen(pipes[0][1], "w", encoding="utf-8")
@@ -109,25 +119,29 @@ class _Copy:
 
     def _reap(self, options: int) -> int | None:
         if self._status is None:
-            pid, status = os.waitpid(self.pid, options)
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # SIGCHLD is ignored: the kernel keeps no status, and the report says the rest
+                pid, status = self.pid, 0
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 
 
-def _export(arguments: Sequence[str], streams: Sequence[int], last: int) -> NoReturn:
-    """Become an export process with these standard streams; close the other descriptors up to ``last``.
+def _export(arguments: Sequence[str], streams: Sequence[int], signals: Iterable[int]) -> NoReturn:
+    """Become an export process with these standard streams and no other descriptors, where ``signals`` are blocked.
 
-    The parent's ends of the pipes are among them: a copy that holds one would not see that its parent died.
+    The parent's ends of the pipes are among the others: a copy that holds one would not see that its parent died.
     """
     status = 1
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         for target, stream in enumerate(streams):
             os.dup2(stream, target)
-        os.closerange(3, last + 1)
+        os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
         from penstock.graph.export_child import main
 
         status = main(arguments)

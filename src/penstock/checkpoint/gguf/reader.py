@@ -64,7 +64,7 @@ Value: TypeAlias = "int | float | bool | str | list[str] | Texts | NDArray[np.ge
 
 
 class Texts:
-    """Many strings, checked but not yet apart: most processes that open a file need no vocabulary.
+    """Many strings, checked but not split yet: most processes that open a file need no vocabulary.
 
     ``joined`` has zeros before each string, which has none itself.
     """
@@ -76,7 +76,7 @@ class Texts:
         return self._count
 
     def split(self) -> list[str]:
-        """Return the strings, which take several times as long as to open the file."""
+        """Split the text into its strings, which takes several times as long as to open the file."""
         return self._joined.split(_BETWEEN)[1:]
 
 

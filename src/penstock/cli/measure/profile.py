@@ -14,6 +14,7 @@ from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_model, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine
 from penstock.errors import FileAccessError, InvalidArgumentError, ServiceError
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.bench.phase_report import PhaseReport, ProfileReport, Row
@@ -27,7 +28,9 @@ _WIDE = 106
 
 
 _SERVICE_STEPS: Final = 200
-_SERVICE_OPTIONS: Final = {"seconds": 60.0, "worker": "", "limits": False, "admin_key_file": None}
+_ANSWER_SECONDS: Final = 60.0
+"""What a service may take for its answer beside the time to record."""
+_SERVICE_OPTIONS: Final = {"seconds": 60.0, "worker": "", "limits": False, "admin_key_file": None, "tls_ca": None}
 _LOCAL_OPTIONS: Final[dict[str, Any]] = {
     "phase": "both", "prompt_tokens": None, "context": None, "batch": None, "scheme": None, "threads": 0,
     "kv_cache": "auto", "weights": "mmap", "verify": "once", "network": None, "ops": [],
@@ -91,14 +94,21 @@ def _add_service_options(parser: argparse.ArgumentParser) -> None:
     service.add_argument(
         "--service",
         metavar="URL",
-        help="record steps of a running service while it answers: the path of its --admin-socket, or http://HOST:PORT "
+        help="record steps of a running service while it answers: the path of its --admin-socket, or https://HOST:PORT "
         "with --admin-key-file; MODEL is then the model's name there (default: run the model here)",
     )
     service.add_argument(
         "--admin-key-file",
         type=Path,
         metavar="FILE",
-        help="file whose first line is an admin key of the service, for a URL (default: none)",
+        help="file whose first key is an admin key of the service, for a URL; http shows it to the network "
+        "(default: none)",
+    )
+    service.add_argument(
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM file of the authorities to trust for an https URL (default: the system's)",
     )
     service.add_argument(
         "--seconds", type=float, default=60.0, metavar="S", help="limit on the time to record (default: 60)"
@@ -177,14 +187,19 @@ def _profile_service(args: argparse.Namespace) -> tuple[ProfileReport, dict[str,
         limits=args.limits or args.plot is not None,
         worker=args.worker,
     )
-    report = report_from(answer)
+    try:
+        report, live = report_from(answer), {name: answer[name] for name in ("worker", "requests")}
+    except (KeyError, TypeError, ValueError):
+        raise ServiceError(
+            f"{args.service}: expected the profile of a service of Penstock {__version__}, got another answer", 0
+        ) from None
     if not report.phases:
         raise ServiceError(
             f"{args.model}: no step was recorded in worker {answer['worker']} in {args.seconds:g} s: no request ran "
             "there. Send requests meanwhile, or name another worker with --worker.",
             0,
         )
-    return report, {name: answer[name] for name in ("worker", "requests")}
+    return report, live
 
 
 def _admin_client(args: argparse.Namespace) -> AdminClient:
@@ -200,12 +215,14 @@ def _admin_client(args: argparse.Namespace) -> AdminClient:
         return AdminClient(Path(path))
     if not path.startswith(("http://", "https://")):
         raise InvalidArgumentError(
-            f"--service: expected http://HOST:PORT or a socket, got {path!r:.200}", param="service"
+            f"--service: expected https://HOST:PORT, http:// or a socket, got {path!r:.200}", param="service"
         )
     if args.admin_key_file is None:
         message = "--service: expected --admin-key-file with a URL, or the path of the service's --admin-socket"
         raise InvalidArgumentError(message, param="admin_key_file")
-    return AdminClient(None, Address(path, api_key=read_keys(args.admin_key_file)[0], timeout_s=1e6, retries=0))
+    key = read_keys(args.admin_key_file)[0]
+    timeout_s = args.seconds + _ANSWER_SECONDS
+    return AdminClient(None, Address(path, api_key=key, timeout_s=timeout_s, retries=0, tls_ca=args.tls_ca))
 
 
 def _requests(requests: list[dict[str, float]]) -> list[str]:

@@ -366,7 +366,7 @@ def _roles_of(args: argparse.Namespace) -> WorkerRoles:
         if ranks != 1:
             raise UnsupportedError(f"--{name}: expected 1 with workers for prefill and decode, got {ranks}", param=name)
     if args.no_prefix_cache:
-        message = "--no-prefix-cache: the pages of a prompt go from worker to worker through the prefix cache"
+        message = "--no-prefix-cache: expected a prefix cache with roles, because the pages of prompts move through it"
         raise UnsupportedError(message, param="no_prefix_cache")
     given = [1 if number is None else number for number in numbers]
     return WorkerRoles(*given)

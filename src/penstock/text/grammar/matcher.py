@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from numpy.typing import NDArray
 
-__all__ = ["GrammarMatcher", "MaskThread", "ReplayTime", "fill_mask"]
+__all__ = ["MAX_AHEAD", "GrammarMatcher", "MaskThread", "ReplayTime", "fill_mask"]
 
 _FULL_LEXER: Final = "too many states"
 _REPLAY_S: Final = 0.25
 """Limit on the time for masks behind the tokens of replays, for which the steps of all requests wait."""
-_MAX_AHEAD: Final = 32
+MAX_AHEAD: Final = 32
 """Limit on the forced tokens that are taken during one step."""
+_AHEAD_S: Final = 0.02
+"""Limit on the processor time to look ahead during one step, for which all requests may have to wait."""
 
 
 def fill_mask(matcher: LLMatcher, field: str, num_words: int) -> NDArray[np.uint32]:
@@ -128,16 +131,23 @@ class GrammarMatcher:
 
     @property
     def forced_token(self) -> int | None:
-        """The next token if ``look_ahead`` has taken it."""
-        return self._ahead[0].token if self._ahead else None
+        """The next token if ``look_ahead`` has taken it; None before one behind which the grammar fails.
 
-    def look_ahead(self, max_tokens: int) -> None:
+        That one is drawn in a step of its own, so that the tokens before it are delivered before the error.
+        """
+        return self._ahead[0].token if self._ahead and self._ahead[0].error is None else None
+
+    def look_ahead(self, max_tokens: int, end_s: float = math.inf) -> None:
         """Take up to ``max_tokens`` next tokens, as long as each is the only one that is allowed.
 
-        They still have to be accepted, and an error of the grammar comes then.  Raises as ``mask``.
+        They still have to be accepted, and an error of the grammar comes then.  ``end_s``: the processor time of this
+        thread after which it takes no more.  Raises as ``mask``.
         """
         mask = self.mask
-        while len(self._ahead) < min(max_tokens, _MAX_AHEAD) and (token := only_token(mask)) is not None:
+        while len(self._ahead) < min(max_tokens, MAX_AHEAD) and time.thread_time() < end_s:
+            token = only_token(mask)
+            if token is None:
+                return
             self._taken.append((token,))
             try:
                 is_complete = self._take_or_renew((token,))
@@ -249,6 +259,7 @@ class MaskThread:
 
 
 def _make_masks(matchers: Sequence[tuple[GrammarMatcher, int]]) -> None:
+    end_s = time.thread_time() + _AHEAD_S
     for matcher, max_ahead in matchers:
         with suppress(PenstockError):
-            matcher.look_ahead(max_ahead)
+            matcher.look_ahead(max_ahead, end_s)
