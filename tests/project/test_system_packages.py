@@ -65,4 +65,7 @@ def test_the_test_command_installs_before_it_tests() -> None:
     assert install < next(i for i, line in enumerate(lines) if "/pytest " in line)
     ci = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
     assert ci[:2] == ["set -euo pipefail", 'cd "$(dirname "$0")/.."']
-    assert [line for line in ci[2:] if not line.startswith(("mkdir ", "export ", "python="))] == ["make test", "make test-all"]
+    assert [line for line in ci[2:] if not line.startswith(("mkdir ", "export ", "python="))] == [
+        "make test",
+        "make test-all",
+    ]
