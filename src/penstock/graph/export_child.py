@@ -28,7 +28,7 @@ __all__ = ["main"]
 _SWITCH_SECONDS: Final = 0.0002
 """A thread makes the tokenizer while others pack and write, which need the interpreter often and briefly."""
 _LATE_LOGGERS: Final = ("penstock.generation", "penstock.head")
-"""The loggers of what is read after a checkpoint is opened; the parent process opens it too."""
+"""The loggers of what is read after a checkpoint is opened; the parent process opens it too, for its key."""
 
 
 class _Warnings(logging.Handler):
