@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import psutil
 
+from tests.support.waiting import until
+
 MIB = 1 << 20
 HELD = 64 << 10
 """What Python and NumPy may hold more after some rounds: caches of names, not one of the requests."""
@@ -27,8 +29,7 @@ def check_flat(storm: Callable[[], None], *, warm_up: int, rounds: int, largest:
         storm()
     found = _resident() - before
     assert found < grown, f"{found / MIB:.1f} MiB more in {rounds} rounds"
-    held, peak = _of_python(storm, rounds)
-    assert held < HELD, f"Python holds {held} bytes more after {rounds} rounds"
+    peak = _of_python(storm, rounds)
     assert peak < PEAK * largest, f"Python held {peak / MIB:.1f} MiB more at once"
 
 
@@ -42,7 +43,13 @@ def _resident() -> int:
     return found
 
 
-def _of_python(storm: Callable[[], None], rounds: int) -> tuple[int, int]:
+def _of_python(storm: Callable[[], None], rounds: int) -> int:
+    """Return the most that Python held more at once; what it holds more becomes less than ``HELD`` when all is over."""
+
+    def held() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+
     tracemalloc.start()
     try:
         storm()
@@ -52,7 +59,8 @@ def _of_python(storm: Callable[[], None], rounds: int) -> tuple[int, int]:
         for _ in range(rounds):
             storm()
         _, peak = tracemalloc.get_traced_memory()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before, peak - before
+        # A connection that is about to close keeps its buffer of 64 KiB for a moment.
+        until(lambda: held() < HELD, lambda: f"Python holds {held()} bytes more after {rounds} rounds")
+        return peak - before
     finally:
         tracemalloc.stop()
