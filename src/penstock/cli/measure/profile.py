@@ -29,7 +29,7 @@ _WIDE = 106
 
 _SERVICE_STEPS: Final = 200
 _ANSWER_SECONDS: Final = 60.0
-"""What a service may take for its answer beside the time to record."""
+"""Limit on the time that a service may take to answer, beside the time to record."""
 _SERVICE_OPTIONS: Final = {"seconds": 60.0, "worker": "", "limits": False, "admin_key_file": None, "tls_ca": None}
 _LOCAL_OPTIONS: Final[dict[str, Any]] = {
     "phase": "both", "prompt_tokens": None, "context": None, "batch": None, "scheme": None, "threads": 0,
