@@ -209,6 +209,9 @@ def test_numbers_that_are_too_large_are_refused() -> None:
         read_onnx(model([split], {"x": (4,)}, ["y"]).SerializeToString())
     with raises(UnsupportedError, param="x"):
         read_onnx(relu((2, 1 << 62)))
+    nodes = [helper.make_node("Relu", ["k"], ["w"]), helper.make_node("Conv", ["x", "w"], ["y"], group=(1 << 31) - 1)]
+    with pytest.raises(InvalidFileError):
+        read_onnx(model(nodes, {"x": (1, 4, 5), "k": (4, 1, 2)}, ["y"]).SerializeToString())
 
 
 @pytest.mark.long

@@ -116,14 +116,14 @@ class Draft:
     calls: list[DraftCall] = field(default_factory=list)
     source: DraftSource | None = None
     origins: list[Origin] = field(default_factory=list)
-    _names: set[str] = field(default_factory=set)
+    _names: dict[str, int] = field(default_factory=dict)  # names in use, each with the last number given after it
     properties: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> Draft:
         """Return a draft that passes may rewrite, with the same tensors."""
         calls = [DraftCall(c.op, c.name, list(c.inputs), list(c.outputs), dict(c.attrs)) for c in self.calls]
         copy = Draft(self.name, list(self.inputs), list(self.outputs), list(self.output_names), calls)
-        copy._names, copy.properties = set(self._names), dict(self.properties)
+        copy._names, copy.properties = dict(self._names), dict(self.properties)
         return copy
 
     def origin(self, key: str, place: str, value: Any) -> None:
@@ -178,10 +178,12 @@ class Draft:
 
     def free_name(self, name: str) -> str:
         """Return ``name``, or one made from it that no tensor has yet."""
-        free, count = name, 1
+        free, count = name, self._names.get(name, 0)
         while free in self._names:
-            free, count = f"{name}.{count}", count + 1
-        self._names.add(free)
+            count += 1
+            free = f"{name}.{count}"
+        self._names[name] = count  # where to go on for the next of this name
+        self._names.setdefault(free, 0)
         return free
 
     def symbols(self) -> list[SizeSymbol]:

@@ -111,15 +111,17 @@ def _computed_conv(site: Site, x: Tensor, weight: Tensor, groups: int, window: d
                  ends=(n, i * dy + (oh - 1) * sy + 1, j * dx + (ow - 1) * sx + 1, c))
         for i in range(kh) for j in range(kw)
     ]  # fmt: skip
-    outputs = weight.shape[0] // groups
-    inner = c // groups
+    filters, channels = (site.fixed(size, "the channels") for size in (weight.shape[0], c))
+    divided = filters % groups == channels % groups == 0 and weight.shape[3] == channels // groups
+    site.expect(divided, "groups that divide the channels")
+    outputs, inner = filters // groups, channels // groups
     parts = []
     for group in range(groups):
         mine = taps if groups == 1 else [site.cut(tap, 3, group * inner, (group + 1) * inner) for tap in taps]
         windows = site.reshape(site.concat(mine, 3), (n * oh * ow, kh * kw * inner))
-        filters = site.cut(weight, 0, group * outputs, (group + 1) * outputs)
-        parts.append(site.add("matmul", windows, site.reshape(filters, (outputs, kh * kw * inner)), transpose_b=True))
-    return site.reshape(site.concat(parts, 1), (n, oh, ow, weight.shape[0]))
+        own = site.reshape(site.cut(weight, 0, group * outputs, (group + 1) * outputs), (outputs, kh * kw * inner))
+        parts.append(site.add("matmul", windows, own, transpose_b=True))
+    return site.reshape(site.concat(parts, 1), (n, oh, ow, filters))
 
 
 @reads("ConvTranspose")
