@@ -212,6 +212,18 @@ def test_numbers_that_are_too_large_are_refused() -> None:
     nodes = [helper.make_node("Relu", ["k"], ["w"]), helper.make_node("Conv", ["x", "w"], ["y"], group=(1 << 31) - 1)]
     with pytest.raises(InvalidFileError):
         read_onnx(model(nodes, {"x": (1, 4, 5), "k": (4, 1, 2)}, ["y"]).SerializeToString())
+    norms = [("RMSNormalization", {"axis": 1}, ["x", "w"]), ("GroupNormalization", {"num_groups": 1}, ["x", "w", "w"])]
+    for norm, attrs, names in norms:
+        node = helper.make_node(norm, names, ["y"], **attrs)
+        with raises(UnsupportedError, code="unsupported_nodes"):
+            read_onnx(model([node], {"x": (1, 1 << 30, 2), "w": (1 << 30,)}, ["y"], opset=23).SerializeToString())
+
+
+def test_names_that_are_no_utf_8_are_refused() -> None:
+    whole = model([helper.make_node("Relu", ["x"], ["y"], name="rectify")], {"x": (2,)}, ["y"]).SerializeToString()
+    for name in (b"rectify", b"Relu"):
+        with raises(InvalidFileError, param="node"):
+            read_onnx(whole.replace(name, b"\xeb" + name[1:]))
 
 
 @pytest.mark.long

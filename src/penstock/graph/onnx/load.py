@@ -134,7 +134,11 @@ class _Loader:
             raise InvalidFileError(f"graph: expected at most {MAX_NODES} nodes", param="graph")
         attrs = {item.name: self._attr(item, depth) for item in proto.attribute}
         domain = "" if proto.domain == "ai.onnx" else proto.domain
-        return OnnxNode(proto.op_type, domain, proto.name, list(proto.input), list(proto.output), attrs, proto)
+        inputs, outputs = list(proto.input), list(proto.output)
+        # protobuf gives a string that is no UTF-8 as bytes
+        if not all(isinstance(text, str) for text in (proto.op_type, domain, proto.name, *inputs, *outputs)):
+            raise InvalidFileError(f"node {proto.name!r} ({proto.op_type!r}): expected names in UTF-8", param="node")
+        return OnnxNode(proto.op_type, domain, proto.name, inputs, outputs, attrs, proto)
 
     def _attr(self, proto: Any, depth: int) -> Any:
         if proto.ref_attr_name:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,10 +14,18 @@ from penstock.graph.onnx.registry import reads
 
 __all__: list[str] = []
 
+_MAX_NORMALISED: Final = 1 << 24  # elements of a weight of ones that a norm gets
+
 
 def _along_channels(site: Site, values: Tensor, rank: int) -> Tensor:
     """Return [C] as [C, 1, 1], which broadcasts to [N, C, H, W]."""
     return site.reshape(values, (values.shape[0], *[1] * (rank - 2)))
+
+
+def _ones(site: Site, size: int) -> Tensor:
+    """Return the weight of a norm whose own weight is no constant of its shape."""
+    site.require(size <= _MAX_NORMALISED, f"a norm over {size} elements whose weight is computed is not supported")
+    return site.constant(np.ones(size, np.float32))
 
 
 @reads("BatchNormalization")
@@ -56,7 +64,7 @@ def _over_last(site: Site, op: str, weight: Tensor, bias: Tensor | None, **attrs
         weight = site.reshape(weight, (inner,))
         terms = (site.reshape(bias, (inner,)),) if bias is not None else (None,) if op == "layer_norm" else ()
         return site.reshape(site.add(op, rows, weight, *terms, eps=eps), x.shape)
-    ones = site.constant(np.ones(site.fixed(inner, "the normalised size"), np.float32))
+    ones = _ones(site, site.fixed(inner, "the normalised size"))
     plain = (None,) if op == "layer_norm" else ()
     y = site.binary("mul", site.reshape(site.add(op, rows, ones, *plain, eps=eps), x.shape), weight)
     return y if bias is None else site.binary("add", y, bias)
@@ -87,8 +95,7 @@ def _by_groups(site: Site, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
     channels = site.fixed(x.shape[1], "the number of channels")
     eps = site.float_attr("epsilon", 1e-5)
     constant = site.is_plain(weight, bias)
-    ones = np.ones(channels, np.float32)
-    terms = (weight, bias) if constant else (site.constant(ones), site.constant(0 * ones))
+    terms = (weight, bias) if constant else (_ones(site, channels), site.constant(np.zeros(channels, np.float32)))
     if x.rank == 4:
         last = site.permute(x, (0, 2, 3, 1))
         y = site.permute(site.add("group_norm", last, *terms, groups=groups, eps=eps), (0, 3, 1, 2))
