@@ -46,6 +46,8 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2_one": ("deberta-v2", {"relative_attention": True, "pos_att_type": "c2p", "max_relative_positions": 24}),
     "deberta-v2_apart": ("deberta-v2", DEBERTA_V3 | {"share_att_key": False, "position_biased_input": True}),
     "deberta-v2_p2c": ("deberta-v2", DEBERTA_V3 | {"pos_att_type": ["p2c"], "norm_rel_ebd": "none", "legacy": False}),
+    "deberta-v2_conv": ("deberta-v2", DEBERTA_V3 | {"conv_kernel_size": 3, "conv_act": "gelu"}),
+    "deberta-v2_wide_conv": ("deberta-v2", DEBERTA_V3 | {"conv_kernel_size": 5, "position_biased_input": True}),
     "modernbert_biases": ("modernbert", _MODERNBERT_BIASES),
 }
 QUICK = {row[0]: name for name, row in reversed(ENCODERS.items())}.values()

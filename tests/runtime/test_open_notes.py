@@ -1,14 +1,17 @@
-"""What a start says about the scheme: how much memory the values of a GGUF file take."""
+"""What a start says: about the memory that a scheme takes, and the warnings of a folder."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from penstock.runtime.cache import Cache
 from penstock.runtime.open import _suggestion
+from tests.support.command import FOLDER
 
 
 def program(scheme: str, weight_bytes: int) -> Any:
@@ -31,3 +34,20 @@ def test_values_of_a_gguf_file_take_what_they_take(file_bytes: tuple[int, ...], 
     (note,) = _suggestion(program("f32", 4000), tmp_path / names[0])
     assert words in note
     assert _suggestion(program("w8a8", 1000), tmp_path / names[0]) == []
+
+
+def test_every_start_logs_the_warnings_of_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of its configuration, which is read for the key of a bundle, and of what only the export reads."""
+    folder, cache = shutil.copytree(FOLDER, tmp_path / "model"), Cache(tmp_path / "cache")
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text('{"hidden_size": 1,' + config.lstrip()[1:])
+    (folder / "generation_config.json").write_text('{"eos_token_id": 1, "temperature": "warm"}')
+    starts = []
+    for scheme in (None, None, "f32", "f32"):  # the third reads the folder again, for a bundle that it may have
+        caplog.clear()
+        cache.find_or_build(folder, scheme)
+        starts.append(sorted(record.getMessage() for record in caplog.records))
+    assert len(starts[0]) == 2
+    assert "hidden_size" in starts[0][0]
+    assert "temperature" in starts[0][1]
+    assert starts == [starts[0]] * 4

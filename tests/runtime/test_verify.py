@@ -16,6 +16,7 @@ import pytest
 from penstock import LLM, pipeline
 from penstock.cli.main import main
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.processes.supervision import Death
 from penstock.runtime import verify as verified
 from penstock.runtime.cache import Cache
 from penstock.runtime.program import ProgramLimits
@@ -139,7 +140,7 @@ def test_the_first_worker_and_restarts_verify_a_bundle() -> None:
 
             async def ended() -> Any:
                 await asyncio.sleep(0.01 if len(modes) <= 3 else 1000)
-                return SimpleNamespace(cause="exit", why="")
+                return Death("exit", "")
 
             async def stop() -> None:
                 return None

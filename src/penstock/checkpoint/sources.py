@@ -80,7 +80,8 @@ class Source:
     norm) in float32.  ``times`` multiplies in float32.  With ``softplus`` the values are log(1 + exp(x)) of the
     tensor's, computed in float64.  With ``column`` the tensor is a vector, read as a matrix of one column; with
     ``flat`` it is a matrix, read as a vector.  With ``has_gaps`` some rows before the last one may not be read.
-    With ``projection`` the parameter is what it makes of all rows.
+    With ``projection`` the parameter is what it makes of all rows.  ``tap`` selects from the last dimension of a tensor
+    with one dimension more: a step of a convolution's kernel.
     """
 
     tensor: str
@@ -101,6 +102,7 @@ class Source:
     columns: tuple[tuple[int, int], ...] = ()
     softplus: bool = False
     projection: Projection | None = None
+    tap: int | None = None
 
     @property
     def is_computed(self) -> bool:
@@ -218,6 +220,7 @@ class MappedCheckpoint(Checkpoint):
             or piece.column
             or piece.flat
             or piece.index is not None
+            or piece.tap is not None
             or piece.scales
             for piece in pieces
         )
@@ -248,7 +251,7 @@ class MappedCheckpoint(Checkpoint):
             super().release(name, begin, end)
             return
         own = pieces[0]
-        is_turned = own.transposed or own.rows_transposed
+        is_turned = own.transposed or own.rows_transposed or own.tap is not None
         is_view = len(pieces) == 1 and len(own.rows) <= 1 and not (is_turned or own.is_computed or own.scales)
         if is_view and end is not None:
             info = self._stored[own.tensor]
@@ -264,6 +267,8 @@ class MappedCheckpoint(Checkpoint):
         values, dtype = super().read(piece.tensor), self._stored[piece.tensor].dtype
         if piece.index is not None:
             values = values[piece.index]
+        if piece.tap is not None:
+            values = values[..., piece.tap]
         if piece.scales:
             scales = super().read(piece.scales)
             values, dtype = mxfp4_to_bf16(values, scales if piece.index is None else scales[piece.index]), "bf16"
@@ -308,6 +313,7 @@ class MappedCheckpoint(Checkpoint):
         """Return the shape in which ``piece.rows`` counts; InvalidFileError for too few dimensions."""
         info = self._stored[piece.tensor]
         shape = info.shape if piece.index is None else info.shape[1:]
+        shape = shape if piece.tap is None else shape[:-1]
         if piece.scales:
             shape = (shape[0], shape[1] * BLOCK_LEN)
         if piece.column and len(shape) == 1:
@@ -329,6 +335,9 @@ class MappedCheckpoint(Checkpoint):
             by_index.setdefault(piece.index, []).append(piece)
         if None not in by_index and by_index.keys() != set(range((info.shape or (0,))[0])):
             raise self._wrong_size(tensor, f"{len(by_index)} matrices", list(info.shape))
+        taps = {piece.tap for piece in pieces}
+        if None not in taps and taps != set(range(info.shape[-1] if len(info.shape) > 1 else 0)):
+            raise self._wrong_size(tensor, f"{len(taps)} as the last size", list(info.shape))
         for own in by_index.values():
             num_rows = self._shape(own[0])[0]
             end = own[0].skipped

@@ -29,6 +29,8 @@ _SWITCH_SECONDS: Final = 0.0002
 """A thread makes the tokenizer while others pack and write, which need the interpreter often and briefly."""
 _LATE_LOGGERS: Final = ("penstock.generation", "penstock.head")
 """The loggers of what is read after a checkpoint is opened; the parent process opens it too, for its key."""
+_OPENING_LOGGERS: Final = ("penstock.checkpoint", "penstock.config")
+"""The loggers of what the parent process has read too.  It keeps their warnings for starts that read nothing."""
 
 
 class _Warnings(logging.Handler):
@@ -86,9 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             _leave(place)
 
-    warnings = _Warnings()
-    for name in _LATE_LOGGERS:
-        logging.getLogger(name).addHandler(warnings)
+    warnings, opening = _Warnings(), _Warnings()
+    for handler, names in ((warnings, _LATE_LOGGERS), (opening, _OPENING_LOGGERS)):
+        for name in names:
+            logging.getLogger(name).addHandler(handler)
     try:
         report = export_bundle(
             args.source,
@@ -105,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         send(error=type(error).__name__, message=str(error), param=error.param, traceback=cause)
         status = 1
     else:
-        send(report=dataclasses.asdict(report), warnings=warnings.texts)
+        send(report=dataclasses.asdict(report), warnings=warnings.texts, opening_warnings=opening.texts)
         status = 0
     if args.child:  # skip PyTorch's shutdown: it takes a second, in which no thread would watch the parent
         sys.stdout.flush()

@@ -33,7 +33,14 @@ from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from penstock.nn.module import Module
 from penstock.nn.norm import BareRMSNorm, LayerNorm, RMSNorm
 from penstock.nn.recurrent import ConvWeight, GatedDelta, SsmScan
-from penstock.nn.relative import DisentangledAttention, DistanceBias, PrefixLengths, RelativeAttention, prefix_positions
+from penstock.nn.relative import (
+    DisentangledAttention,
+    DistanceBias,
+    PrefixLengths,
+    RelativeAttention,
+    TokenShift,
+    prefix_positions,
+)
 from penstock.nn.rope import RotaryEmbedding, apply_rope
 from penstock.nn.training import make_trainable, training_batch
 
@@ -71,6 +78,7 @@ __all__ = [
     "SharedMatrix",
     "ShortConv",
     "SsmScan",
+    "TokenShift",
     "VocabParallelEmbedding",
     "allocate_states",
     "apply_rope",

@@ -13,9 +13,12 @@ from penstock.nn.module import Module
 from penstock.ops.call import ops
 from penstock.ops.pages import PREFIX_ELEMENTS
 
-__all__ = ["DisentangledAttention", "DistanceBias", "PrefixLengths", "RelativeAttention", "prefix_positions"]
+__all__ = [
+    "DisentangledAttention", "DistanceBias", "PrefixLengths", "RelativeAttention", "TokenShift", "prefix_positions",
+]  # fmt: skip
 
 _STATE_WINDOW = 2  # a token reads the state of the token before it
+_NO_TOKEN, _OTHER_TOKEN = -1e4, -2e4  # scores beside 0: exp(x) of either is 0, and so is exp of their difference
 
 
 class DistanceBias(Module):
@@ -105,6 +108,48 @@ class RelativeAttention(Attention):
             keys=self.keys,
         )
         return y.view(-1, self.num_heads * self.head_dim)
+
+
+class TokenShift(PagedLayer):
+    """The rows of the tokens ``offset`` positions later in the same request (earlier, if negative).
+
+    It is attention with fixed scores, so that it needs no op of its own: the key at that distance gets all weight.  A
+    sink gets it where the request has no such position, and the row is 0.  Rows have the precision of the pages.
+    """
+
+    bias: Tensor
+    sinks: Tensor
+    causal = False
+
+    def __init__(self, num_heads: int, head_dim: int, offset: int) -> None:
+        super().__init__(num_heads, head_dim, 0)
+        reach = abs(offset) + 1  # the outermost columns are those of all larger distances
+        bias = np.full((num_heads, 2 * reach + 1), _OTHER_TOKEN, np.float32)
+        bias[:, reach + offset] = 0.0
+        self.register_buffer("bias", torch.from_numpy(bias), persistent=False)
+        self.register_buffer("sinks", torch.from_numpy(np.full(num_heads, _NO_TOKEN, np.float32)), persistent=False)
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """Return the rows for x [T, heads * head_dim], of requests that are whole in the step: [T, heads * head_dim]."""
+        x = x.view(-1, self.num_kv_heads, self.head_dim)
+        step = (batch.positions, batch.request_starts, batch.page_tables)
+        ops.kv_append(x, x, self.state, *step, group=self.group)
+        y: Tensor = ops.relative_attention(
+            x,
+            self.state,
+            *step,
+            None,
+            self.sinks,
+            self.bias,
+            None,
+            scale=0.0,
+            group=self.group,
+            causal=False,
+            window=0,
+            softcap=0.0,
+            keys="all",
+        )
+        return y.view(-1, self.num_kv_heads * self.head_dim)
 
 
 class DisentangledAttention(Attention):

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -32,6 +32,7 @@ __all__ = [
     "prepare_child",
     "sync",
     "tell_rounding",
+    "tell_warnings",
 ]
 
 _LOG: Final = logging.getLogger("penstock.build")
@@ -104,6 +105,7 @@ def build_in_child(
 ) -> dict[str, Any]:
     """Export ``source`` to the bundle ``out`` in a child process; return the child's report.
 
+    It also has ``warnings``, which are logged here, and ``opening_warnings``, which are logged when a source is opened.
     ``network`` is "file.py:Class" or None; ``tail`` and ``rank`` as in ``export_bundle``.  ``kind`` "durable": the file
     is on the disk when it has its name; "cached": the system writes it later, so that a program can open it at once
     from memory; "without-weights": as in ``export_bundle``, and as a cached one.  Raises
@@ -153,10 +155,10 @@ def finish_child(
         except OSError as error:
             raise FileAccessError(f"{final}: {error.strerror}") from None
     report: dict[str, Any] = last["report"]
-    for text in last.get("warnings", []):
-        _LOG.warning("%s", text)
+    kinds = {kind: last.get(kind, []) for kind in ("warnings", "opening_warnings")}
+    tell_warnings(kinds["warnings"])
     tell_rounding(os.fspath(source), report.get("rounding_note", ""))
-    return report
+    return {**report, **kinds}
 
 
 def sync(path: Path) -> None:
@@ -166,6 +168,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def tell_warnings(texts: Iterable[str]) -> None:
+    """Log the warnings of an export."""
+    for text in texts:
+        _LOG.warning("%s", text)
 
 
 def tell_rounding(source: str, note: str) -> None:

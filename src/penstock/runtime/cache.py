@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -43,6 +43,7 @@ from penstock.runtime.build import (
     finish_child,
     prepare_child,
     tell_rounding,
+    tell_warnings,
 )
 from penstock.runtime.file_records import FileRecords, identify
 from penstock.runtime.verify import forget_verified, open_verified, remember_when_written
@@ -58,6 +59,9 @@ __all__ = ["Cache", "CacheEntry", "CacheNotWritableError", "bundle_key"]
 CACHE_VERSION: Final = 3
 """Raise this when the content of a bundle changes (format, passes, packing) without a change of another version."""
 _MAX_RECORD_BYTES: Final = 1 << 20
+_WARNINGS: Final = ("warnings", "opening_warnings")
+_MAX_WARNINGS: Final = 32
+_MAX_WARNING_CHARS: Final = 2000
 _RECORDS: Final = "files"
 _MAX_FILES: Final = 256
 """A folder with more has no record of its key."""
@@ -76,7 +80,8 @@ class CacheNotWritableError(FileAccessError):
 class CacheEntry:
     """A cached bundle; ``last_used`` in seconds since the epoch, ``rounding_note`` as in ``ExportReport``.
 
-    ``is_on_disk``: a power cut no longer damages it.
+    ``is_on_disk``: a power cut no longer damages it.  ``warnings`` are those of its export; ``opening_warnings`` those
+    that are logged whenever the source is opened.
     """
 
     key: str
@@ -87,6 +92,8 @@ class CacheEntry:
     last_used: float
     rounding_note: str = ""
     is_on_disk: bool = True
+    warnings: tuple[str, ...] = ()
+    opening_warnings: tuple[str, ...] = ()
 
 
 Entries: TypeAlias = list[CacheEntry]
@@ -180,6 +187,11 @@ def _open(folder: Path | str, rank: int | None) -> Checkpoint:
     return ShardedFolder.open(Path(folder)).rank(rank, verify=False)
 
 
+def _shortened(texts: Sequence[str]) -> list[str]:
+    """Return the warnings that the record of a bundle has."""
+    return [text[:_MAX_WARNING_CHARS] for text in texts[:_MAX_WARNINGS]]
+
+
 def _digest_of(files: FileRecords, progress: ProgressCallback | None) -> Callable[[Path], str]:
     """Return the function that returns the digest of a file's content, and reports its progress."""
 
@@ -238,7 +250,7 @@ class Cache:
         request = _request(source, scheme, network) if rank is None else None
         known = None if request is None else self._files.find_key(request)
         if known is not None:
-            cached = self._find(known, verify)
+            cached = self._find(known, verify, was_opened=False)
             if cached is not None:
                 return cached
         with contextlib.ExitStack() as stack:
@@ -310,6 +322,7 @@ class Cache:
             **request,
             "num_bytes": path.stat().st_size,
             "rounding_note": built.get("rounding_note", ""),
+            **{kind: _shortened(built.get(kind, [])) for kind in _WARNINGS},
         }
         self._write_record(key, record)
         remember_when_written(path, lambda status: self._note_written(key, status))
@@ -388,8 +401,9 @@ class Cache:
             if not _KEY_PATTERN.fullmatch(key) or num_bytes != record["num_bytes"]:
                 return None
             note, is_on_disk = str(record.get("rounding_note", "")), record.get("is_on_disk") is True
+            warnings = [tuple(map(str, record.get(kind, ()))) for kind in _WARNINGS]
             return CacheEntry(
-                key, path, str(record["source"]), str(record["scheme"]), num_bytes, used, note, is_on_disk
+                key, path, str(record["source"]), str(record["scheme"]), num_bytes, used, note, is_on_disk, *warnings
             )
         except (PenstockError, OSError, ValueError, KeyError, TypeError):  # a damaged record counts as missing
             return None
@@ -399,8 +413,11 @@ class Cache:
         name = f"{key}.json"
         return parse_object(read_small_file(self.folder / name, _MAX_RECORD_BYTES), name)
 
-    def _find(self, key: str, verify: str, is_last: bool = False) -> Path | None:
-        """Return the bundle of a key if it is undamaged; ``is_last``, before a build, logs the damage."""
+    def _find(self, key: str, verify: str, *, is_last: bool = False, was_opened: bool = True) -> Path | None:
+        """Return the bundle of a key if it is undamaged, and log its warnings as when it was built.
+
+        ``is_last``, before a build, logs the damage.  ``was_opened``: the warnings of opening the source are logged.
+        """
         entry = self._entry(key)
         if entry is None:
             return None
@@ -413,7 +430,8 @@ class Cache:
         if damage and is_last:
             _LOG.warning("penstock: the cached bundle of %s is damaged and is built again: %s", entry.source, damage)
         if not damage:
-            tell_rounding(entry.source, entry.rounding_note)  # at every start, not only when the bundle is built
+            tell_warnings(entry.warnings if was_opened else (*entry.opening_warnings, *entry.warnings))
+            tell_rounding(entry.source, entry.rounding_note)
         return None if damage else entry.path
 
     def _write_record(self, key: str, record: dict[str, Any]) -> None:

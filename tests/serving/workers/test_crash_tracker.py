@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,16 @@ import pytest
 
 from penstock.engine.options import RequestOptions
 from penstock.llm.answer import EventAnswer
-from penstock.processes.supervision import LOST_RANK_STATUS, has_crashed, signal_name
+from penstock.processes.supervision import LOOP_DEATHS, LOST_RANK_STATUS, Death, has_crashed, signal_name
 from penstock.runtime import machine
 from penstock.runtime.machine import OomKills
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import crash_tracker
 from penstock.serving.workers.crash_tracker import CrashTracker, Loss, Verdict
 from penstock.serving.workers.failover import Failover
+from penstock.serving.workers.worker_config import WorkerConfig
 from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerConnection
+from penstock.serving.workers.worker_group import WorkerGroup
 
 FREE, SUSPECT, ALONE, PAUSED, REFUSED = Verdict
 
@@ -177,3 +180,39 @@ def test_a_kill_for_lack_of_memory_is_no_kill_from_outside(tmp_path: Path, monke
         assert not kills.look()
         (folder / name).write_text(text.format(5))
         assert [kills.look(), kills.look()] == [True, False]
+
+
+@pytest.mark.parametrize("was_killed", [True, False])
+def test_kills_from_outside_are_no_crash_loop(was_killed: bool) -> None:
+    """A request waits for the next worker, as long as workers are killed only after they were ready."""
+
+    class Launcher:
+        supervision = SimpleNamespace(min_pause_s=0.0, max_pause_s=0.0)
+        num_starts = 0
+        has_restarted = asyncio.Event()
+
+        async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> Any:
+            self.num_starts += 1
+            if self.num_starts > LOOP_DEATHS:  # the end of the last worker is known, and the next is not yet ready
+                self.has_restarted.set()
+                await asyncio.Event().wait()
+            link = SimpleNamespace(
+                plan=None, card=None, name="w", node="", pid=1, num_lost=0, max_open=0, state_id="", role=""
+            )
+
+            async def ended() -> Death:
+                await asyncio.sleep(0)
+                return Death("signal", "", was_killed)
+
+            return SimpleNamespace(connection=link, wait_exit=ended)
+
+    async def main() -> bool:
+        launcher = Launcher()
+        group = WorkerGroup(launcher, WorkerConfig("", "", "m", "m.psm"), 1, lambda: None, Counter())  # type: ignore[arg-type]
+        await group.start()
+        await launcher.has_restarted.wait()
+        is_failing = group.is_failing
+        await group.stop()
+        return is_failing
+
+    assert asyncio.run(main()) is not was_killed

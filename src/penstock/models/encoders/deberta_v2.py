@@ -16,7 +16,7 @@ from penstock.checkpoint.sources import Projection, Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
 from penstock.models.encoders.bert import AddNorm, BertConfig, BertPredictions, check_architecture
-from penstock.models.layer_norm.parts import read_gelu
+from penstock.models.layer_norm.parts import GELU_FORMS, read_gelu
 from penstock.nn import (
     Batch,
     DisentangledAttention,
@@ -27,13 +27,17 @@ from penstock.nn import (
     LMHead,
     Module,
     OutputRows,
+    TokenShift,
     gelu,
+    relu,
+    softcap,
 )
 from penstock.nn.base import Tensor, nn
 
 __all__ = ["Config", "Network", "distance_columns"]
 
 _MAX_REACH: Final = 1 << 16
+_MAX_CONV: Final = 31
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class DebertaConfig(BertConfig):
     and ``kinds`` the parts of the scores by distance: "c2p" of a query's content, "p2c" of a key's.  With ``shared``
     the projections of content are those of positions, too.  ``norm_table``: the table has a layer norm.
     ``has_positions``: the embeddings have absolute positions.  ``is_legacy``: the masked-language head is that of
-    transformers.
+    transformers.  ``conv_size``: the tokens that a convolution beside the first layer reads, 0 without one;
+    ``conv_act`` is its activation.
     """
 
     num_buckets: int = 0
@@ -54,6 +59,8 @@ class DebertaConfig(BertConfig):
     norm_table: bool = False
     has_positions: bool = True
     is_legacy: bool = True
+    conv_size: int = 0
+    conv_act: str = "tanh"
 
 
 def distance_columns(reach: int, max_distance: int, num_buckets: int, *, is_log: bool) -> tuple[int, ...]:
@@ -86,7 +93,7 @@ class Config:
             raise reader.error("hidden_size", f"a multiple of num_attention_heads ({num_heads})", hidden_size)
         for key, expected in (
             ("attention_head_size", hidden_size // num_heads), ("embedding_size", hidden_size),
-            ("conv_kernel_size", 0), ("type_vocab_size", 0),
+            ("conv_groups", 1), ("type_vocab_size", 0),
         ):  # fmt: skip
             if reader.int(key, expected, min=0) != expected:
                 raise reader.error(key, str(expected), reader.int(key, min=0))
@@ -122,7 +129,17 @@ class Config:
             has_positions=reader.bool("position_biased_input", True),
             # folders of the paper's authors name no class, and have the head that they trained
             is_legacy=reader.bool("legacy", reader.has("architectures")),
+            conv_size=_read_conv_size(reader),
+            conv_act=reader.one_of("conv_act", ("tanh", "relu", *GELU_FORMS), "tanh"),
         )
+
+
+def _read_conv_size(reader: ConfigReader) -> int:
+    """Return the tokens that the convolution reads, an odd number, or 0 without one."""
+    size = reader.int("conv_kernel_size", 0, min=0, max=_MAX_CONV)
+    if size and size % 2 == 0:
+        raise reader.error("conv_kernel_size", "0 or an odd number", size)
+    return size
 
 
 def _read_kinds(reader: ConfigReader) -> tuple[str, ...]:
@@ -198,6 +215,35 @@ class DebertaLayer(Module):
         return self.output(gelu(self.intermediate["dense"](x), self.gelu_form), x)
 
 
+class DebertaConv(Module):
+    """A convolution over the embeddings of neighbouring tokens, added to the output of the first layer.
+
+    Each tap of the kernel is a linear, whose rows are those of the token at its distance.
+    """
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        size, heads = config.hidden_size, config.num_heads
+        middle = config.conv_size // 2
+        self.taps = nn.ModuleList(Linear(size, size, tap == middle) for tap in range(config.conv_size))
+        offsets = [tap - middle for tap in range(config.conv_size) if tap != middle]
+        self.shifts = nn.ModuleList(TokenShift(heads, size // heads, offset) for offset in offsets)
+        self.LayerNorm = LayerNorm(size, config.norm_eps)
+        self.act = config.conv_act
+
+    def forward(self, embedded: Tensor, x: Tensor, batch: Batch) -> Tensor:
+        """Return the norm of x [T, hidden] and the convolution of ``embedded`` [T, hidden]: [T, hidden]."""
+        taps = list(self.taps.children())
+        y: Tensor = taps.pop(len(taps) // 2)(embedded)
+        for tap, shift in zip(taps, self.shifts.children(), strict=True):
+            y = y + shift(tap(embedded), batch)
+        if self.act in GELU_FORMS:
+            y = gelu(y, GELU_FORMS[self.act])
+        else:
+            y = relu(y) if self.act == "relu" else softcap(y, 1.0)
+        return self.LayerNorm(x + y)
+
+
 class DebertaEncoder(Module):
     """The network without its head: token ids to hidden rows."""
 
@@ -205,12 +251,17 @@ class DebertaEncoder(Module):
         super().__init__()
         self.embeddings = DebertaEmbeddings(config)
         self.encoder = nn.ModuleDict({"layer": nn.ModuleList(DebertaLayer(config) for _ in range(config.num_layers))})
+        self.has_conv = config.conv_size > 0
+        if self.has_conv:
+            self.encoder["conv"] = DebertaConv(config)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden rows of a step, [T, hidden]."""
-        x = self.embeddings(batch)
-        for layer in self.encoder["layer"].children():
+        x = embedded = self.embeddings(batch)
+        for index, layer in enumerate(self.encoder["layer"].children()):
             x = layer(x, batch)
+            if index == 0 and self.has_conv:
+                x = self.encoder["conv"](embedded, x, batch)
         return x
 
 
@@ -277,6 +328,11 @@ class Network(Module):
                 projection = Projection(f"{layer}.weight", f"{layer}.bias", config.num_heads, norm, config.norm_eps)
                 rel = Source("deberta.encoder.rel_embeddings.weight", projection=projection)
                 table[f"{path}.{kind}.weight"] = rel
+        conv = "deberta.encoder.conv"
+        for tap in range(config.conv_size):
+            table[f"{conv}.taps.{tap}.weight"] = Source(f"{conv}.conv.weight", tap=tap)
+        if config.conv_size:
+            table[f"{conv}.taps.{config.conv_size // 2}.bias"] = Source(f"{conv}.conv.bias")
         if config.has_head:
             head = "cls.predictions" if config.is_legacy else "lm_predictions.lm_head"
             table[f"{head}.decoder.bias"] = Source(f"{head}.bias")

@@ -217,7 +217,7 @@ class WorkerGroup:
             self.error = death.why
             self.deaths[death.cause] += 1
             num_deaths = num_deaths + 1 if lived_s < QUICK_DEATH_S else 1
-            if num_deaths >= LOOP_DEATHS:
+            if num_deaths >= LOOP_DEATHS and not death.was_killed:  # kills from outside only lead to pauses
                 self._failing.add(slot)
             pause_s = self._pause_s(num_deaths)
             tell(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import UnavailableError
@@ -61,7 +62,7 @@ class WorkerProcess:
         self._end(death.why)
         is_own_end = was_killed_here or was_oom or has_crashed(status)
         self.connection.note_cause(status is not None and is_own_end and not was_stopped)
-        return death
+        return replace(death, was_killed=not is_own_end and status is not None)
 
     async def stop(self) -> None:
         """Tell the process to exit, and kill it if it does not."""
