@@ -4,7 +4,8 @@
 
 FOLDER keeps the models (``models.py``).  The rows of all-MiniLM-L6-v2 are compared with the pipeline
 feature-extraction.  Qwen2.5-0.5B-Instruct is read from its GGUF file by both, in float32: ids of greedy answers, with
-rules for repetitions, words and ends, and of beam search; and the scores of each step, or of each answer of a search.
+rules for repetitions, words and ends, and of beam search; the scores of each step, or of each answer of a search; and
+the scores that the rules of draws leave.
 It takes some minutes and 5 GB of memory.  The exit status is 1 if ids differ, or rows or scores are further away than
 they may be.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,15 @@ from benchmarks.real.models import MODELS, assemble
 from benchmarks.real.texts import PROMPTS, SENTENCES
 
 NEW_TOKENS = 12
+SAMPLED: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.7},
+    "top_k": {"top_k": 8},
+    "top_p": {"top_p": 0.8, "top_k": 0},
+    "min_p": {"min_p": 0.05, "top_k": 0},
+    "typical_p": {"typical_p": 0.6, "top_k": 0},
+    "all in a row": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
+}
+"""Rules of draws: the scores of the first token after them are compared, not what is drawn."""
 MOST_DIFFERENCE = 1e-5
 MOST_SCORE_DIFFERENCE = 2e-3
 """Of a score of a token, whose size is some tens."""
@@ -51,6 +62,35 @@ def check_features(folder: Path, threads: int) -> bool:
             furthest = max(furthest, float(np.abs(found - expected).max()))
     print(f"feature-extraction: {len(SENTENCES)} texts, at most {furthest:.1e} from transformers\n", flush=True)
     return furthest < MOST_DIFFERENCE
+
+
+def check_draws(own: Any, theirs: Any, prompts: Sequence[list[int]]) -> bool:
+    """Compare the scores of the first token after the rules of SAMPLED, and a forced first token."""
+    import torch
+
+    equal_cuts = True
+    furthest = 0.0
+    for name, case in SAMPLED.items():
+        largest, num_kept = 0.0, []
+        for ids in prompts:
+            how = {"max_new_tokens": 1, "do_sample": True, "output_scores": True, "return_dict_in_generate": True, **case}
+            with torch.no_grad():
+                expected = theirs.generate(torch.tensor([ids]), **how).scores[0][0].numpy()
+            row = own.generate([ids], **how).scores[0][0]
+            finite = np.isfinite(expected)
+            is_equal = bool((np.isfinite(row) == finite).all())
+            equal_cuts &= is_equal
+            num_kept.append(f"{finite.sum()}" if is_equal else f"{np.isfinite(row).sum()} instead of {finite.sum()}")
+            both = finite & np.isfinite(row)
+            largest = max(largest, float(np.abs(row[both] - expected[both]).max()))
+        print(f"| draws: {name} | keep {', '.join(num_kept)} tokens | {largest:.1e} |", flush=True)
+        furthest = max(furthest, largest)
+    forced = {"max_new_tokens": 3, "do_sample": False, "forced_bos_token_id": 9707}
+    with torch.no_grad():
+        expected_ids = theirs.generate(torch.tensor([prompts[0][:1]]), **forced).tolist()
+    is_forced = own.generate([prompts[0][:1]], **forced) == expected_ids
+    print(f"| forced_bos_token_id | {int(is_forced)} of 1 | |", flush=True)
+    return equal_cuts and is_forced and furthest < MOST_SCORE_DIFFERENCE
 
 
 def check_generate(file: Path, threads: int) -> bool:
@@ -87,6 +127,7 @@ def check_generate(file: Path, threads: int) -> bool:
                     furthest = max(furthest, float(np.abs(found.scores[0][finite] - rows[finite]).max()))
             is_right &= equal == len(prompts) and furthest < MOST_SCORE_DIFFERENCE
             print(f"| {name} | {equal} of {len(prompts)} | {furthest:.1e} |", flush=True)
+        is_right &= check_draws(own, theirs, prompts)
     return is_right
 
 

@@ -59,6 +59,7 @@ SLEEP = WRITE_PID + "time.sleep(600)"
 def test_msruns_options_start_the_same_ranks(tmp_path):
     script = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"
     options = ["--worker_num=2", "--local_worker_num=2", "--master_addr=127.0.0.1", "--join=True"]
+    options += ["--bind_core=False", "--tail_worker_log=-1"]
     child = launch(*options, f"--log_dir={tmp_path / 'logs'}", script=script)
     out, err = child.communicate()
     assert (child.returncode, sorted(out.splitlines())) == (0, ["[0] 0 2", "[1] 1 2"]), err
@@ -72,13 +73,20 @@ def test_a_script_runs_as_by_msrun(tmp_path, penstock_inline):
     options = ["--worker_num=2", "--local_worker_num", "2"]
     done = penstock_inline("launch", *options, str(script), "--config", "a.yaml", "--nproc", "x")
     assert sorted(done.stdout.splitlines()) == ["[0] 0 --config a.yaml --nproc x", "[1] 1 --config a.yaml --nproc x"]
-    assert "unknown option --bind_core. Put --" in penstock_inline("launch", "--bind_core=True", str(script)).stderr
+    assert "unknown option --restarts. Put --" in penstock_inline("launch", "--restarts=2", str(script)).stderr
 
 
 @pytest.mark.parametrize(
     ("options", "name"),
     [
         (["--join=False"], "join"),
+        (["--bind_core=True"], "bind_core"),
+        (["--sim_level=0"], "sim_level"),
+        (["--sim_rank_id=0"], "sim_rank_id"),
+        (["--rank_table_file=hccl.json"], "rank_table_file"),
+        (["--worker_log_name=my_{rank_id}"], "worker_log_name"),
+        (["--tail_worker_log=0"], "tail_worker_log"),
+        (["--worker_num=1", "--cluster_time_out=60"], "timeout"),
         (["--worker_num=3", "--local_worker_num=2"], "worker_num"),
         (["--master_addr=10.0.0.1"], "master_addr"),
         (["--worker_num=4", "--local_worker_num=2", "--master_addr=10.0.0.1", "--node_rank=0"], "rdzv"),

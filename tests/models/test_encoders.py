@@ -80,6 +80,41 @@ def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
                 assert relative_error(llm.logits(ids), expected) < 1e-4
 
 
+def test_a_convolution_reads_no_neighbour_of_a_batch(tmp_path: Path) -> None:
+    """Requests of one step, one behind another, are what transformers computes of a batch with padding."""
+    model = build("deberta-v2_conv")
+    model.save_pretrained(tmp_path)
+    lengths = (1, 5, 30, 2)
+    ids, mask = torch.zeros(len(lengths), 30, dtype=torch.int64), torch.zeros(len(lengths), 30, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        ids[row, :length], mask[row, :length] = torch.tensor(prompt(length)) + row, 1
+    with torch.no_grad():
+        rows = model.deberta(ids, attention_mask=mask).last_hidden_state
+    expected = [rows[row, :length].mean(0).numpy() for row, length in enumerate(lengths)]
+    for mode in ("graph", "eager"):
+        with LLM(tmp_path, mode=mode, limits=ProgramLimits(96, 4, num_pages=16, context_len=96)) as llm:
+            found = llm.embed([ids[row, :length].tolist() for row, length in enumerate(lengths)], "mean")
+            for own, row in zip(found, expected, strict=True):
+                assert relative_error(own.vector, row) < 1e-4
+
+
+@pytest.mark.parametrize(("key", "value"), [("conv_kernel_size", 4), ("conv_groups", 5), ("conv_act", "silu")])
+def test_other_convolutions_are_refused_by_name(key: str, value: object, tmp_path: Path) -> None:
+    build("deberta-v2_conv").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with raises(PenstockError, param=key):
+        LLM(tmp_path, mode="eager", limits=LIMITS)
+
+
+def test_a_kernel_of_another_size_is_refused(tmp_path: Path) -> None:
+    build("deberta-v2_conv").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"conv_kernel_size": 1}))
+    with raises(PenstockError, param="shape"):
+        LLM(tmp_path, mode="eager", limits=LIMITS)
+
+
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining", "BertModel"])
 def test_norms_may_be_named_gamma_and_beta(kind: str, tmp_path: Path) -> None:
     """As in the first published models, such as bert-base-uncased, which have a table of positions in their files."""

@@ -93,7 +93,8 @@ def test_a_url_is_profiled_with_an_admin_key(tmp_path: Path, capsys: pytest.Capt
         file.touch(0o600)
         file.write_text(f"# of {file.name}\n{file.name}-of-16-characters\n")
     is_over = Event()
-    with serving(DEMO, "--admin-key-file", keys, "--threads", "1", cwd=tmp_path) as (_, url, _):
+    options = ("--admin-key-file", keys, "--threads", "1", "--max-seconds", "30")
+    with serving(DEMO, *options, cwd=tmp_path) as (_, url, _):
 
         def client() -> None:
             while not is_over.is_set():
@@ -103,6 +104,9 @@ def test_a_url_is_profiled_with_an_admin_key(tmp_path: Path, capsys: pytest.Capt
         traffic.start()
         try:
             command = ["profile", "demo", "--service", url, "--steps", "4", "--timeline", str(tmp_path / "steps.svg")]
+            assert penstock([*command, "--admin-key-file", str(keys), "--seconds", "26"]) == 2
+            assert "--max-seconds" in capsys.readouterr().err, "its response would end before its report"
+            command += ["--seconds", "25"]
             assert penstock([*command, "--admin-key-file", str(others)]) == 1
             assert "--admin-key-file" in capsys.readouterr().err
             assert penstock([*command, "--admin-key-file", str(keys)]) == 0

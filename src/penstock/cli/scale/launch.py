@@ -7,12 +7,23 @@ import ipaddress
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from penstock.cli.options import add_parser_of, host_and_port, refuse_without, spellings
 from penstock.config import check_integer, check_number
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 
 __all__ = ["add_parser", "run"]
+
+_MSRUN: Final[dict[str, tuple[str, str, str]]] = {
+    "bind_core": ("False", "ranks run on the cores of the launcher", "Start the launcher under taskset to choose them."),
+    "sim_level": ("none", "ranks are not simulated", "`penstock plan MODEL --tp N` says what each rank would have."),
+    "sim_rank_id": ("none", "ranks are not simulated", "`penstock plan MODEL --tp N` says what each rank would have."),
+    "rank_table_file": ("none", "ranks find each other without a table", "Pass --master-addr for several machines."),
+    "worker_log_name": ("none", "the files are named worker_RANK.log", "Pass --log-dir to choose their folder."),
+    "tail_worker_log": ("-1", "all ranks are printed", "Select lines by their rank, as with grep '^.0.' for rank 0."),
+}
+"""Options of msrun that have one value here: the value, why, and what to do for another one."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,10 +67,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--timeout",
+        *spellings("--cluster-time-out"),
         type=float,
         metavar="S",
         help="seconds to wait for the other machines (default: 300)",
     )
+    for name, (value, why, _) in _MSRUN.items():
+        parser.add_argument(
+            *spellings("--" + name.replace("_", "-")),
+            metavar=value.upper() if value == "none" else value,
+            help=f"as for msrun; only {value}, because {why} (default: {value})",
+        )
     parser.add_argument(
         "--no-prefix",
         action="store_true",
@@ -150,7 +168,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _apply_msrun(args: argparse.Namespace) -> None:
-    """Replace the options of msrun by those that they stand for."""
+    """Replace the options of msrun by those that they stand for, and refuse values that have no meaning here."""
+    for name, (value, why, advice) in _MSRUN.items():
+        given = getattr(args, name)
+        if given is not None and given.lower() != value.lower():
+            raise UnsupportedError(f"--{name}: expected {value}, because {why}; got {given}. {advice}", param=name)
     if args.join == "false":
         raise UnsupportedError(
             "--join: expected True, got False. The launcher waits for the ranks; start it with & to go on.",
