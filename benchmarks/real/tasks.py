@@ -25,14 +25,18 @@ from benchmarks.real.texts import PROMPTS, SENTENCES
 
 NEW_TOKENS = 12
 SAMPLED: dict[str, dict[str, Any]] = {
-    "temperature": {"temperature": 0.7},
+    "temperature": {"temperature": 0.7, "top_k": 0},
     "top_k": {"top_k": 8},
     "top_p": {"top_p": 0.8, "top_k": 0},
     "min_p": {"min_p": 0.05, "top_k": 0},
     "typical_p": {"typical_p": 0.6, "top_k": 0},
-    "all in a row": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
+    "top_k and top_p": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.2},
+    "top_k and min_p": {"temperature": 1.4, "top_k": 12, "min_p": 0.01},
 }
 """Rules of draws: the scores of the first token after them are compared, not what is drawn."""
+WARPERS: dict[str, float] = {"EpsilonLogitsWarper": 3e-3, "EtaLogitsWarper": 5e-3, "MinPLogitsWarper": 0.05}
+WARPERS |= {"TypicalLogitsWarper": 0.6, "TopPLogitsWarper": 0.8, "TemperatureLogitsWarper": 0.7}
+"""Rules of transformers, which both get as a logits processor, with their first argument."""
 MOST_DIFFERENCE = 1e-5
 MOST_SCORE_DIFFERENCE = 2e-3
 """Of a score of a token, whose size is some tens."""
@@ -67,13 +71,23 @@ def check_features(folder: Path, threads: int) -> bool:
 def check_draws(own: Any, theirs: Any, prompts: Sequence[list[int]]) -> bool:
     """Compare the scores of the first token after the rules of SAMPLED, and a forced first token."""
     import torch
+    import transformers
 
+    cases = dict(SAMPLED)
+    for name, value in WARPERS.items():
+        cases[name] = {"logits_processor": [getattr(transformers, name)(value)], "top_k": 0}
     equal_cuts = True
     furthest = 0.0
-    for name, case in SAMPLED.items():
+    for name, case in cases.items():
         largest, num_kept = 0.0, []
         for ids in prompts:
-            how = {"max_new_tokens": 1, "do_sample": True, "output_scores": True, "return_dict_in_generate": True, **case}
+            how = {
+                "max_new_tokens": 1,
+                "do_sample": True,
+                "output_scores": True,
+                "return_dict_in_generate": True,
+                **case,
+            }
             with torch.no_grad():
                 expected = theirs.generate(torch.tensor([ids]), **how).scores[0][0].numpy()
             row = own.generate([ids], **how).scores[0][0]

@@ -130,7 +130,7 @@ class TokenShift(PagedLayer):
         self.register_buffer("sinks", torch.from_numpy(np.full(num_heads, _NO_TOKEN, np.float32)), persistent=False)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        """Return the rows for x [T, heads * head_dim], of requests that are whole in the step: [T, heads * head_dim]."""
+        """Return the rows [T, heads * head_dim] for x [T, heads * head_dim]; requests are whole in the step."""
         x = x.view(-1, self.num_kv_heads, self.head_dim)
         step = (batch.positions, batch.request_starts, batch.page_tables)
         ops.kv_append(x, x, self.state, *step, group=self.group)

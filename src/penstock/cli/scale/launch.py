@@ -16,7 +16,11 @@ from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedEr
 __all__ = ["add_parser", "run"]
 
 _MSRUN: Final[dict[str, tuple[str, str, str]]] = {
-    "bind_core": ("False", "ranks run on the cores of the launcher", "Start the launcher under taskset to choose them."),
+    "bind_core": (
+        "False",
+        "ranks run on the launcher's cores",
+        "Start the launcher under taskset to choose them.",
+    ),
     "sim_level": ("none", "ranks are not simulated", "`penstock plan MODEL --tp N` says what each rank would have."),
     "sim_rank_id": ("none", "ranks are not simulated", "`penstock plan MODEL --tp N` says what each rank would have."),
     "rank_table_file": ("none", "ranks find each other without a table", "Pass --master-addr for several machines."),
