@@ -76,12 +76,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="S",
         help="seconds to wait for the other machines (default: 300)",
     )
-    for name, (value, why, _) in _MSRUN.items():
-        parser.add_argument(
-            *spellings("--" + name.replace("_", "-")),
-            metavar=value.upper() if value == "none" else value,
-            help=f"as for msrun; only {value}, because {why} (default: {value})",
-        )
+    _add_msrun(parser)
     parser.add_argument(
         "--no-prefix",
         action="store_true",
@@ -91,6 +86,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.option_hint = "Put -- before the command if the option is the command's"
     parser.is_ended_by_script = True
     parser.set_defaults(run=run)
+
+
+def _add_msrun(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of msrun that have one value here."""
+    for name, (value, why, _) in _MSRUN.items():
+        parser.add_argument(
+            *spellings("--" + name.replace("_", "-")),
+            metavar=value.upper() if value == "none" else value,
+            help=f"as for msrun; only {value}, because {why} (default: {value})",
+        )
 
 
 def _add_machines(parser: argparse.ArgumentParser) -> None:
