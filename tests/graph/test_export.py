@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.core import native
 from penstock.core.tokenizer import NativeTokenizer
@@ -19,6 +18,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.graph import export
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
+from penstock.graph.tokenizer.compiler import compile_tokenizer
 from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.gguf_files import llama_file
@@ -110,15 +110,14 @@ def test_an_error_does_not_wait_for_the_tokenizer(tmp_path: Path, monkeypatch: p
     """A large vocabulary takes seconds, in a thread beside the capture."""
     go, ended = Event(), Event()
 
-    def read_files(checkpoint: Checkpoint) -> tuple[dict[str, bytes], str]:
+    def compile_late(files: dict[str, bytes]) -> tuple[bytes, str]:
         assert go.wait(600)
         try:
-            return real_read(checkpoint)
+            return compile_tokenizer(files)
         finally:
             ended.set()
 
-    real_read = export._read_files
-    monkeypatch.setattr(export, "_read_files", read_files)
+    monkeypatch.setattr(export, "compile_tokenizer", compile_late)
     (tmp_path / "model.gguf").write_bytes(llama_file({"llama.block_count": 64}))
     with pytest.raises(InvalidFileError):
         export_bundle(tmp_path / "model.gguf", tmp_path / "out.psm")
@@ -239,7 +238,6 @@ def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
     [
         ("generation_config.json", '{"eos_token_id": "hot"}', "eos_token_id"),
         ("tokenizer_config.json", '{"bos_token": 3}', "bos_token"),
-        ("tokenizer.json", '{"model": 3}', r"tokenizer\.json"),
         ("config.json", None, "hidden_size"),
     ],
 )
@@ -253,3 +251,12 @@ def test_mistakes_in_small_files_come_before_the_capture(
     with pytest.raises(InvalidFileError, match=message):
         export_bundle(folder, tmp_path / "out.psm", progress=lambda stage, _done, _total: stages.append(stage))
     assert stages == []
+
+
+def test_a_mistake_in_a_tokenizer_leaves_no_file(tmp_path: Path) -> None:
+    """It is found beside the packing, as a vocabulary takes long to compile."""
+    folder = save("llama_tied_one_kv_head", tmp_path / "model")
+    (folder / "tokenizer.json").write_text('{"model": 3}')
+    with raises(InvalidFileError, match=r"^tokenizer\.json"):
+        export_bundle(folder, tmp_path / "out.psm")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

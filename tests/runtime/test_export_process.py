@@ -33,6 +33,33 @@ with prepare_child(sys.argv[1]) as child:
     sys.stdin.readline()
     finish_child(child, sys.argv[1], sys.argv[2])
 """
+DEMO = Path(__file__).parents[2] / "demo" / "model"
+FIRST_RUN = """
+import resource, sys, tempfile
+from penstock.runtime import cache, export_process
+class Noted(export_process._Copy):
+    def __init__(self, arguments):
+        super().__init__(arguments)
+        print("exported in a copy", file=sys.stderr)
+export_process._Copy = Noted
+if sys.argv[1] == "True":  # a limit on the size of files stands in for the full disk
+    from penstock.runtime import build
+    tempfile.tempdir = "/absent"
+    real, limits = build.build_in_child, resource.getrlimit(resource.RLIMIT_FSIZE)
+    def fill(source, out, **how):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        try:
+            return real(source, out, **how)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    def note(source, out, **how):
+        print("made in", out, file=sys.stderr)
+        return real(source, out, **how)
+    cache.build_in_child, build.build_in_child = fill, note
+sys.argv = ["penstock", *sys.argv[2:]]
+from penstock.cli.main import main
+raise SystemExit(main())
+"""
 
 
 @contextmanager
@@ -86,6 +113,54 @@ def test_an_error_in_a_copy_comes_back_as_it_was(tmp_path: Path) -> None:
     with exporting(folder, tmp_path / "out.psm") as (parent, _):
         _, errors = parent.communicate("\n")
     assert "penstock.errors.InvalidFileError: model.safetensors: " in errors
+
+
+@contextmanager
+def first_run(cache: Path, *, is_full: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """Yield a run of the demo model by the command, which notes its copies; ``is_full``: the disk is."""
+    command = [
+        sys.executable,
+        "-c",
+        FIRST_RUN,
+        str(is_full),
+        "run",
+        str(DEMO),
+        "Hi",
+        "--max-tokens",
+        "2",
+        "--temperature",
+        "0",
+    ]
+    environment = ENVIRONMENT | {"PENSTOCK_CACHE_DIR": str(cache)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        yield process
+
+
+def test_two_first_runs_at_once_pack_once(tmp_path: Path) -> None:
+    """One waits for the lock of the other, and opens what the copy of that one made."""
+    with first_run(tmp_path) as one, first_run(tmp_path) as other:
+        results = [process.communicate() for process in (one, other)]
+    assert [one.returncode, other.returncode] == [0, 0], results
+    assert results[0][0] == results[1][0]
+    assert sorted(errors.count("exported in a copy") for _, errors in results) == [0, 1]
+    assert len(list(tmp_path.glob("*.psm"))) == 1
+
+
+def test_a_full_disk_runs_from_memory_with_a_warning(tmp_path: Path) -> None:
+    """The write of a copy fails half way; another copy writes to memory, of which nothing is left."""
+    before = set(Path("/dev/shm").iterdir())  # noqa: S108
+    with first_run(tmp_path / "cache") as process:
+        text, _ = process.communicate()
+    with first_run(tmp_path / "full", is_full=True) as process:
+        result, errors = process.communicate()
+    assert (process.returncode, result) == (0, text), errors
+    assert "PENSTOCK_CACHE_DIR" in errors
+    assert errors.count("exported in a copy") == 2
+    assert "made in /dev/shm" in errors
+    assert not [path for path in (tmp_path / "full").iterdir() if path.suffix in (".psm", ".partial", ".json")]
+    left = {path for path in set(Path("/dev/shm").iterdir()) - before if path.name.startswith("penstock-held-")}  # noqa: S108
+    assert not [path for path in left if any(path.iterdir())]
 
 
 @pytest.mark.parametrize("reason", ["allowed", "thread", "torch", "script"])

@@ -67,6 +67,7 @@ class BundleWriter:
         self._graph, weights_bytes = place_weights(graph)
         self._waiting = list(self._graph.weights.values())
         self._waiting.reverse()
+        self._begun = 0  # bytes of the next weight that were added
         self._segments = [Segment(name, 0, 0, 0) for name in (_WEIGHTS, *self._extra)]
         self._metadata = encode_metadata(self._graph, self._segments)
         start = _align(_HEADER.size + len(self._metadata), _PAGE_BYTES)
@@ -83,20 +84,27 @@ class BundleWriter:
         except OSError as error:
             raise FileAccessError(f"{self.path}: {error.strerror}") from error
 
-    def add_weight(self, name: str, data: Data) -> None:
-        """Write the next weight: a contiguous buffer of exactly its bytes."""
+    def add_weight(self, name: str, data: Data, is_part: bool = False) -> None:
+        """Write the next weight: a contiguous buffer of exactly its bytes, or the next part of them, which has more
+        behind it."""
         if not self._waiting or self._waiting[-1].name != name:
             expected = repr(self._waiting[-1].name) if self._waiting else "no further weight"
             raise InvalidArgumentError(f"add_weight: expected {expected}, got {name!r}")
-        weight = self._waiting.pop()
+        weight = self._waiting[-1]
         array = np.frombuffer(data, np.uint8)
-        if array.nbytes != weight.num_bytes:
+        missing = weight.num_bytes - self._begun - array.nbytes
+        if missing <= 0 if is_part else missing:
             raise InvalidArgumentError(
                 f"add_weight {name}: expected {weight.num_bytes} bytes for {weight.layout.name.lower()} "
-                f"[{weight.rows}, {weight.cols}], got {array.nbytes}"
+                f"[{weight.rows}, {weight.cols}], got {self._begun + array.nbytes}{' and more' if is_part else ''}"
             )
-        self._append(np.zeros(weight.offset - self._position, np.uint8))
+        if not self._begun:
+            self._append(np.zeros(weight.offset - self._position, np.uint8))
         self._append(array)
+        self._begun += array.nbytes
+        if not is_part:
+            self._waiting.pop()
+            self._begun = 0
 
     def leave_weights(self, crc: int) -> None:
         """Leave a hole in the file for the weights, whose checksum is ``crc``; ``map_weights`` maps them there."""

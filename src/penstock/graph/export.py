@@ -8,7 +8,8 @@ rows at a time and written, and its source pages are released, so that memory us
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
 from penstock.config import OWN_NAMES, show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import BLOCKS, FLOAT_DTYPES, TILE_ROWS
@@ -41,8 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["ExportReport", "build_graph", "export_bundle"]
 
 _PIECE_BYTES: Final = 16 << 20
-_MAX_SECOND_BYTES: Final = 32 << 20
-"""The size of the memory that is packed while the other one is written, of which one has the largest weight."""
+"""The most bytes of a checkpoint that are packed at once, and then written while the next ones are packed."""
+_MAX_WAITING_BYTES: Final = 32 << 20
+"""The memory of weights that are packed while others wait to be written, beside room for the largest one."""
 
 ExportProgress = Callable[[str, int, int], None]
 
@@ -94,9 +97,10 @@ def export_bundle(
     from penstock.models.meta import construct_on_meta
 
     thread = ThreadPoolExecutor(1, "penstock-files")
-    files = thread.submit(_read_files, checkpoint)
+    sides = thread.submit(checkpoint.side_files)
+    files = thread.submit(_with_tokenizer, sides)
     thread.shutdown(wait=False)  # an error elsewhere does not wait for this thread, which only reads the checkpoint
-    segments = _segments(checkpoint, files, rank or 0)
+    segments = _segments(checkpoint, sides, files, rank or 0)
     how = _How(chosen, construct_on_meta(checkpoint.config, network), tail)
     graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how, tell)
     captured = time.monotonic()
@@ -127,21 +131,26 @@ def export_bundle(
 _Files: TypeAlias = Future[tuple[dict[str, bytes], str]]
 
 
-def _read_files(checkpoint: Checkpoint) -> tuple[dict[str, bytes], str]:
+def _with_tokenizer(sides: Future[dict[str, bytes]]) -> tuple[dict[str, bytes], str]:
     """Return the files beside the weights with the compiled tokenizer, and why the core cannot use it."""
-    files = checkpoint.side_files()
+    files = dict(sides.result())
     files[TOKENIZER_SEGMENT], note = compile_tokenizer(files)
     return files, note
 
 
-def _segments(checkpoint: Checkpoint, files: _Files, rank: int) -> dict[str, Callable[[], bytes]]:
+def _segments(
+    checkpoint: Checkpoint, sides: Future[dict[str, bytes]], files: _Files, rank: int
+) -> dict[str, Callable[[], bytes]]:
     """Return the files of the bundle.
 
     Those of a folder are read first: a mistake in one is reported before the work begins.  Those of a GGUF file are
-    made of its vocabulary while the weights are packed, which takes as long.
+    made of its vocabulary while the weights are packed, which takes as long, and so is every compiled tokenizer.
     """
     made = checkpoint.made_files
-    names = list(files.result()[0]) if made is None else [*made.names(), TOKENIZER_SEGMENT]
+    if made is None:
+        read_generation_config(sides.result())
+        read_tokenizer_config(sides.result())
+    names = [*(sides.result() if made is None else made.names()), TOKENIZER_SEGMENT]
     if rank:  # rank 0 has them; each reads the type of keys and values
         section = checkpoint.config.quantization()
         names = [] if section is None or not section.has("kv_cache") else ["config.json"]
@@ -149,25 +158,74 @@ def _segments(checkpoint: Checkpoint, files: _Files, rank: int) -> dict[str, Cal
 
 
 def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter, files: _Files) -> None:
-    """Pack one weight after another, while a thread writes the one before; stop at an error in the other files."""
+    """Pack one weight after another, while a thread writes what is packed; stop at an error in the other files."""
+    sizes = [native.layout_bytes(int(weight.layout), weight.rows, weight.cols) for weight in graph.weights.values()]
+    largest = max(sizes, default=0)
+    memory = _Memory(largest + min(largest, _MAX_WAITING_BYTES))
     with ThreadPoolExecutor(1, "penstock-write") as thread:
-        written: Future[None] | None = None
-        memory = 0
         try:
-            for weight in graph.weights.values():
-                is_large = native.layout_bytes(int(weight.layout), weight.rows, weight.cols) > _MAX_SECOND_BYTES
-                if is_large and memory == 0 and written is not None:
-                    written.result()
-                memory = 0 if is_large else 1 - memory
+            for weight, size in zip(graph.weights.values(), sizes, strict=True):
                 if files.done():
                     files.result()
-                packed = packer.pack(weight, memory)
-                if written is not None:
-                    written.result()
-                written = thread.submit(writer.add_weight, weight.name, packed)
+                packed = memory.take(size)
+                begin = 0
+                for end in packer.pack(weight, packed):
+                    last = end == size
+                    piece = packed[begin:end]
+                    memory.free_after(thread.submit(writer.add_weight, weight.name, piece, is_part=not last))
+                    begin = end
         finally:
-            if written is not None:  # its error precedes that of the next weight
-                written.result()
+            memory.settle()  # an error of the disk precedes that of the next weight
+
+
+class _Memory:
+    """Memory for packed weights, of which each is free again when it is written; the lowest free part is used first.
+
+    New pages would cost as much time as the packing, so that few are touched.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._bytes = np.zeros(num_bytes, np.uint8)
+        self._touched = 0
+        self._error: BaseException | None = None
+        self._waiting: deque[tuple[int, int, deque[Future[None]]]] = deque()
+
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return zeroed memory, after a wait for older weights if there is none; raise the errors of their writing."""
+        while self._waiting and all(written.done() for written in self._waiting[0][2]):
+            self._settle_first()
+        while (start := self._gap(num_bytes)) is None:
+            self._settle_first()
+        end = start + num_bytes
+        self._waiting.append((start, end, deque()))
+        self._bytes[start : min(end, self._touched)] = 0
+        self._touched = max(self._touched, end)
+        return self._bytes[start:end]
+
+    def _gap(self, num_bytes: int) -> int | None:
+        start = 0
+        for begin, end, _ in sorted(self._waiting, key=lambda part: part[0]):
+            if begin - start >= num_bytes:
+                return start
+            start = end
+        return start if len(self._bytes) - start >= num_bytes else None
+
+    def free_after(self, written: Future[None]) -> None:
+        """Keep the memory that was taken last until this piece of it is written, too."""
+        self._waiting[-1][2].append(written)
+
+    def _settle_first(self) -> None:
+        for written in self._waiting.popleft()[2]:
+            self._error = self._error or written.exception()
+        if self._error is not None:
+            raise self._error
+
+    def settle(self) -> None:
+        """Wait until all is written; raise the first error, behind which the others follow from it."""
+        while self._waiting:
+            self._settle_first()
+        if self._error is not None:
+            raise self._error
 
 
 class _How(NamedTuple):
@@ -340,27 +398,24 @@ class _Packer:
         self._context = context
         self._tell = tell
         self._done = 0
-        self._memories = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
+        self._rows = 0
 
-    def pack(self, weight: Weight, memory: int = 0) -> NDArray[np.uint8]:
-        """Return the bytes of ``weight`` in its layout, in one of two memories, which the next call for it reuses."""
-        packed = self._zeroed(memory, native.layout_bytes(int(weight.layout), weight.rows, weight.cols))
+    def pack(self, weight: Weight, packed: NDArray[np.uint8]) -> Iterator[int]:
+        """Pack ``weight`` into zeroed memory; yield how many of its bytes are complete, in the end all."""
+        self._rows = reported = 0
         for part in weight.parts:
             try:
-                self._pack_part(weight, part, packed)
+                for _ in self._pack_part(weight, part, packed):
+                    complete = self._rows // TILE_ROWS * TILE_ROWS
+                    if reported < complete < weight.rows and weight.layout >= Layout.T16_F32:  # whole tiles in a row
+                        reported = complete
+                        yield native.layout_bytes(int(weight.layout), complete, weight.cols)
             except InvalidArgumentError as error:  # for example a NaN: the check knows its place but not the tensor
                 raise InvalidFileError(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
-        return packed
+        yield len(packed)
 
-    def _zeroed(self, index: int, num_bytes: int) -> NDArray[np.uint8]:
-        """Return zeroed memory, which is reused, because new pages would cost as much time as the packing."""
-        if len(self._memories[index]) < num_bytes:
-            self._memories[index] = np.zeros(num_bytes, np.uint8)
-        else:
-            self._memories[index][:num_bytes] = 0
-        return self._memories[index][:num_bytes]
-
-    def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> None:
+    def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> Iterator[None]:
+        """Pack a tensor; yield after each piece of it, with the rows of the weight so far in ``_rows``."""
         name, info = part.name, self._checkpoint.tensors.get(part.name)
         if name in self._constants:
             values = np.ascontiguousarray(self._constants[name], np.float32).reshape(weight.rows, weight.cols)
@@ -369,8 +424,11 @@ class _Packer:
         if info is None:
             raise InvalidFileError("expected a tensor, got none")
         if int(weight.layout) in BLOCKS:
-            at = (int(weight.layout), weight.rows, weight.cols, part.row_start, part.num_rows)
-            native.pack_blocks(self._context, *at, self._checkpoint.read_blocks(name), packed)
+            blocks = self._checkpoint.read_blocks(name)
+            for begin, end in self._pieces(part, blocks.nbytes // max(len(blocks), 1)):
+                at = (int(weight.layout), weight.rows, weight.cols, part.row_start + begin, end - begin)
+                native.pack_blocks(self._context, *at, blocks[begin:end], packed)
+                yield
             self._checkpoint.release(name)
         elif self._checkpoint.is_quantized(name):
             integers = self._checkpoint.read_quantized(name, weight.cols)
@@ -384,22 +442,33 @@ class _Packer:
             start = part.row_start if len(weight.parts) > 1 else 0
             self._pack_vector(weight, start, source, info.dtype, packed)
         else:
-            self._pack_matrix(weight, part, info.dtype, packed)
+            yield from self._pack_matrix(weight, part, info.dtype, packed)
         self._done += self._checkpoint.stored_bytes(name)
         self._tell(self._done)
 
-    def _pack_matrix(self, weight: Weight, part: Part, dtype: str, packed: NDArray[np.uint8]) -> None:
-        """Pack a matrix in pieces that begin at a tile of the weight, so that two threads never write to one tile."""
-        source = self._checkpoint.read(part.name).reshape(part.num_rows, weight.cols)
-        row_bytes = source.dtype.itemsize * weight.cols
+    def _pieces(self, part: Part, row_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of a part's rows, which begin at a tile of the weight, so that no two threads write to one.
+
+        ``_rows`` counts the rows up to the end of the range, if those before it were packed.
+        """
         step = max(1, _PIECE_BYTES // max(row_bytes, 1) // TILE_ROWS) * TILE_ROWS
         begin = 0
         while begin < part.num_rows:
             end = min(part.num_rows, begin + step - (part.row_start + begin) % TILE_ROWS)
+            if part.row_start + begin == self._rows:
+                self._rows = part.row_start + end
+            yield begin, end
+            begin = end
+
+    def _pack_matrix(self, weight: Weight, part: Part, dtype: str, packed: NDArray[np.uint8]) -> Iterator[None]:
+        """Pack a matrix in pieces."""
+        source = self._checkpoint.read(part.name).reshape(part.num_rows, weight.cols)
+        row_bytes = source.dtype.itemsize * weight.cols
+        for begin, end in self._pieces(part, row_bytes):
             check_finite(source[begin:end], FLOAT_DTYPES[dtype], begin)
             self._pack_rows(weight, part.row_start + begin, source[begin:end], dtype, packed)
             self._checkpoint.release(part.name, begin * row_bytes, end * row_bytes)
-            begin = end
+            yield
 
     def _pack_vector(
         self, weight: Weight, start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
