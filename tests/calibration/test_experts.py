@@ -118,15 +118,16 @@ def test_imatrix_weights_each_expert_by_its_own_rows(mixtral: Path, texts: Path,
             own = round_weighted(context, floats, scheme, written.weights[name].mean_squares)
             plain = concatenate_rows(list(quantize_rows(context, scheme, floats, "f32")))
             assert own.groups is not None
-            assert (stored(tmp_path / "out", f"{name}_groups") == own.groups).all()
-            assert not np.array_equal(own.q, plain.q)
+            assert plain.groups is not None
+            found = stored(tmp_path / "out", f"{name}_groups")
+            assert (found == own.groups).mean() > 0.995, "the sums in the file are float32"
+            assert (found == plain.groups).mean() < 0.98
 
 
 def test_experts_with_few_tokens_fall_back_by_name(mixtral: Path, tmp_path: Path) -> None:
     """GPTQ needs as many tokens as columns, weighting ``MIN_EXPERT_TOKENS``; the report names who saw fewer."""
-    few = tmp_path / "few.jsonl"
-    few.write_text(json.dumps({"input_ids": prompt(170)}))
-    report = quantize_with_data(mixtral, tmp_path / "out", "w4a8", DataOptions("gptq", few, 170))
+    options = DataOptions("gptq", data=CalibrationData([prompt(162)], "test"))
+    report = quantize_with_data(mixtral, tmp_path / "out", "w4a8", options)
     tokens = report.expert_tokens
     weighted = {name for name, count in tokens.items() if MIN_EXPERT_TOKENS <= count < COLS[name.split(".")[-2]]}
     plain = {name for name, count in tokens.items() if count < MIN_EXPERT_TOKENS}
