@@ -41,7 +41,9 @@ def penstock_command(*words: str) -> str:
     """Run a command of this Penstock, and return its output."""
     shown = " ".join(words)
     print(f"$ penstock {shown}", file=sys.stderr, flush=True)
-    return subprocess.run([sys.executable, "-m", "penstock", *words], check=True, stdout=subprocess.PIPE).stdout.decode()
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *words], check=True, stdout=subprocess.PIPE
+    ).stdout.decode()
 
 
 def factors(rng: np.random.Generator, size: int) -> Floats:
@@ -135,9 +137,9 @@ def judge(model: Path, floats: Path, args: argparse.Namespace, scheme: str = "")
 def line(name: str, report: Mapping[str, Any]) -> None:
     """Print a row of the table."""
     own, apart = report["model"], report["divergence"]
-    error, change = apart["mean"]["standard_error"] or 0.0, report["divergence"]["nll_change"]["value"]
+    kl, change = apart["mean"], apart["nll_change"]["value"]
     print(
-        f"| {name} | {own['weight_bytes']:,} | {own['bits_per_weight']:.3f} | {apart['mean']['value']:.4f} ± {error:.4f} "
+        f"| {name} | {own['weight_bytes']:,} | {own['bits_per_weight']:.3f} | {kl['value']:.4f} ± {kl['standard_error']:.4f} "
         f"| {100 * apart['same_top']['value']:.1f} % | {100 * np.expm1(change):+.2f} % |",
         flush=True,
     )

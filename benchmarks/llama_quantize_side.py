@@ -1,7 +1,7 @@
 """llama.cpp's side of llama_quantize.py, in a Python that has llama-cpp-python.
 
-    python llama_quantize_side.py quantize FLOATS.gguf OUT.gguf IMATRIX.npz
-    python llama_quantize_side.py logits FILE.gguf IDS.json OUT.npy
+python llama_quantize_side.py quantize FLOATS.gguf OUT.gguf IMATRIX.npz
+python llama_quantize_side.py logits FILE.gguf IDS.json OUT.npy
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from penstock.calibration.budget import Budget, choose_schemes, parse_size_budge
 from penstock.calibration.divergence import MeanDivergence
 from penstock.calibration.judge import Judge
 from penstock.calibration.mixed import MixedOptions, MixedReport, SpeedProbe, quantize_mixed
-from penstock.calibration.units import WeightUnit
 from penstock.calibration.unfinished import Workspace
+from penstock.calibration.units import WeightUnit
 from penstock.checkpoint.folder import Checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph

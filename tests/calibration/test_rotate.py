@@ -18,6 +18,7 @@ from penstock.cli.main import main
 from penstock.core.native import QuantizedRows
 from penstock.errors import UnsupportedError
 from penstock.llm.llm import LLM
+from penstock.quant.folder import ROTATION_KEY
 from tests.support.checkpoint_folders import write_folder
 from tests.support.command import FOLDER
 from tests.support.errors import raises
@@ -93,13 +94,15 @@ def test_a_killed_run_continues(tmp_path: Path, models: dict[str, Path], monkeyp
             raise KeyboardInterrupt
 
     monkeypatch.setattr(UnfinishedWeights, "write", counted)
-    with pytest.raises(KeyboardInterrupt):
-        with rotated_folder(models["qwen3"], out, "r2") as folder:
-            quantize_with_data(folder, out, "w4a8", DataOptions("gptq", texts, 500))
+    with pytest.raises(KeyboardInterrupt), rotated_folder(models["qwen3"], out, "r2") as folder:
+        quantize_with_data(folder, out, "w4a8", DataOptions("gptq", texts, 500))
     assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl", ".out.rotated", ".out.unfinished"}
     monkeypatch.setattr(rotate, "rotate_checkpoint", None)
     assert main(command) == 0
     assert len(finished) == len(set(finished)) > 3
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["recipe"]["rotate"] == "r2"
+    assert ROTATION_KEY not in config
     assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl", "out"}
 
 

@@ -56,9 +56,7 @@ class _Routing:
     num_slots: int
     has_own_rows: bool
 
-    def rows_of(
-        self, expert: int, rows: NDArray[np.float32], experts: NDArray[np.int32]
-    ) -> NDArray[np.float32]:
+    def rows_of(self, expert: int, rows: NDArray[np.float32], experts: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return the inputs [n, columns] of an expert, from those of a step."""
         chosen = experts == expert
         return rows[chosen if self.has_own_rows else chosen.any(axis=1)]
@@ -81,7 +79,9 @@ def _linears(graph: Graph) -> tuple[list[LinearNode], dict[int, _Routing]]:
         for expert in range(num_experts):
             own = range(expert * num_rows, (expert + 1) * num_rows)
             names = tuple(
-                part.name for part in weight.parts if part.row_start in own and part.row_start + part.num_rows - 1 in own
+                part.name
+                for part in weight.parts
+                if part.row_start in own and part.row_start + part.num_rows - 1 in own
             )
             if names:  # else one tensor has the rows of several experts
                 found.append(LinearNode(index, names, weight.cols, expert))
@@ -178,9 +178,7 @@ class CalibrationProgram:
         for index, cols in {linear.index: linear.cols for linear in self.linears}.items():
             num = self._routed[index].num_experts if index in self._routed else 1
             squares[index], maxima[index] = np.zeros((num, cols)), np.zeros((num, cols), np.float32)
-            self._program.sum_inputs(
-                index, squares=squares[index], maxima=maxima[index], experts=experts.get(index)
-            )
+            self._program.sum_inputs(index, squares=squares[index], maxima=maxima[index], experts=experts.get(index))
         for length in self._steps():
             for index, own in experts.items():
                 counts[index] += np.bincount(own[:length].reshape(-1), minlength=len(counts[index]))
@@ -228,7 +226,9 @@ class CalibrationProgram:
                 yield {
                     own: rows[own.index][:length]
                     if own.expert < 0
-                    else self._routed[own.index].rows_of(own.expert, rows[own.index][:length], experts[own.index][:length])
+                    else self._routed[own.index].rows_of(
+                        own.expert, rows[own.index][:length], experts[own.index][:length]
+                    )
                     for own in linears
                 }
                 on_step(length)

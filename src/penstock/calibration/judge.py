@@ -5,20 +5,16 @@ The work of a long measurement lies in a hidden folder beside the output, so tha
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from penstock.calibration.divergence import LogitsProgram, MeanDivergence, measure_divergence, write_reference
 from penstock.calibration.texts import CalibrationData, calibration_data, read_texts
+from penstock.calibration.unfinished import Workspace
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.imatrix import is_imatrix
-from penstock.errors import FileAccessError, InvalidArgumentError
-from penstock.calibration.unfinished import Workspace
+from penstock.errors import InvalidArgumentError
 from penstock.graph.export import export_bundle
 from penstock.llm.llm import LLM
 from penstock.runtime.build import Progress, ProgressCallback

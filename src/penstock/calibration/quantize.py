@@ -250,7 +250,7 @@ def _recipe(options: DataOptions, statistics: InputStatistics) -> dict[str, Any]
     recipe |= {"smooth_keys": True} if options.smooth_keys else {}
     recipe |= {"strength": options.arguments.strength} if "smooth" in options.steps else {}
     if counts := list(statistics.expert_tokens.values()):
-        recipe["expert_tokens"] = [min(counts), int(np.median(counts)), max(counts)]
+        recipe |= {"expert_tokens_least": min(counts), "expert_tokens_median": int(np.median(counts))}
     return recipe | ({"damping": options.arguments.damping} if "gptq" in options.steps else {})
 
 
@@ -337,7 +337,9 @@ class _GptqWork:
         linears = [linear for linear in program.linears if self._open_names(linear)]
         self._check_tokens([linear for linear in linears if linear.expert < 0], program.data.num_tokens)
         few = {linear for linear in linears if self._num_tokens(linear, program) < linear.cols}
-        self._rounding.without_gptq += [name for linear in linears if linear in few for name in self._open_names(linear)]
+        self._rounding.without_gptq += [
+            name for linear in linears if linear in few for name in self._open_names(linear)
+        ]
         groups = linear_groups([linear for linear in linears if linear not in few])
         with Context(program.threads) as context:
             for number, group in enumerate(groups, 1):

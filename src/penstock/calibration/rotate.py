@@ -29,7 +29,7 @@ from penstock.checkpoint.side_files import write_side_files
 from penstock.config import check_choice
 from penstock.errors import PenstockError, UnsupportedError
 from penstock.models.mapped import open_mapped
-from penstock.quant.folder import check_new_folder, new_folder
+from penstock.quant.folder import ROTATION_KEY, check_new_folder, new_folder
 from penstock.quant.hadamard import ROTATIONS
 from penstock.quant.mixed_schemes import HEAD_NAME
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
@@ -163,6 +163,7 @@ def rotate_checkpoint(source: Path | str, out: Path | str, rotation: str) -> Non
     rotated = _Rotation(checkpoint, rotation)
     infos = {name: checkpoint.tensors[rotated.source(name)] for name in rotated.names}
     config = {name: value for name, value in checkpoint.config.values.items() if name != "quantization_config"}
+    config[ROTATION_KEY] = rotation
     if rotated.is_untied:
         config["tie_word_embeddings"] = False
     side_files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()

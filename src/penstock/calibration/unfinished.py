@@ -108,9 +108,7 @@ class Workspace:
     its name: the steps of a measurement and a rotated checkpoint lie apart.
     """
 
-    def __init__(
-        self, final: Path, inputs: Mapping[str, Any], checkpoint: Checkpoint, suffix: str = MEASURED
-    ) -> None:
+    def __init__(self, final: Path, inputs: Mapping[str, Any], checkpoint: Checkpoint, suffix: str = MEASURED) -> None:
         self.folder = final.parent / f".{final.name}{suffix}"
         text = json.dumps({"inputs": dict(inputs), "source": [asdict(stamp) for stamp in checkpoint.files]})
         marker = self.folder / "inputs.json"

@@ -193,7 +193,10 @@ def _print_report(args: argparse.Namespace, report: DataReport) -> None:
     )
     for names, what in (
         (report.without_data, "without calibration data, rounded to nearest"),
-        (report.without_gptq, "without a positive definite Hessian of as many tokens as columns, rounded as imatrix does"),
+        (
+            report.without_gptq,
+            "without a positive definite Hessian of as many tokens as columns, rounded as imatrix does",
+        ),
     ):
         if names:
             others = f" and {len(names) - 1} more" if len(names) > 1 else ""
