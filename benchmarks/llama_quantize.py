@@ -139,7 +139,8 @@ def line(name: str, report: Mapping[str, Any]) -> None:
     own, apart = report["model"], report["divergence"]
     kl, change = apart["mean"], apart["nll_change"]["value"]
     print(
-        f"| {name} | {own['weight_bytes']:,} | {own['bits_per_weight']:.3f} | {kl['value']:.4f} ± {kl['standard_error']:.4f} "
+        f"| {name} | {own['weight_bytes']:,} | {own['bits_per_weight']:.3f} "
+        f"| {kl['value']:.4f} ± {kl['standard_error']:.4f} "
         f"| {100 * apart['same_top']['value']:.1f} % | {100 * np.expm1(change):+.2f} % |",
         flush=True,
     )

@@ -59,7 +59,8 @@ class _Routing:
     def rows_of(self, expert: int, rows: NDArray[np.float32], experts: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return the inputs [n, columns] of an expert, from those of a step."""
         chosen = experts == expert
-        return rows[chosen if self.has_own_rows else chosen.any(axis=1)]
+        own: NDArray[np.float32] = rows[chosen if self.has_own_rows else chosen.any(axis=1)]
+        return own
 
 
 def _linears(graph: Graph) -> tuple[list[LinearNode], dict[int, _Routing]]:
