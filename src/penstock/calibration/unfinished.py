@@ -1,4 +1,4 @@
-"""What a quantization that takes long has finished: kept beside the output, so that a killed run continues."""
+"""Finished parts of a quantization that takes long: kept beside the output, so that a killed run continues."""
 
 from __future__ import annotations
 
