@@ -135,8 +135,12 @@ PS_API ps_status ps_program_profile_spans(const ps_program* program, const ps_sp
  * [cols], raises maxima [cols] to the largest |x|, and copies the input of the last run to rows [tokens][cols]; null:
  * not.  The memory is the caller's, and outlives the program or the next call for this node.  The sums do not depend on
  * the number of threads.  The program has PS_PROGRAM_INPUT_SUMS; others pay nothing.  Where a step wants few logits,
- * the nodes with ps_node_info.kept see only those tokens, unless the batch has PS_BATCH_HIDDEN. */
-PS_API ps_status ps_program_sum_inputs(ps_program* program, int32_t index, double* squares, float* maxima, float* rows);
+ * the nodes with ps_node_info.kept see only those tokens, unless the batch has PS_BATCH_HIDDEN.
+ * An expert_linear has sums of each expert, squares and maxima [experts][cols], over the rows that were routed to it,
+ * and copies which these are to experts [tokens][k].  Its rows are [tokens][cols], or [tokens][k][cols] where each
+ * expert of a token has an input of its own. */
+PS_API ps_status ps_program_sum_inputs(ps_program* program, int32_t index, double* squares, float* maxima, float* rows,
+                                       int32_t* experts);
 
 typedef struct ps_dim { /* factor * size + offset */
   int32_t symbol;       /* size: 0 num_tokens, 1 num_requests, 2 page_table_width, 3 num_rows; -1: only offset */

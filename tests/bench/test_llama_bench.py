@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -81,6 +82,8 @@ def test_shares_of_a_gguf_file_count_its_own_bytes(tmp_path: Path) -> None:
         export_bundle(path, bundle, scheme=scheme)
         shares[scheme] = stored_weights(path, read_graph(bundle)[0]).share
         assert stored_weights(bundle, read_graph(bundle)[0]).share == 1.0
+    tensors = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors)
+    assert stored_weights(path, read_graph(bundle)[0]).num_bytes == tensors
     assert 0.9 < shares[None] <= 1.0
     assert shares["f32"] < 0.25
     assert shares["w8a8"] < 1.0

@@ -47,7 +47,7 @@ class Calibrated:
                 {index: x.copy() for index, x in step.items()}
                 for step in program.inputs(program.linears, lambda _: None)
             ]
-            self.inputs = {name: inputs[linear.index] for linear in program.linears for name in linear.names}
+            self.inputs = {name: inputs[linear] for linear in program.linears for name in linear.names}
             for scheme in ("w8a16", "w4a16"):
                 plan = plan_weights(checkpoint, find_scheme(scheme))
                 found = scaling_of(checkpoint, program, plan, GRID, lambda *_: lambda _: None)

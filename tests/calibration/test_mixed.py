@@ -11,8 +11,9 @@ import pytest
 
 from penstock.calibration.budget import Budget, choose_schemes, parse_size_budget, parse_speed
 from penstock.calibration.divergence import MeanDivergence
-from penstock.calibration.judge import Judge, Workspace
+from penstock.calibration.judge import Judge
 from penstock.calibration.mixed import MixedOptions, MixedReport, SpeedProbe, quantize_mixed
+from penstock.calibration.unfinished import Workspace
 from penstock.calibration.units import WeightUnit
 from penstock.checkpoint.folder import Checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError

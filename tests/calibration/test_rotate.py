@@ -9,15 +9,20 @@ import numpy as np
 import pytest
 
 from benchmarks.plant_outliers import plant_outliers
-from penstock.calibration.rotate import random_hadamard, rotate_checkpoint
+from penstock.calibration import rotate
+from penstock.calibration.quantize import DataOptions, quantize_with_data
+from penstock.calibration.rotate import random_hadamard, rotate_checkpoint, rotated_folder
+from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.folder import Checkpoint
 from penstock.cli.main import main
+from penstock.core.native import QuantizedRows
 from penstock.errors import UnsupportedError
 from penstock.llm.llm import LLM
+from penstock.quant.folder import ROTATION_KEY
 from tests.support.checkpoint_folders import write_folder
 from tests.support.command import FOLDER
 from tests.support.errors import raises
-from tests.support.families import build
+from tests.support.families import build, prompt
 
 IDS = list(range(3, 35))
 NAMES = ("llama_biases", "llama_head_dim", "qwen2_tied_one_kv_head", "qwen3")
@@ -72,6 +77,41 @@ def test_outliers_of_channels_are_spread(tmp_path: Path) -> None:
     losses = [np.square(logits(path, "w8a8") - expected).mean() for path in (tmp_path / "planted", out)]
     assert losses[1] < 0.2 * losses[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "planted"]
+
+
+def test_a_killed_run_continues(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rotated files are kept, since the finished weights belong to them; nothing is rounded a second time."""
+    texts, out, finished = tmp_path / "texts.jsonl", tmp_path / "out", []
+    texts.write_text(json.dumps({"input_ids": prompt(500)}))
+    words = ["--scheme", "w4a8", "--method", "gptq", "--calibration", str(texts), "--calibration-tokens", "500"]
+    command = ["quantize", str(models["qwen3"]), str(out), "--rotate", "r2", *words]
+    write = UnfinishedWeights.write
+
+    def counted(self: UnfinishedWeights, name: str, rows: QuantizedRows) -> None:
+        write(self, name, rows)
+        finished.append(name)
+        if len(finished) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(UnfinishedWeights, "write", counted)
+    with pytest.raises(KeyboardInterrupt), rotated_folder(models["qwen3"], out, "r2") as folder:
+        quantize_with_data(folder, out, "w4a8", DataOptions("gptq", texts, 500))
+    assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl", ".out.rotated", ".out.unfinished"}
+    monkeypatch.setattr(rotate, "rotate_checkpoint", None)
+    assert main(command) == 0
+    assert len(finished) == len(set(finished)) > 3
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["recipe"]["rotate"] == "r2"
+    assert ROTATION_KEY not in config
+    assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl", "out"}
+
+
+def test_a_refused_run_leaves_no_rotated_files(tmp_path: Path, models: dict[str, Path]) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"input_ids": prompt(500)}))
+    words = ["--scheme", "w4a8", "--method", "gptq", "--calibration", str(texts), "--calibration-tokens", "64"]
+    assert main(["quantize", str(models["qwen3"]), str(tmp_path / "out"), "--rotate", "r2", *words]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
 
 
 def test_models_of_vectors_keep_their_rows(tmp_path: Path) -> None:

@@ -57,6 +57,16 @@ def test_one_model_has_no_comparison(penstock_inline: Run, tmp_path) -> None:
     assert "perplexity of the text up to each window" in words_of(picture)
 
 
+def test_a_comparison_with_an_interval_is_json(penstock_inline: Run) -> None:
+    args = ["--no-speed", "--window", "24", "--max-windows", "8", "--against", DEMO]
+    done = penstock_inline("eval", DEMO, "--json", *args)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["divergence"]["mean"]["value"] == 0
+    assert found["divergence"]["mean"]["standard_error"] == 0
+    assert found["verdict"]["is_measurable"] is False
+
+
 @pytest.mark.parametrize(
     ("options", "option"),
     [

@@ -107,15 +107,19 @@ ps_status ps_program_profile_spans(const ps_program* program, const ps_span** sp
   return PS_OK;
 }
 
-ps_status ps_program_sum_inputs(ps_program* program, int32_t index, double* squares, float* maxima, float* rows) {
+ps_status ps_program_sum_inputs(ps_program* program, int32_t index, double* squares, float* maxima, float* rows,
+                                int32_t* experts) {
   const Use use(program);
   PS_TRY(use.status());
   if (!has_flag(*program, PS_PROGRAM_INPUT_SUMS))
     return fail(PS_INVALID_ARGUMENT, "flags: expected a program with PS_PROGRAM_INPUT_SUMS");
   const Vec<Node>& nodes = program->model->graph.nodes;
-  if (index < 0 || index >= nodes.size() || nodes[index].op != OP_LINEAR)
+  const int32_t op = index < 0 || index >= nodes.size() ? -1 : nodes[index].op;
+  if (op != OP_LINEAR && op != OP_EXPERT_LINEAR)
     return fail(PS_INVALID_ARGUMENT, "index: expected a node that is a linear, got %d", index);
-  program->input_sums[index] = InputSums{squares, maxima, rows};
+  if (experts && op == OP_LINEAR)
+    return fail(PS_INVALID_ARGUMENT, "experts: expected null for a linear without experts, node %d", index);
+  program->input_sums[index] = InputSums{squares, maxima, rows, experts};
   return PS_OK;
 }
 

@@ -1,4 +1,4 @@
-// Sums over the inputs of linear nodes, for quantization with data.
+// Sums over the inputs of linear and expert_linear nodes, for quantization with data.
 #ifndef PENSTOCK_OPS_INPUT_SUMS_H
 #define PENSTOCK_OPS_INPUT_SUMS_H
 
@@ -10,10 +10,11 @@ namespace ps {
 struct InputSums {
   double* squares;
   float *maxima, *rows;
+  int32_t* experts;  // of expert_linear
 };
 
-// Runs before the phases of a linear in a program with PS_PROGRAM_INPUT_SUMS.
-extern const Phase kInputSums;
+// They run before the phases of a linear, and of an expert_linear, in a program with PS_PROGRAM_INPUT_SUMS.
+extern const Phase kInputSums, kExpertInputSums;
 
 }  // namespace ps
 

@@ -162,10 +162,10 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   call->token_request = node.wanted_only ? p->batch.wanted_request : p->batch.token_request;
   PS_TRY(bind_loaded(p, node.op, call));
   PS_TRY(bind_exchange(p, node, call));
-  if (has_flag(*p, PS_PROGRAM_INPUT_SUMS) && node.op == OP_LINEAR) {
+  if (has_flag(*p, PS_PROGRAM_INPUT_SUMS) && (node.op == OP_LINEAR || node.op == OP_EXPERT_LINEAR)) {
     call->input_sums = &p->input_sums[call - p->bound.calls.data()];
-    if (!p->bound.steps.push(make_step(*p, call, &kInputSums)) || !p->bound.phases.push(&kInputSums))
-      return no_memory();
+    const Phase* const sums = node.op == OP_LINEAR ? &kInputSums : &kExpertInputSums;
+    if (!p->bound.steps.push(make_step(*p, call, sums)) || !p->bound.phases.push(sums)) return no_memory();
   }
   return push_steps(p, node, run.gated, call);
 }

@@ -83,7 +83,7 @@ class StoredWeights(NamedTuple):
 
 
 def stored_weights(model: Path | str, graph: Graph) -> StoredWeights:
-    """Return the weights of an open model; figures of a GGUF file count the bytes that the file has."""
+    """Return the weights of an open model; figures of a GGUF file count the bytes of its tensors."""
     weights = graph.weights.values()
     num_values = sum(weight.rows * weight.cols for weight in weights)
     if not is_gguf(Path(model)):
@@ -94,7 +94,7 @@ def stored_weights(model: Path | str, graph: Graph) -> StoredWeights:
         if weight.rows > 1 and all(name in checkpoint.tensors for name in names):
             in_file += sum(checkpoint.file_bytes(name) for name in names)
             in_memory += weight.num_bytes
-    total = sum(stamp.num_bytes for stamp in checkpoint.files)
+    total = sum(map(checkpoint.file_bytes, checkpoint.tensors))
     return StoredWeights(num_values, total, in_file / in_memory if in_memory else 1.0)
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.calibration.divergence import MeanDivergence
-from penstock.calibration.judge import Judge, Workspace, check_texts, file_stamp
+from penstock.calibration.judge import Judge, check_texts, file_stamp
 from penstock.calibration.outputs import check_outputs
 from penstock.calibration.quantize import METHODS, DataOptions, quantize_with_data
+from penstock.calibration.unfinished import Workspace
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import check_float_weights, quantize_checkpoint
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError

@@ -144,17 +144,17 @@ def scaling_of(
         and any(name in plan for name in fold.readers)
     ]
     nodes = {name: linear for linear in program.linears for name in linear.names}
-    by_linear = {nodes[fold.readers[0]].index: fold for fold in folds if fold.readers[0] in nodes}
-    groups = linear_groups([linear for linear in program.linears if linear.index in by_linear])
+    by_linear = {nodes[fold.readers[0]]: fold for fold in folds if fold.readers[0] in nodes}
+    groups = linear_groups([linear for linear in program.linears if linear in by_linear])
     columns: dict[str, NDArray[np.int32]] = {}
     rows: dict[str, NDArray[np.int32]] = {}
     with Context(program.threads) as context:
         for number, group in enumerate(groups, 1):
             means, hessians = _moments(program, group, begin("scales", f"pass {number} of {len(groups)}"))
             for linear in group:
-                fold = by_linear[linear.index]
-                search = _Search(context, checkpoint, plan, fold, hessians[linear.index])
-                exponents = search.best(fold.of_rows(means[linear.index]), grid)
+                fold = by_linear[linear]
+                search = _Search(context, checkpoint, plan, fold, hessians[linear])
+                exponents = search.best(fold.of_rows(means[linear]), grid)
                 if exponents.any():
                     columns |= dict.fromkeys(fold.readers, fold.of_columns(exponents))
                     rows[fold.producer] = exponents
@@ -163,17 +163,17 @@ def scaling_of(
 
 def _moments(
     program: CalibrationProgram, linears: list[LinearNode], on_step: Callable[[int], None]
-) -> tuple[dict[int, NDArray[np.float32]], dict[int, NDArray[np.float32]]]:
-    """Return the mean magnitude of each column, and the mean of ``x^T x``, by the index of the linear."""
-    sizes = {linear.index: np.zeros(linear.cols) for linear in linears}
-    hessians = {linear.index: np.zeros((linear.cols, linear.cols), np.float32) for linear in linears}
+) -> tuple[dict[LinearNode, NDArray[np.float32]], dict[LinearNode, NDArray[np.float32]]]:
+    """Return the mean magnitude of each column, and the mean of ``x^T x``, by linear."""
+    sizes = {linear: np.zeros(linear.cols) for linear in linears}
+    hessians = {linear: np.zeros((linear.cols, linear.cols), np.float32) for linear in linears}
     for inputs in program.inputs(linears, on_step):
-        for index, x in inputs.items():
-            sizes[index] += np.abs(x).sum(axis=0, dtype=np.float64)
-            hessians[index] += x.T @ x
+        for linear, x in inputs.items():
+            sizes[linear] += np.abs(x).sum(axis=0, dtype=np.float64)
+            hessians[linear] += x.T @ x
     count = program.data.num_tokens
-    means = {index: (total / count).astype(np.float32) for index, total in sizes.items()}
-    return means, {index: total / np.float32(count) for index, total in hessians.items()}
+    means = {linear: (total / count).astype(np.float32) for linear, total in sizes.items()}
+    return means, {linear: total / np.float32(count) for linear, total in hessians.items()}
 
 
 class _Search:

@@ -26,15 +26,21 @@ StepCallback = Callable[[int], None]
 _HESSIAN_ITEM_BYTES: Final = 4
 _HESSIAN_BYTES: Final = 1 << 30
 """Memory for the Hessians of one pass over the calibration data; a single larger one is computed by itself."""
+_EXPERT_IDS: Final = 2
+"""The operand of ``expert_linear`` that has the experts of each token."""
 
 
 @dataclass(frozen=True)
 class LinearNode:
-    """A linear of a graph: the index of its node, the tensors that its weight is made of, and its columns."""
+    """A linear of a graph: the index of its node, the tensors that its weight is made of, and its columns.
+
+    ``expert``: the number of the expert whose rows of an ``expert_linear`` this is; -1 of others.
+    """
 
     index: int
     names: tuple[str, ...]
     cols: int
+    expert: int = -1
 
     @property
     def hessian_bytes(self) -> int:
@@ -42,13 +48,45 @@ class LinearNode:
         return self.cols * self.cols * _HESSIAN_ITEM_BYTES
 
 
-def _linears(graph: Graph) -> list[LinearNode]:
-    found = []
+@dataclass(frozen=True)
+class _Routing:
+    """An ``expert_linear``: its experts, how many a token has, and whether each of these has an input of its own."""
+
+    num_experts: int
+    num_slots: int
+    has_own_rows: bool
+
+    def rows_of(self, expert: int, rows: NDArray[np.float32], experts: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return the inputs [n, columns] of an expert, from those of a step."""
+        chosen = experts == expert
+        own: NDArray[np.float32] = rows[chosen if self.has_own_rows else chosen.any(axis=1)]
+        return own
+
+
+def _linears(graph: Graph) -> tuple[list[LinearNode], dict[int, _Routing]]:
+    """Return the linears, those of experts one by one, and the routing of the nodes that have experts."""
+    found: list[LinearNode] = []
+    routed: dict[int, _Routing] = {}
     for index, node in enumerate(graph.nodes):
+        if node.op not in ("linear", "expert_linear"):
+            continue
+        weight = graph.weights[node.inputs[1].name]
         if node.op == "linear":
-            weight = graph.weights[node.inputs[1].name]
             found.append(LinearNode(index, tuple(part.name for part in weight.parts), weight.cols))
-    return found
+            continue
+        num_experts, num_rows = int(node.attrs["num_experts"]), int(node.attrs["out_features"])
+        x, ids = (graph.values[node.inputs[at].name].shape for at in (0, _EXPERT_IDS))
+        routed[index] = _Routing(num_experts, ids[1].offset, len(x) == 3)
+        for expert in range(num_experts):
+            own = range(expert * num_rows, (expert + 1) * num_rows)
+            names = tuple(
+                part.name
+                for part in weight.parts
+                if part.row_start in own and part.row_start + part.num_rows - 1 in own
+            )
+            if names:  # else one tensor has the rows of several experts
+                found.append(LinearNode(index, names, weight.cols, expert))
+    return found, routed
 
 
 def linear_groups(linears: list[LinearNode]) -> list[list[LinearNode]]:
@@ -77,7 +115,7 @@ class CalibrationProgram:
     def __enter__(self) -> Self:
         """Open the bundle with memory for one sequence."""
         self.graph, _ = read_graph(self.bundle)
-        self.linears = _linears(self.graph)
+        self.linears, self._routed = _linears(self.graph)
         self._len = max(map(len, self.data.sequences))
         self._model = Model.open(self.bundle)
         try:
@@ -134,45 +172,73 @@ class CalibrationProgram:
 
         Raises InvalidArgumentError where an input is NaN or infinite.
         """
-        squares = {linear.index: np.zeros(linear.cols) for linear in self.linears}
-        maxima = {linear.index: np.zeros(linear.cols, np.float32) for linear in self.linears}
-        for linear in self.linears:
-            self._program.sum_inputs(linear.index, squares=squares[linear.index], maxima=maxima[linear.index])
+        squares: dict[int, NDArray[np.float64]] = {}
+        maxima: dict[int, NDArray[np.float32]] = {}
+        counts = {index: np.zeros(own.num_experts, np.int64) for index, own in self._routed.items()}
+        experts = {index: self._expert_buffer(index) for index in self._routed}
+        for index, cols in {linear.index: linear.cols for linear in self.linears}.items():
+            num = self._routed[index].num_experts if index in self._routed else 1
+            squares[index], maxima[index] = np.zeros((num, cols)), np.zeros((num, cols), np.float32)
+            self._program.sum_inputs(index, squares=squares[index], maxima=maxima[index], experts=experts.get(index))
         for length in self._steps():
+            for index, own in experts.items():
+                counts[index] += np.bincount(own[:length].reshape(-1), minlength=len(counts[index]))
             on_step(length)
         weights: dict[str, WeightInputs] = {}
+        expert_tokens: dict[str, int] = {}
         for linear in self.linears:
             self._program.sum_inputs(linear.index)
-            _check_finite(squares[linear.index], linear)
-            own = WeightInputs(squares[linear.index], self.data.num_tokens, maxima[linear.index])
+            row, count = max(linear.expert, 0), self.data.num_tokens
+            if linear.expert >= 0:
+                count = int(counts[linear.index][linear.expert])
+                expert_tokens |= dict.fromkeys(linear.names, count)
+            _check_finite(squares[linear.index][row], linear)
+            inputs = WeightInputs(squares[linear.index][row], count, maxima[linear.index][row])
             for name in linear.names:
-                weights[name] = _merged(weights[name], own) if name in weights else own
-        return InputStatistics(weights, self.data.num_tokens, self.data.digest, self.data.source)
+                weights[name] = _merged(weights[name], inputs) if name in weights else inputs
+        return InputStatistics(weights, self.data.num_tokens, self.data.digest, self.data.source, expert_tokens)
 
-    def hessians(self, linears: Sequence[LinearNode], on_step: StepCallback) -> Mapping[int, NDArray[np.float32]]:
-        """Return the sum of ``x^T x`` over all tokens for each of these linears, by the index of its node."""
-        sums = {linear.index: np.zeros((linear.cols, linear.cols), np.float32) for linear in linears}
+    def hessians(
+        self, linears: Sequence[LinearNode], on_step: StepCallback
+    ) -> Mapping[LinearNode, NDArray[np.float32]]:
+        """Return the sum of ``x^T x`` over all tokens for each of these linears, of an expert over its own tokens."""
+        sums = {linear: np.zeros((linear.cols, linear.cols), np.float32) for linear in linears}
         for inputs in self.inputs(linears, on_step):
-            for index, x in inputs.items():
-                sums[index] += x.T @ x
+            for linear, x in inputs.items():
+                sums[linear] += x.T @ x
         for linear in linears:
-            _check_finite(np.diagonal(sums[linear.index]), linear)
+            _check_finite(np.diagonal(sums[linear]), linear)
         return sums
 
     def inputs(
         self, linears: Sequence[LinearNode], on_step: StepCallback
-    ) -> Iterator[Mapping[int, NDArray[np.float32]]]:
-        """Yield the inputs [tokens, columns] of these linears in each step, by the index of their node: views."""
-        rows = {linear.index: np.zeros((self._len, linear.cols), np.float32) for linear in linears}
-        for linear in linears:
-            self._program.sum_inputs(linear.index, rows=rows[linear.index])
+    ) -> Iterator[Mapping[LinearNode, NDArray[np.float32]]]:
+        """Yield the inputs [tokens, columns] of these linears in each step: views, of an expert copies of its own."""
+        rows, experts = {}, {}
+        for index, cols in {linear.index: linear.cols for linear in linears}.items():
+            routing = self._routed.get(index)
+            slots = (routing.num_slots,) if routing is not None and routing.has_own_rows else ()
+            rows[index] = np.zeros((self._len, *slots, cols), np.float32)
+            if routing is not None:
+                experts[index] = self._expert_buffer(index)
+            self._program.sum_inputs(index, rows=rows[index], experts=experts.get(index))
         try:
             for length in self._steps():
-                yield {index: array[:length] for index, array in rows.items()}
+                yield {
+                    own: rows[own.index][:length]
+                    if own.expert < 0
+                    else self._routed[own.index].rows_of(
+                        own.expert, rows[own.index][:length], experts[own.index][:length]
+                    )
+                    for own in linears
+                }
                 on_step(length)
         finally:
-            for linear in linears:
-                self._program.sum_inputs(linear.index)
+            for index in rows:
+                self._program.sum_inputs(index)
+
+    def _expert_buffer(self, index: int) -> NDArray[np.int32]:
+        return np.zeros((self._len, self._routed[index].num_slots), np.int32)
 
 
 def _check_finite(sums: NDArray[Any], linear: LinearNode) -> None:

@@ -5,32 +5,28 @@ The work of a long measurement lies in a hidden folder beside the output, so tha
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from penstock.calibration.divergence import LogitsProgram, MeanDivergence, measure_divergence, write_reference
 from penstock.calibration.texts import CalibrationData, calibration_data, read_texts
+from penstock.calibration.unfinished import Workspace
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.imatrix import is_imatrix
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import InvalidArgumentError
 from penstock.graph.export import export_bundle
 from penstock.llm.llm import LLM
 from penstock.runtime.build import Progress, ProgressCallback
 from penstock.runtime.open import open_program
 from penstock.runtime.program import ProgramLimits
 
-__all__ = ["MAX_JUDGED_TOKENS", "Judge", "Workspace", "check_texts", "file_stamp", "split_data"]
+__all__ = ["MAX_JUDGED_TOKENS", "Judge", "check_texts", "file_stamp", "split_data"]
 
 MAX_JUDGED_TOKENS: Final = 8192
 """The tokens that a divergence is measured on, at most; the study of docs/guides/quantization.md needs 8,000."""
 _HELD_OUT_EVERY: Final = 4
 _MAX_REQUESTS: Final = 8
-_SUFFIX: Final = ".measured"
 Result = TypeVar("Result")
 
 
@@ -56,46 +52,6 @@ def split_data(data: CalibrationData) -> tuple[CalibrationData, CalibrationData]
         num_tokens += len(data.sequences[place])
     seen = [ids for place, ids in enumerate(data.sequences) if place not in places]
     return CalibrationData(seen, data.source), CalibrationData(held, data.source)
-
-
-class Workspace:
-    """A hidden folder beside ``final`` for the results of finished steps.
-
-    It is begun anew if ``inputs`` or the files of the source differ from those that it was made for.
-    """
-
-    def __init__(self, final: Path, inputs: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-        self.folder = final.parent / f".{final.name}{_SUFFIX}"
-        text = json.dumps({"inputs": dict(inputs), "source": [asdict(stamp) for stamp in checkpoint.files]})
-        marker = self.folder / "inputs.json"
-        try:
-            if marker.is_file() and marker.read_text() == text:
-                return
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir()
-            marker.write_text(text)
-        except OSError as error:
-            raise FileAccessError(f"{self.folder}: {error.strerror}") from None
-
-    def read(self, name: str) -> Any:
-        """Return the value of a finished step; None if it is not finished."""
-        try:
-            return json.loads((self.folder / name).read_text())
-        except (OSError, ValueError):
-            return None
-
-    def write(self, name: str, value: Any) -> None:
-        """Keep the value of a finished step; its file appears complete or not at all."""
-        partial = self.folder / f"{name}.partial"
-        try:
-            partial.write_text(json.dumps(value))
-            os.replace(partial, self.folder / name)
-        except OSError as error:
-            raise FileAccessError(f"{partial}: {error.strerror}") from None
-
-    def remove(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Judge:

@@ -59,7 +59,7 @@ def smooth_keys(
     layers = _layers(checkpoint, program, kv_heads)
     for inputs in program.inputs([own.linear for own in layers], on_step):
         for own in layers:
-            keys = inputs[own.linear.index] @ own.weight.T
+            keys = inputs[own.linear] @ own.weight.T
             keys = keys if own.bias is None else keys + own.bias
             pairs = keys.reshape(len(keys), kv_heads, 2, -1)
             np.maximum(own.lengths, np.hypot(pairs[:, :, 0], pairs[:, :, 1]).max(axis=0), out=own.lengths)

@@ -23,10 +23,11 @@ from penstock.calibration.budget import (
     smallest_prefix,
 )
 from penstock.calibration.divergence import MeanDivergence
-from penstock.calibration.judge import Judge, Workspace, check_texts, file_stamp
+from penstock.calibration.judge import Judge, check_texts, file_stamp
 from penstock.calibration.levels import METHODS, Levels, default_levels, make_levels, write_checkpoint
 from penstock.calibration.outputs import check_outputs
 from penstock.calibration.texts import DEFAULT_TOKENS, check_max_tokens
+from penstock.calibration.unfinished import Workspace
 from penstock.calibration.units import WeightUnit, find_units, has_experts
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import check_float_weights

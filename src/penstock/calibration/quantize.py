@@ -43,11 +43,15 @@ from penstock.quant.methods.weighted import round_weighted
 from penstock.quant.scheme import Scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
-__all__ = ["METHODS", "DataOptions", "DataReport", "check_data", "quantize_with_data"]
+__all__ = ["METHODS", "MIN_EXPERT_TOKENS", "DataOptions", "DataReport", "check_data", "quantize_with_data"]
 
 METHODS: Final = (
     "imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq", "awq", "awq+imatrix", "awq+gptq",
 )  # fmt: skip
+
+
+MIN_EXPERT_TOKENS: Final = 32
+"""With fewer, the mean square of an input is off by a quarter and more: sqrt(2 / n) of a normal one."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,9 @@ class DataOptions:
 class DataReport:
     """The result of ``quantize_with_data``: the files, the calibration data, and the weights that it said nothing of.
 
-    ``without_data`` are rounded to nearest; ``without_gptq`` by weighted rounding, since their Hessian has no factor.
+    ``without_data`` are rounded to nearest, experts that saw fewer than ``MIN_EXPERT_TOKENS`` tokens included.
+    ``without_gptq`` are rounded by weighted rounding, since their Hessian has no factor, or since the expert saw fewer
+    tokens than it has columns.  ``expert_tokens``: how many each routed expert saw, by weight.
     """
 
     files: QuantizeReport
@@ -95,11 +101,7 @@ class DataReport:
     without_data: tuple[str, ...]
     without_gptq: tuple[str, ...]
     seconds: float
-
-    @property
-    def experts_without_data(self) -> tuple[str, ...]:
-        """The weights of routed experts among ``without_data``: all of them, as their inputs are not recorded."""
-        return tuple(name for name in self.without_data if ".experts." in name)
+    expert_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def quantize_with_data(
@@ -139,7 +141,9 @@ def quantize_with_data(
     )
     if rounding.unfinished is not None:
         rounding.unfinished.remove()
-    return DataReport(report, rounding.recipe, names, tuple(rounding.without_gptq), time.monotonic() - start)
+    seconds = time.monotonic() - start
+    tokens = {name: count for name, count in rounding.statistics.expert_tokens.items() if name in plan}
+    return DataReport(report, rounding.recipe, names, tuple(rounding.without_gptq), seconds, tokens)
 
 
 def check_data(final: Path, options: DataOptions) -> None:
@@ -209,13 +213,17 @@ def _rotated_squares(
 ) -> dict[str, NDArray[np.float32]]:
     """Return the mean squares of the columns of the inputs, folded and rotated, by the names of the weights."""
     linears = [own for own in program.linears if any(name in plan and plan[name].hadamard for name in own.names)]
-    squares = {linear.index: np.zeros(linear.cols) for linear in linears}
-    factors = {linear.index: rounding.smoothing.factors_of(linear.names[0], linear.cols) for linear in linears}
+    squares = {linear: np.zeros(linear.cols) for linear in linears}
+    factors = {linear: rounding.smoothing.factors_of(linear.names[0], linear.cols) for linear in linears}
     for inputs in program.inputs(linears, passes.begin("rotated statistics")):
-        for index, x in inputs.items():
-            squares[index] += np.square(rotate_inputs(x * factors[index])).sum(axis=0, dtype=np.float64)
-    count = program.data.num_tokens
-    return {name: (squares[own.index] / count).astype(np.float32) for own in linears for name in own.names}
+        for own, x in inputs.items():
+            squares[own] += np.square(rotate_inputs(x * factors[own])).sum(axis=0, dtype=np.float64)
+    counts, most = rounding.statistics.expert_tokens, program.data.num_tokens
+    return {
+        name: (squares[own] / max(counts.get(name, most), 1)).astype(np.float32)
+        for own in linears
+        for name in own.names
+    }
 
 
 def _unfinished_key(scheme: Scheme, options: DataOptions, rounding: _DataRounding) -> dict[str, Any]:
@@ -241,6 +249,8 @@ def _recipe(options: DataOptions, statistics: InputStatistics) -> dict[str, Any]
     }
     recipe |= {"smooth_keys": True} if options.smooth_keys else {}
     recipe |= {"strength": options.arguments.strength} if "smooth" in options.steps else {}
+    if counts := list(statistics.expert_tokens.values()):
+        recipe |= {"expert_tokens_least": min(counts), "expert_tokens_median": int(np.median(counts))}
     return recipe | ({"damping": options.arguments.damping} if "gptq" in options.steps else {})
 
 
@@ -274,8 +284,10 @@ class _DataRounding:
         """The mean squares of the columns of rotated inputs, which those of the inputs do not tell."""
 
     def has_data(self, name: str) -> bool:
-        """Return True if the weight had an input that was not zero."""
+        """Return True if the weight had an input that was not zero, and a routed expert saw enough of them."""
         inputs = self.statistics.weights.get(name)
+        if self.statistics.expert_tokens.get(name, MIN_EXPERT_TOKENS) < MIN_EXPERT_TOKENS:
+            return False
         return inputs is not None and bool(inputs.squares.any())
 
     def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -322,14 +334,19 @@ class _GptqWork:
 
     def run(self, program: CalibrationProgram, passes: _Passes) -> None:
         """Compute the integers of each weight, and keep them in files."""
-        groups = linear_groups([linear for linear in program.linears if self._open_names(linear)])
-        self._check_tokens([linear for group in groups for linear in group], program.data.num_tokens)
+        linears = [linear for linear in program.linears if self._open_names(linear)]
+        self._check_tokens([linear for linear in linears if linear.expert < 0], program.data.num_tokens)
+        few = {linear for linear in linears if self._num_tokens(linear, program) < linear.cols}
+        self._rounding.without_gptq += [
+            name for linear in linears if linear in few for name in self._open_names(linear)
+        ]
+        groups = linear_groups([linear for linear in linears if linear not in few])
         with Context(program.threads) as context:
             for number, group in enumerate(groups, 1):
                 note = f"pass {number} of {len(groups)}"
                 hessians = program.hessians(group, passes.begin("hessians", note))
                 for linear in group:
-                    self._round(context, linear, hessians[linear.index])
+                    self._round(context, linear, hessians[linear])
 
     def _open_names(self, linear: LinearNode) -> list[str]:
         return [
@@ -337,6 +354,9 @@ class _GptqWork:
             for name in linear.names
             if name in self._plan and self._rounding.has_data(name) and not self._is_finished(name)
         ]
+
+    def _num_tokens(self, linear: LinearNode, program: CalibrationProgram) -> int:
+        return self._rounding.statistics.expert_tokens.get(linear.names[0], program.data.num_tokens)
 
     def _is_finished(self, name: str) -> bool:
         return self._unfinished.read(name, self._checkpoint.tensors[name].shape, self._plan[name]) is not None

@@ -20,15 +20,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.calibration.unfinished import ROTATED, Workspace, is_unfinished
 from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.quantize import check_float_weights
 from penstock.checkpoint.side_files import write_side_files
 from penstock.config import check_choice
-from penstock.errors import UnsupportedError
+from penstock.errors import PenstockError, UnsupportedError
 from penstock.models.mapped import open_mapped
-from penstock.quant.folder import check_new_folder, new_folder, private_folder
+from penstock.quant.folder import ROTATION_KEY, check_new_folder, new_folder
 from penstock.quant.hadamard import ROTATIONS
 from penstock.quant.mixed_schemes import HEAD_NAME
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
@@ -162,6 +163,7 @@ def rotate_checkpoint(source: Path | str, out: Path | str, rotation: str) -> Non
     rotated = _Rotation(checkpoint, rotation)
     infos = {name: checkpoint.tensors[rotated.source(name)] for name in rotated.names}
     config = {name: value for name, value in checkpoint.config.values.items() if name != "quantization_config"}
+    config[ROTATION_KEY] = rotation
     if rotated.is_untied:
         config["tie_word_embeddings"] = False
     side_files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
@@ -176,8 +178,20 @@ def rotate_checkpoint(source: Path | str, out: Path | str, rotation: str) -> Non
 
 @contextlib.contextmanager
 def rotated_folder(source: Path | str, final: Path, rotation: str) -> Iterator[Path]:
-    """Rotate a checkpoint into a hidden folder beside ``final``, which is removed at the end of the block."""
+    """Rotate a checkpoint into a hidden folder beside ``final``, which is removed when the block has succeeded.
+
+    A run that was killed leaves it, and the next one for the same files takes it: what it finished belongs to the files
+    in there.  A refused run leaves it only beside such weights or measurements.
+    """
     check_new_folder(final)
-    with private_folder(final) as folder:
-        rotate_checkpoint(source, folder / "rotated", rotation)
-        yield folder / "rotated"
+    work = Workspace(final, {"rotate": rotation}, open_mapped(source), ROTATED)
+    folder = work.folder / "rotated"
+    try:
+        if not folder.is_dir():
+            rotate_checkpoint(source, folder, rotation)
+        yield folder
+    except PenstockError:
+        if not is_unfinished(final):
+            work.remove()
+        raise
+    work.remove()

@@ -1,4 +1,4 @@
-"""Finished weights of a quantization that takes long: kept beside the output, so that a killed run continues."""
+"""Finished parts of a quantization that takes long: kept beside the output, so that a killed run continues."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from penstock.errors import FileAccessError
 from penstock.quant.matrix import group_shape
 from penstock.quant.scheme import Scheme
 
-__all__ = ["UnfinishedWeights"]
+__all__ = ["ROTATED", "UnfinishedWeights", "Workspace", "is_unfinished"]
 
 _SUFFIX: Final = ".unfinished"
+MEASURED: Final = ".measured"
+ROTATED: Final = ".rotated"
 _RECIPE: Final = "recipe.json"
 
 
@@ -97,3 +99,49 @@ def _is_whole(rows: QuantizedRows, shape: tuple[int, int], scheme: Scheme) -> bo
     if scheme.weight_bits == 4:
         expected.append((group_shape(*shape), np.dtype(np.int8)))
     return found == expected
+
+
+class Workspace:
+    """A hidden folder beside ``final`` for the results of finished steps.
+
+    It is begun anew if ``inputs`` or the files of the source differ from those that it was made for.  ``suffix`` ends
+    its name: the steps of a measurement and a rotated checkpoint lie apart.
+    """
+
+    def __init__(self, final: Path, inputs: Mapping[str, Any], checkpoint: Checkpoint, suffix: str = MEASURED) -> None:
+        self.folder = final.parent / f".{final.name}{suffix}"
+        text = json.dumps({"inputs": dict(inputs), "source": [asdict(stamp) for stamp in checkpoint.files]})
+        marker = self.folder / "inputs.json"
+        try:
+            if marker.is_file() and marker.read_text() == text:
+                return
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir()
+            marker.write_text(text)
+        except OSError as error:
+            raise FileAccessError(f"{self.folder}: {error.strerror}") from None
+
+    def read(self, name: str) -> Any:
+        """Return the value of a finished step; None if it is not finished."""
+        try:
+            return json.loads((self.folder / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def write(self, name: str, value: Any) -> None:
+        """Keep the value of a finished step; its file appears complete or not at all."""
+        partial = self.folder / f"{name}.partial"
+        try:
+            partial.write_text(json.dumps(value))
+            os.replace(partial, self.folder / name)
+        except OSError as error:
+            raise FileAccessError(f"{partial}: {error.strerror}") from None
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def is_unfinished(final: Path) -> bool:
+    """Return True if a run for ``final`` left weights or measurements, which the same command continues."""
+    return any((final.parent / f".{final.name}{suffix}").exists() for suffix in (_SUFFIX, MEASURED))

@@ -388,7 +388,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_model_file": (c_int32, (c_void_p, _P64)),
     "ps_auto_kv_layout": (c_int32, (c_char_p,)),
     "ps_program_kv": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), _P64, _P32)),
-    "ps_program_sum_inputs": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
+    "ps_program_sum_inputs": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
     "ps_program_profile": (c_int32, (c_void_p, c_int32)),
     "ps_program_profile_spans": (c_int32, (c_void_p, POINTER(c_void_p), _P64)),
     "ps_model_node": (c_int32, (c_void_p, c_int32, POINTER(NodeInfoStruct))),

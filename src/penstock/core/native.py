@@ -398,16 +398,21 @@ class CoreProgram(Handle):
         squares: npt.NDArray[np.float64] | None = None,
         maxima: npt.NDArray[np.float32] | None = None,
         rows: npt.NDArray[np.float32] | None = None,
+        experts: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """From the next step on, add up the input of the linear that is node ``index`` of the graph.
 
         ``squares`` [cols]: to which the squares of each column are added.  ``maxima`` [cols]: the largest magnitudes.
         ``rows`` [max_tokens, cols]: where each step copies its input to.  None: not.  The sums do not depend on the
-        number of threads.  Raises InvalidArgumentError for a program without ``INPUT_SUMS``.
+        number of threads.  Of an ``expert_linear``, the first two are [experts, cols], each over the rows routed to the
+        expert, and ``experts`` [max_tokens, k] is where each step copies the numbers of the experts to; an input of
+        each expert of a token has rows [max_tokens, k, cols].  Raises InvalidArgumentError for a program without
+        ``INPUT_SUMS``.
         """
         self._check_parents()
-        arrays = [squares, maxima, rows]
-        for name, array in (("squares", squares), ("maxima", maxima), ("rows", rows)):
+        named = {"squares": squares, "maxima": maxima, "rows": rows, "experts": experts}
+        arrays = list(named.values())
+        for name, array in named.items():
             if array is not None and not (array.flags.c_contiguous and array.flags.writeable):
                 raise InvalidArgumentError(f"{name}: expected a C-contiguous, writable array", param=name)
         at = (None if array is None else array.ctypes.data for array in arrays)

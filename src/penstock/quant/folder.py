@@ -22,11 +22,13 @@ from penstock.quant.scheme import Scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
 __all__ = [
-    "QUANTIZED_VERSION", "add_quantized", "check_folder_name", "check_new_folder", "new_folder",
+    "QUANTIZED_VERSION", "ROTATION_KEY", "add_quantized", "check_folder_name", "check_new_folder", "new_folder",
     "private_folder", "quantized_config", "quantized_entries",
 ]  # fmt: skip
 
 QUANTIZED_VERSION: Final = 2
+ROTATION_KEY: Final = "penstock_rotation"
+"""The entry of config.json that a folder of rotated floats has, until it is quantized."""
 _RANDOM_CHARS: Final = 8  # that tempfile puts into a name
 _GRACE_SECONDS: Final = 5.0
 _WRITERS: Final = {
@@ -69,14 +71,16 @@ def quantized_config(
 ) -> bytes:
     """Return config.json of the quantized folder: the original's with a ``quantization_config``.
 
-    ``recipe``: the method that chose the integers, and its calibration data.  ``kv_cache``: the type of keys and values
-    that "auto" means for this folder; None is that of the scheme.  ``keeps_floats``: some linears keep their floats.
-    ``schemes``: those of the quantized tensors, by name; None where each has the one that follows from its name.
+    ``recipe``: the method that chose the integers, and its calibration data; a rotation of the source is added.
+    ``kv_cache``: the type of keys and values that "auto" means for this folder; None is that of the scheme.
+    ``keeps_floats``: some linears keep their floats.  ``schemes``: those of the quantized tensors, by name; None where
+    each has the one that follows from its name.
     """
     section = {"quant_method": "penstock", "version": QUANTIZED_VERSION, "scheme": scheme, "dtype": dtype}
-    section |= {"recipe": dict(recipe)} if recipe else {}
+    rotation = {"rotate": config[ROTATION_KEY]} if ROTATION_KEY in config else {}
+    section |= {"recipe": {"method": "rtn"} | dict(recipe or {}) | rotation} if recipe or rotation else {}
     section |= {"kv_cache": kv_cache} if kv_cache else {}
-    values = config | {"quantization_config": section}
+    values = {name: value for name, value in config.items() if name != ROTATION_KEY} | {"quantization_config": section}
     others = other_schemes(scheme, schemes or {})
     is_mixed = keeps_floats or bool(others)
     return (json.dumps(mixed_config(values, scheme, others) if is_mixed else values, indent=2) + "\n").encode()

@@ -32,10 +32,12 @@ class InputStatistics:
     """Statistics by the name of the weight in the checkpoint.
 
     ``num_tokens`` and ``digest`` describe the calibration data: the SHA-256 of its token ids, or of the imatrix file.
-    ``source``: the name of the file, or "samples" of the model's own.
+    ``source``: the name of the file, or "samples" of the model's own.  ``expert_tokens``: of the weights of routed
+    experts, how many tokens the expert saw; empty for an imatrix file, whose counts are of another kind in old files.
     """
 
     weights: dict[str, WeightInputs] = field(default_factory=dict)
     num_tokens: int = 0
     digest: str = ""
     source: str = ""
+    expert_tokens: dict[str, int] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from penstock.bench.quality.scores import _Chunks
 from penstock.bench.quality.verdict import judge
 from penstock.bench.quality.windows import WindowRule
 from penstock.checkpoint.tensor_file import TensorFile
+from penstock.cli.main import main
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from tests.support.command import DEMO, FOLDER, ROOT
 from tests.support.errors import raises
@@ -54,6 +55,18 @@ def changed_demo(folder: Path, name: str, change) -> Path:
             (folder / path.name).write_bytes(path.read_bytes())
     (folder / name).write_bytes(change((folder / name).read_bytes()))
     return folder
+
+
+def test_a_scheme_for_a_gguf_file_counts_its_own_bytes(tmp_path) -> None:
+    """The file has float32: its weights are four times those that w8a8 computes with."""
+    path = tmp_path / "model.gguf"
+    assert main(["convert", str(FOLDER), str(path), "--dtype", "f32"]) == 0
+    floats, rounded = (
+        evaluate(Evaluation(Subject(path, scheme=scheme), text=FOLDER / "valid.txt", rule=RULE, speed=False)).model
+        for scheme in (None, "w8a8")
+    )
+    assert floats.weight_bytes == pytest.approx(4 * floats.num_parameters, rel=1e-4)
+    assert rounded.weight_bytes < 0.26 * floats.weight_bytes
 
 
 def test_another_tokenizer_is_refused(tmp_path) -> None:

@@ -62,7 +62,7 @@ def bootstrap_mean(sums: Floats, counts: Floats, draws: int = DRAWS) -> Interval
         picks = random.integers(0, num, (min(step, draws - begin), num))
         means.append(sums[picks].sum(axis=1) / counts[picks].sum(axis=1))
     drawn = np.concatenate(means)
-    low, high = np.percentile(drawn, (2.5, 97.5))
+    low, high = map(float, np.percentile(drawn, (2.5, 97.5)))
     wider = (num / (num - 1)) ** 0.5  # draws of n windows vary as if their mean were the true one
     error = wider * float(drawn.std(ddof=1))
     return Interval(mean, mean + wider * (low - mean), mean + wider * (high - mean), error, _DETECTABLE * error)

@@ -201,7 +201,8 @@ def _text_report(source: TextSource, cut: WindowCut, rule: WindowRule) -> TextRe
 
 def _model_report(subject: Subject, llm: LLM, graph: Graph, scores: TokenScores, number: int) -> ModelReport:
     stored = stored_weights(subject.model, graph)
-    num_bytes = stored.num_bytes or llm.info.weight_bytes
+    in_file = stored.num_bytes if subject.scheme is None else 0  # else the weights are not those of the file
+    num_bytes = in_file or llm.info.weight_bytes
     sums, counts = window_sums(scores.nll[number], scores.window)
     mean = bootstrap_mean(sums, counts)
     low_high = None if mean.low is None or mean.high is None else (math.exp(mean.low), math.exp(mean.high))

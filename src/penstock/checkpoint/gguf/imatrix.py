@@ -170,7 +170,7 @@ def _gguf_rows(architecture: Architecture, weights: Mapping[str, WeightInputs]) 
         prefix = f"{architecture.layers}."
         layer, _, module = own.removeprefix(prefix).removesuffix(".weight").partition(".")
         part = parts.get(_EXPERT.sub(r"\1{}\3", module))
-        if own.startswith(prefix) and part is not None and inputs.squares.any():
+        if own.startswith(prefix) and part is not None and (inputs.squares.any() or _EXPERT.search(module)):
             rows.setdefault(f"blk.{layer}.{part}.weight", []).append(inputs)
     return {
         name: (np.stack([one.squares for one in found]), np.array([one.count for one in found]))

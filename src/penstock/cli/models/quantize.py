@@ -193,14 +193,18 @@ def _print_report(args: argparse.Namespace, report: DataReport) -> None:
     )
     for names, what in (
         (report.without_data, "without calibration data, rounded to nearest"),
-        (report.without_gptq, "without a positive definite Hessian, rounded as imatrix does"),
+        (
+            report.without_gptq,
+            "without a positive definite Hessian of as many tokens as columns, rounded as imatrix does",
+        ),
     ):
         if names:
             others = f" and {len(names) - 1} more" if len(names) > 1 else ""
             print(f"penstock: {printable(names[0])}{others}: {what}", file=sys.stderr)
-    if report.experts_without_data:
+    if counts := list(report.expert_tokens.values()):
+        few = sum(name in report.expert_tokens for name in report.without_data)
         print(
-            f"penstock: {len(report.experts_without_data)} of these are weights of experts, whose inputs are not "
-            "recorded",
+            f"penstock: experts saw {min(counts):,} to {max(counts):,} calibration tokens; {few} of {len(counts)} "
+            "weights of experts saw too few, and are rounded to nearest",
             file=sys.stderr,
         )
