@@ -15,6 +15,7 @@ from penstock.engine.request import RequestStatus
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
 from penstock.llm.result import Delta
 from tests.support.engine_requests import PARAMS, PROMPTS, prompt_of
+from tests.support.errors import raises
 
 
 def test_an_abort_from_a_second_thread_frees_everything(make_llm):
@@ -93,7 +94,7 @@ def test_a_stream_that_is_dropped_is_aborted(make_llm):
         break
     assert not llm.engine.scheduler.has_work
     stream = llm.stream("the", SamplingParams(max_tokens=400))
-    with pytest.raises(InvalidArgumentError, match="not ended"):
+    with raises(InvalidArgumentError, param="stream"):
         stream.result()
     stream.abort()
     assert stream.result().finish_reason == "abort"
@@ -294,7 +295,7 @@ def test_a_closed_engine_says_so(make_llm):
     llm.close()
     llm.close()
     assert stream.result().finish_reason == "abort"
-    with pytest.raises(InvalidArgumentError, match="closed"):
+    with raises(InvalidArgumentError, param="engine"):
         llm.generate("the")
 
 

@@ -37,8 +37,8 @@ def relevant(options: list[str], source: str) -> list[str]:
             next(rest, "")
         elif option != source and not option.startswith(("-I", "-D", "-isystem", "-M")):
             kept.append(option)
-    # Where this one stands differs between versions of CMake, of which pip's builds have their own.  It is stable: others
-    # keep their order, as of several -O the last counts.
+    # Where -std stands differs between versions of CMake; builds by pip have their own.  The others keep their order:
+    # of several -O the last counts.
     return sorted(kept, key=lambda option: not option.startswith("-std="))
 
 

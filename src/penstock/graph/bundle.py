@@ -87,13 +87,14 @@ class BundleWriter:
         """Write the next weight: a contiguous buffer of exactly its bytes."""
         if not self._waiting or self._waiting[-1].name != name:
             expected = repr(self._waiting[-1].name) if self._waiting else "no further weight"
-            raise InvalidArgumentError(f"add_weight: expected {expected}, got {name!r}")
+            raise InvalidArgumentError(f"add_weight: expected {expected}, got {name!r}", param="name")
         weight = self._waiting.pop()
         array = np.frombuffer(data, np.uint8)
         if array.nbytes != weight.num_bytes:
             raise InvalidArgumentError(
                 f"add_weight {name}: expected {weight.num_bytes} bytes for {weight.layout.name.lower()} "
-                f"[{weight.rows}, {weight.cols}], got {array.nbytes}"
+                f"[{weight.rows}, {weight.cols}], got {array.nbytes}",
+                param="array",
             )
         self._append(np.zeros(weight.offset - self._position, np.uint8))
         self._append(array)
@@ -129,7 +130,7 @@ class BundleWriter:
 
     def _write(self, offset: int, data: memoryview) -> None:
         if self._file is None:
-            raise InvalidArgumentError(f"{self.path}: expected an open writer, got one that is closed")
+            raise InvalidArgumentError(f"{self.path}: expected an open writer, got one that is closed", param="writer")
         try:
             while data.nbytes:
                 written = os.pwrite(self._file, data, offset)
@@ -148,7 +149,9 @@ class BundleWriter:
         if self._waiting:
             missing = self._waiting[-1].name
             self.abort()
-            raise InvalidArgumentError(f"{self.path}: expected the weight {missing!r}, which was not added")
+            raise InvalidArgumentError(
+                f"{self.path}: expected the weight {missing!r}, which was not added", param=missing
+            )
         try:
             self._finish()
         except BaseException:
@@ -226,7 +229,9 @@ def place_weights(graph: Graph) -> tuple[Graph, int]:
     end = 0
     for name, weight in graph.weights.items():
         if weight.segment != _WEIGHTS:
-            raise InvalidArgumentError(f"weight {name}: expected the segment {_WEIGHTS!r}, got {weight.segment!r}")
+            raise InvalidArgumentError(
+                f"weight {name}: expected the segment {_WEIGHTS!r}, got {weight.segment!r}", param="segment"
+            )
         offset = _align(end, _WEIGHT_ALIGNMENT)
         num_bytes = layout_bytes(weight.layout, weight.rows, weight.cols)
         weights[name] = dataclasses.replace(weight, offset=offset, num_bytes=num_bytes)

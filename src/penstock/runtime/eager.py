@@ -325,16 +325,21 @@ class _WeightReader:
         if extra:
             extra -= self._checkpoint.redundant_names(extra)
         if missing:
-            raise InvalidFileError(f"{folder}: lacks {show_tensors(missing)}, which the network reads")
+            raise InvalidFileError(
+                f"{folder}: lacks {show_tensors(missing)}, which the network reads", param=missing[0]
+            )
         if extra:
             foreign = sorted(extra & {name for name, _ in network.named_parameters()})
             if foreign:
                 layer = network.get_submodule(foreign[0].rpartition(".")[0])
                 raise UnsupportedError(
                     f"{folder}: {show_tensors(foreign)}: expected a layer of penstock.nn, got "
-                    f"{type(layer).__module__}.{type(layer).__qualname__}"
+                    f"{type(layer).__module__}.{type(layer).__qualname__}",
+                    param=foreign[0],
                 )
-            raise InvalidFileError(f"{folder}: has {show_tensors(sorted(extra))}, which the network does not read")
+            raise InvalidFileError(
+                f"{folder}: has {show_tensors(sorted(extra))}, which the network does not read", param=min(extra)
+            )
         schemes = self._checkpoint.weight_schemes(self._scheme)
         load_weights(network, self._scheme, self._checkpoint.dtype, self._read, schemes)
 
@@ -374,7 +379,7 @@ class _WeightReader:
         name, expected = part.name, [part.num_rows, cols]
         found = list(self._checkpoint.logical_shape(name))
         if found[0] != expected[0] or (found != expected and not self._checkpoint.is_quantized(name)):
-            raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, got {found}")
+            raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, got {found}", param=name)
         if self._checkpoint.is_quantized(name):
             return self._checkpoint.read_quantized(name, cols)
         return self._floats(name)
@@ -382,6 +387,8 @@ class _WeightReader:
     def _floats(self, name: str) -> Tensor:
         dtype = self._checkpoint.tensors[name].dtype
         if dtype not in _FLOAT_BITS:
-            raise UnsupportedError(f"tensor {show(name)}: dtype: expected F32, F16 or BF16, got {dtype.upper()}")
+            raise UnsupportedError(
+                f"tensor {show(name)}: dtype: expected F32, F16 or BF16, got {dtype.upper()}", param=name
+            )
         stored = torch.from_numpy(self._checkpoint.read(name).copy())
         return stored if dtype == "f32" else stored.view(torch.int16).view(_FLOAT_BITS[dtype])
