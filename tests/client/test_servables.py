@@ -17,6 +17,7 @@ from tests.support.command import DEMO
 from tests.support.errors import raises
 from tests.support.http_service import SECONDS, Service, address, until
 from tests.support.stub_methods import StubMethods
+from tests.support.waiting import eventually
 
 PROMPT = "def add(a, b):"
 X, Y = np.array([[1, 2], [3, 4]], np.float32), np.array([[5, 6], [7, 9]], np.float32)
@@ -283,8 +284,7 @@ def test_cancelling_a_task_cancels_the_request(service: Service, way: str) -> No
 
     async def work(client: AsyncClient) -> None:
         task = client.infer_async("sums", {"x": X, "y": Y})
-        while len(gated.seen) == before[1]:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: len(gated.seen) != before[1])
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -6,7 +6,6 @@ import json
 import platform
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
@@ -22,6 +21,7 @@ from penstock.cluster.placement.ray_supervisor import Supervisor
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.version import __version__
 from tests.support.errors import raises
+from tests.support.waiting import until
 
 EPOCH = 7
 STAYS = "import sys; sys.stdin.readline(); sys.stdin.read()"
@@ -75,8 +75,7 @@ def test_calls_of_another_epoch_are_refused(supervisor: Supervisor, epoch: int) 
 def test_a_worker_is_ended_with_its_ranks(supervisor: Supervisor, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     supervisor.start(EPOCH, [sys.executable, "-c", WITH_A_CHILD, str(file)], "{}")
-    while not file.exists() or not file.read_text():
-        time.sleep(0.01)
+    until(lambda: file.exists() and file.read_text())
     child = psutil.Process(int(file.read_text()))
     supervisor.kill(EPOCH)
     assert supervisor.wait(EPOCH) == -signal.SIGKILL

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-import time
 from contextlib import closing
 
 import pytest
@@ -16,14 +15,14 @@ from penstock.errors import InternalError, InvalidArgumentError, InvalidFileErro
 from penstock.llm.result import Delta
 from tests.support.engine_requests import PARAMS, PROMPTS, prompt_of
 from tests.support.errors import raises
+from tests.support.waiting import until
 
 
 def test_an_abort_from_a_second_thread_frees_everything(make_llm):
     llm = make_llm(context_len=100_000, num_pages=3200)
 
     def abort() -> None:
-        while llm.engine.figures().num_running < 2:
-            time.sleep(0.005)
+        until(lambda: llm.engine.figures().num_running >= 2)
         llm.abort()
 
     thread = threading.Thread(target=abort, daemon=True)
