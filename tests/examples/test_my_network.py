@@ -122,7 +122,7 @@ def test_missing_and_left_over_tensors_are_named(scheme: str, tensors: dict[str,
     with raises(InvalidFileError, param="head.weight", match=r": lacks .*'head\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file(tensors | {"head.weight": np.zeros((103, 47), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: .*\[103, 48\], got \[103, 47\]"):
+    with raises(InvalidFileError, param="head.weight", match=r"'head\.weight': shape: .*\[103, 48\], got \[103, 47\]"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
 
 
