@@ -354,7 +354,8 @@ class _WeightReader:
             parts = [(self._checkpoint.read_blocks(part.name), part.row_start) for part in matrix.parts]
             if self._shape_of(matrix.parts) != [rows, cols]:
                 raise InvalidFileError(
-                    f"tensor {show(name)}: shape: expected {[rows, cols]}, got {self._shape_of(matrix.parts)}"
+                    f"tensor {show(name)}: shape: expected {[rows, cols]}, got {self._shape_of(matrix.parts)}",
+                    param=name,
                 )
             return pack_blocks(parts, layout, rows, cols)
         if len(matrix.parts) > 1:
@@ -363,10 +364,14 @@ class _WeightReader:
         shape = self._checkpoint.logical_shape(name)
         if not self._checkpoint.is_quantized(name):
             if tuple(shape) != (rows, cols):
-                raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}")
+                raise InvalidFileError(
+                    f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}", param=name
+                )
             return pack_matrix(self._floats(name), layout, rotated)
         if shape[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
-            raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}")
+            raise InvalidFileError(
+                f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}", param=name
+            )
         return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
 
     def _shape_of(self, parts: Sequence[WeightPart]) -> list[int]:
