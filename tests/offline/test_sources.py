@@ -55,7 +55,7 @@ def test_by_name(expected: list[int], tmp_path: Path, monkeypatch: pytest.Monkey
     model_folder(first / "folder")
     assert ids(pipeline("text_generation", "folder")) == expected
     assert ids(InferTask.get_infer_task("text_generation", InferConfig(model_name="small"))) == expected
-    elsewhere = raises(FileAccessError, param="model", match=r"'small': .*small\.psm, small\.yaml.*/a")
+    elsewhere = pytest.raises(FileAccessError, match=r"'small': .*small\.psm, small\.yaml.*/a")
     with elsewhere:
         pipeline("text_generation", "small", search_path=first)
     shutil.copy(BUNDLE, second / "small")
@@ -115,7 +115,7 @@ def test_by_model_folder(expected: list[int], tmp_path: Path) -> None:
         assert (config.infer_seq_length, config.config_path) == (512, str(folder / "config.ini"))
     assert ids(pipeline("text_generation", folder, backend="lite")) == expected
     (folder / "config.ini").write_text("[ge_session_option]\nge.externalWeight=1\n")
-    with raises(InvalidFileError, param="section", match=r"got \[ge_session_option\]"):
+    with pytest.raises(InvalidFileError, match=r"got \[ge_session_option\]"):
         pipeline("text_generation", folder)
     assert ids(pipeline("text_generation", model_folder(tmp_path / "two", pair=False))) == expected
 

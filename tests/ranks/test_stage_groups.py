@@ -193,7 +193,7 @@ def test_the_parts_of_a_stage_are_found(bundles: Path, tmp_path: Path) -> None:
     with find_bundle(machine(bundles, tmp_path / "second", 3, 4)) as only:
         assert only.rank == 3
     half = machine(bundles, tmp_path / "half", 3)
-    with raises(FileAccessError, param="model", match=r"expected rank_4\.psm of the same stage"), find_bundle(half):
+    with pytest.raises(FileAccessError, match=r"expected rank_4\.psm of the same stage"), find_bundle(half):
         pass
     with raises(InvalidArgumentError, param="rank"), find_bundle(bundles):
         pass
