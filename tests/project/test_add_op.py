@@ -75,10 +75,7 @@ def test_an_op_of_contributing_touches_four_files() -> None:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree with the op, built for the instruction level that every machine has.
-
-    Kernels have the same bits with -O1, which compiles them in a fraction of the time.
-    """
+    """A copy of the tree with the op, built for the instruction level that every machine has."""
     tree = tmp_path_factory.mktemp("tree")
     for name in COPIED:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
@@ -90,7 +87,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     beside = Path(sys.executable).parent / "cmake"
     cmake = str(beside) if beside.exists() else "cmake"
     configure, build = (commands := block("sh").splitlines()[0].split(" && "))
-    run(tree, *command_words(configure, cmake), "-DPENSTOCK_LEVELS=generic", "-DPENSTOCK_KERNEL_OPTIMIZATION=-O1")
+    run(tree, *command_words(configure, cmake), "-DPENSTOCK_LEVELS=generic")
     run(tree, *command_words(build, cmake))
     assert len(commands) == 2
     shutil.copy2(tree / "build" / "dev" / "libpenstock.so", tree / "src" / "penstock" / "core" / "libpenstock.so")
