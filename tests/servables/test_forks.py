@@ -165,7 +165,7 @@ def test_foreign_result_ends_the_process(hosts, how: str) -> None:
     """
     host = hosts(WRITES[how].strip())
     before = pids(host.servables)
-    num_wrong, hostile, others = storm(host, 50)  # each hostile one costs a start of the process
+    num_wrong, hostile, others = storm(host, 100)
     assert num_wrong == 0
     assert {one.code for one in (*hostile, *others) if isinstance(one, RefusalError)} <= {"stage_died"}
     assert len(hostile) + len(others) > 0 or how.startswith("later")

@@ -21,7 +21,7 @@ from tests.support.servable_storms import CHAOS, KEY, TWICE, Ask, Traffic, asker
 from tests.support.serve_command import ask
 
 THREADS = 32
-CHANGES = 32 * CHAOS if CHAOS > 1 else 10
+CHANGES = 32 * CHAOS if CHAOS > 1 else 16
 """Of each thread."""
 KINDS = {"load": 58, "other": 25, "steady": 3, "unload": 14}
 """Changes of a hundred.  One in seven unloads is told that there is nothing to unload, so that 12 % do."""
