@@ -14,6 +14,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import DEMO
 from tests.support.engine_requests import prompt_of
+from tests.support.errors import raises
 
 SMALL = SyntheticTrace(num_requests=6, prompt_tokens=40, new_tokens=6, shared_tokens=32)
 
@@ -101,28 +102,28 @@ def test_the_picture_is_sound_and_shows_every_rate(report):
 
 
 @pytest.mark.parametrize(
-    ("fields", "fact"),
+    ("fields", "field", "fact"),
     [
-        ({"rates": (0.0,)}, "^rate: .* 0.0"),
-        ({"rates": (1.0,) * 33}, "^rate .* 32"),
-        ({"trace": SyntheticTrace(prompt_tokens=5000)}, "holds 1024"),
+        ({"rates": (0.0,)}, "rate", ".* 0.0"),
+        ({"rates": (1.0,) * 33}, "rate", "^rate .* 32"),
+        ({"trace": SyntheticTrace(prompt_tokens=5000)}, "prompt_tokens", "holds 1024"),
     ],
 )
-def test_unmeasurable_settings_are_refused(fields, fact):
-    with pytest.raises(InvalidArgumentError, match=fact):
+def test_unmeasurable_settings_are_refused(fields, field, fact):
+    with raises(InvalidArgumentError, param=field, match=fact):
         bench_online(OnlineBench(DEMO, **fields))
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "field", "message"),
     [
-        ({"num_requests": 0}, "num_requests"),
-        ({"prompt_tokens": True}, "prompt_tokens"),
-        ({"new_tokens": 1.5}, "new_tokens"),
-        ({"spread": 3.0}, "spread"),
-        ({"shared_tokens": 256}, "less than prompt_tokens 256"),
+        ({"num_requests": 0}, "num_requests", "num_requests"),
+        ({"prompt_tokens": True}, "prompt_tokens", "prompt_tokens"),
+        ({"new_tokens": 1.5}, "new_tokens", "new_tokens"),
+        ({"spread": 3.0}, "spread", "spread"),
+        ({"shared_tokens": 256}, "shared_tokens", "less than prompt_tokens 256"),
     ],
 )
-def test_a_bad_trace_is_refused_by_name(fields, message):
-    with pytest.raises(InvalidArgumentError, match=message):
+def test_a_bad_trace_is_refused_by_name(fields, field, message):
+    with raises(InvalidArgumentError, param=field, match=message):
         SyntheticTrace(**fields)

@@ -56,15 +56,15 @@ def test_other_vocabularies_are_no_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "config", "message"),
+    ("lines", "config", "field", "message"),
     [
-        (["[UNK]"], {"tokenizer_class": "BertTokenizer"}, r"vocab.txt: '\[SEP\]', the sep_token"),
-        (SPECIALS, {"do_lower_case": 1}, r"tokenizer_config.json: do_lower_case"),
-        (SPECIALS, {"cls_token": 7}, r"tokenizer_config.json: cls_token"),
+        (["[UNK]"], {"tokenizer_class": "BertTokenizer"}, "sep_token", r"vocab.txt: '\[SEP\]', the sep_token"),
+        (SPECIALS, {"do_lower_case": 1}, "do_lower_case", r"tokenizer_config.json: do_lower_case"),
+        (SPECIALS, {"cls_token": 7}, "cls_token", r"tokenizer_config.json: cls_token"),
     ],
 )
-def test_damage_is_named(lines: list[str], config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidFileError, match=message):
+def test_damage_is_named(lines: list[str], config: dict[str, Any], field: str, message: str, tmp_path: Path) -> None:
+    with raises(InvalidFileError, param=field, match=message):
         read_folder_files(folder_of(tmp_path, lines, **config))
 
 

@@ -165,7 +165,7 @@ def test_shards_without_an_index_are_read_if_all_are_there(tmp_path: Path) -> No
 def test_a_folder_of_ranks_is_refused_with_a_way_out(tmp_path: Path, name: str, hint: str) -> None:
     write_folder(tmp_path)
     (tmp_path / name).mkdir()
-    with pytest.raises(UnsupportedError, match=f"several ranks; .*{hint}.*--tp"):
+    with raises(UnsupportedError, param="folder", match=f"several ranks; .*{hint}.*--tp"):
         Checkpoint.open(tmp_path)
 
 
@@ -173,25 +173,25 @@ def test_a_folder_of_ranks_is_refused_with_a_way_out(tmp_path: Path, name: str, 
 def test_other_formats_are_refused_with_a_way_out(tmp_path: Path, name: str) -> None:
     write_folder(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / name)
-    with pytest.raises(UnsupportedError, match=f"{name}: .*safetensors"):
+    with raises(UnsupportedError, param="folder", match=f"{name}: .*safetensors"):
         Checkpoint.open(tmp_path)
 
 
 def test_folders_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileAccessError, match="no such folder"):
+    with raises(FileAccessError, param="folder"):
         Checkpoint.open(tmp_path / "gone")
-    with pytest.raises(InvalidFileError, match=r"folder with config\.json, got no file$"):
+    with raises(InvalidFileError, param="folder", match=r"folder with config\.json, got no file$"):
         Checkpoint.open(tmp_path)
     (tmp_path / "x.psm").touch()
-    with pytest.raises(InvalidFileError, match=r"got no file; to run a bundle, pass .*x\.psm$"):
+    with raises(InvalidFileError, param="folder", match=r"got no file; to run a bundle, pass .*x\.psm$"):
         Checkpoint.open(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(InvalidFileError, match=r"expected model\.safetensors or"):
         Checkpoint.open(tmp_path)
-    with pytest.raises(InvalidArgumentError, match="got another file"):
+    with raises(InvalidArgumentError, param="folder"):
         Checkpoint.open(tmp_path / "config.json")
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UnsupportedError, match=r"to run a GGUF file, pass .*x\.gguf"):
+    with raises(UnsupportedError, param="folder", match=r"to run a GGUF file, pass .*x\.gguf"):
         Checkpoint.open(tmp_path)
 
 
@@ -199,7 +199,7 @@ def test_a_pipe_in_place_of_a_file_never_blocks(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match="regular file"):
+    with raises(InvalidFileError, param="path"):
         Checkpoint.open(tmp_path)
 
 
@@ -231,7 +231,7 @@ def test_side_files_are_read_with_a_limit(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_bytes(b" " * 200)
     assert list(Checkpoint.open(tmp_path).side_files()) == ["config.json", "tokenizer_config.json"]
-    with pytest.raises(InvalidFileError, match=r"tokenizer_config\.json: .* 100 bytes"):
+    with raises(InvalidFileError, param="path", match=r"tokenizer_config\.json: .* 100 bytes"):
         read_small_file(tmp_path / "tokenizer_config.json", 100)
 
 

@@ -241,29 +241,43 @@ def test_the_tokenizer_merges_by_scores(tmp_path: Path) -> None:
 
 def test_too_many_merges_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merges, "MAX_MERGES", 3)
-    with pytest.raises(InvalidFileError, match=r"gguf: tokenizer\.ggml\.tokens: expected pieces with at most 3"):
+    with raises(
+        InvalidFileError,
+        param="model.gguf: tokenizer.ggml.tokens",
+        match=r"gguf: tokenizer\.ggml\.tokens: expected pieces with at most 3",
+    ):
         Checkpoint.open(save(tmp_path, llama_file(text_metadata()))).side_files()
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "field", "message"),
     [
         (
             {"general.architecture": "gpt9"},
-            r"architecture: expected one of llama, qwen2, qwen3, phi3, granite, .*, lfm2, .*, qwen3next, .*, got",
+            "general.architecture",
+            r"expected one of llama, qwen2, qwen3, phi3, granite, .*, lfm2, .*, qwen3next, .*, got",
         ),
-        ({"llama.attention.clamp_kqv": 1.0}, r"llama\.attention\.clamp_kqv is not supported"),
-        ({"general.architecture": "qwen2", "qwen2.expert_count": 8}, r"qwen2\.expert_count: expected 0"),
-        ({"llama.rope.scaling.type": "dynamic"}, "expected none, linear, yarn or longrope, got"),
+        (
+            {"llama.attention.clamp_kqv": 1.0},
+            "llama.attention.clamp_kqv",
+            r"llama\.attention\.clamp_kqv is not supported",
+        ),
+        ({"general.architecture": "qwen2", "qwen2.expert_count": 8}, "qwen2.expert_count", r"expected 0"),
+        (
+            {"llama.rope.scaling.type": "dynamic"},
+            "llama.rope.scaling.type",
+            "expected none, linear, yarn or longrope, got",
+        ),
         (
             {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"]},
+            "tokenizer.ggml.model",
             "gpt2, llama, bert, t5 or gemma4, got 'rwkv'",
         ),
-        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}, "tokenizer.ggml.pre: expected one of"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}, "tokenizer.ggml.pre", "expected one of"),
     ],
 )
-def test_unknown_values_are_refused_by_name(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedError, match=message):
+def test_unknown_values_are_refused_by_name(tmp_path: Path, changed: dict[str, Any], field: str, message: str) -> None:
+    with raises(UnsupportedError, param=field, match=message):
         Checkpoint.open(save(tmp_path, llama_file(changed))).side_files()
 
 

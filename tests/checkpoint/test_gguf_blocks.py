@@ -70,7 +70,7 @@ def test_a_scale_that_is_not_finite_is_refused() -> None:
             blocks[1, :4] = 0x00, 0x00, 0x80, 0x7F
         else:
             blocks[1, SCALES_AT[scheme][-1] :][:2] = 0x00, 0x7C
-        with native.Context(1) as context, pytest.raises(InvalidArgumentError, match="row 1 has a scale"):
+        with native.Context(1) as context, raises(InvalidArgumentError, param="src", match="row 1 has a scale"):
             native.pack_blocks(
                 context, layout, 2, 256, 0, 2, blocks, np.zeros(native.layout_bytes(layout, 2, 256), np.uint8)
             )
@@ -80,7 +80,7 @@ def test_a_zero_point_above_16_is_refused() -> None:
     blocks, layout = random_blocks("uint4", 2, 128), find_scheme("uint4").layout
     blocks[1, 19 + 2] = 17
     packed = np.zeros(native.layout_bytes(layout, 2, 128), np.uint8)
-    with native.Context(1) as context, pytest.raises(InvalidArgumentError, match="row 1 has a scale"):
+    with native.Context(1) as context, raises(InvalidArgumentError, param="src", match="row 1 has a scale"):
         native.pack_blocks(context, layout, 2, 128, 0, 2, blocks, packed)
 
 
@@ -100,7 +100,7 @@ def test_mxfp4_has_every_value_of_its_exponents() -> None:
             for exponent in (0, 1, 253, 255):
                 wrong = blocks.copy()
                 wrong[0, 2, 0] = exponent
-                with pytest.raises(InvalidArgumentError, match="row 0 has a scale"):
+                with raises(InvalidArgumentError, param="src", match="row 0 has a scale"):
                     native.pack_blocks(context, layout, 1, 128, 0, 1, wrong.reshape(1, -1), packed)
 
 

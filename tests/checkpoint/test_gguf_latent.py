@@ -13,6 +13,7 @@ import torch
 from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
 from penstock.errors import InvalidFileError, UnsupportedError
+from tests.support.errors import raises
 from tests.support.gguf_experts import EXPERT_FAMILIES
 from tests.support.gguf_models import Family, gguf_arrays, random_model, write_gguf
 
@@ -98,7 +99,9 @@ def test_fused_experts_have_an_even_number_of_rows(tmp_path: Path) -> None:
     arrays = gguf_arrays(family, random_model(family))
     arrays["blk.1.ffn_gate_up_exps.weight"] = np.zeros((4, 65, 64), np.float32)
     write_gguf(path, family.arch, arrays, {**EPS, **family.keys})
-    with pytest.raises(
-        InvalidFileError, match=r"ffn_gate_up_exps\.weight: expected matrices with an even number of ro"
+    with raises(
+        InvalidFileError,
+        param="blk.1.ffn_gate_up_exps.weight",
+        match=r"ffn_gate_up_exps\.weight: expected matrices with an even number of ro",
     ):
         Checkpoint.open(path)

@@ -18,6 +18,7 @@ from penstock.checkpoint.gguf.tokenizer import tokenizer_files
 from penstock.core.tokenizer import NativeTokenizer
 from penstock.errors import InvalidFileError
 from penstock.graph.tokenizer.compiler import compile_tokenizer
+from tests.support.errors import raises
 from tests.support.gguf_files import llama_file
 from tests.support.tokenizer_kinds import KINDS, SAMPLES, text_of
 
@@ -86,18 +87,33 @@ def test_a_separator_divides_two_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "change", "message"),
+    ("metadata", "change", "field", "message"),
     [
-        (bert_metadata, {"tokenizer.ggml.cls_token_id": None}, "tokenizer.ggml.cls_token_id: expected a token"),
-        (bert_metadata, {"tokenizer.ggml.unknown_token_id": None}, "tokenizer.ggml.unknown_token_id: expected a token"),
-        (bert_metadata, {"tokenizer.ggml.normalizer.lowercase": 3}, "tokenizer.ggml.normalizer.lowercase"),
-        (unigram_metadata, {"tokenizer.ggml.scores": None}, "tokenizer.ggml.scores: expected an array"),
-        (unigram_metadata, {"tokenizer.ggml.precompiled_charsmap": "a"}, "precompiled_charsmap: expected an array"),
+        (bert_metadata, {"tokenizer.ggml.cls_token_id": None}, "tokenizer.ggml.cls_token_id", "expected a token"),
+        (
+            bert_metadata,
+            {"tokenizer.ggml.unknown_token_id": None},
+            "tokenizer.ggml.unknown_token_id",
+            "expected a token",
+        ),
+        (
+            bert_metadata,
+            {"tokenizer.ggml.normalizer.lowercase": 3},
+            "tokenizer.ggml.normalizer.lowercase",
+            "tokenizer.ggml.normalizer.lowercase",
+        ),
+        (unigram_metadata, {"tokenizer.ggml.scores": None}, "tokenizer.ggml.scores", "expected an array"),
+        (
+            unigram_metadata,
+            {"tokenizer.ggml.precompiled_charsmap": "a"},
+            "tokenizer.ggml.precompiled_charsmap",
+            "expected an array",
+        ),
     ],
 )
-def test_damage_is_named(metadata: Any, change: dict[str, Any], message: str) -> None:
+def test_damage_is_named(metadata: Any, change: dict[str, Any], field: str, message: str) -> None:
     values = {key: value for key, value in (metadata()[0] | change).items() if value is not None}
-    with pytest.raises(InvalidFileError, match=message):
+    with raises(InvalidFileError, param=field, match=message):
         tokenizer_files(Metadata(values, "model.gguf"), 10_000)
 
 

@@ -98,15 +98,19 @@ def test_an_embedding_gemma_gives_the_vectors_of_its_original(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "field", "message"),
     [
-        ({"dense_3_feat_out": 63}, r"dense_3_feat_out: expected 64, as dense_3\.weight has, got 63"),
-        ({"pooling_type": 0}, r"pooling_type: expected 1 \(mean\), 2 \(cls\) or 3 \(last\) beside dense_2"),
+        ({"dense_3_feat_out": 63}, "gemma-embedding.dense_3_feat_out", r"expected 64, as dense_3\.weight has, got 63"),
+        (
+            {"pooling_type": 0},
+            "gemma-embedding.pooling_type",
+            r"expected 1 \(mean\), 2 \(cls\) or 3 \(last\) beside dense_2",
+        ),
     ],
 )
-def test_linears_of_the_head_are_checked(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+def test_linears_of_the_head_are_checked(tmp_path: Path, keys: dict[str, Any], field: str, message: str) -> None:
     save_gemma(tmp_path / "model.gguf", keys)
-    with pytest.raises(InvalidFileError, match=message):
+    with raises(InvalidFileError, param=field, match=message):
         Checkpoint.open(tmp_path / "model.gguf").side_files()
 
 

@@ -110,7 +110,7 @@ def test_a_file_that_shrinks_while_it_is_opened_is_refused(tmp_path, monkeypatch
         return parse(*arguments)
 
     monkeypatch.setattr(tensor_file, "parse_header", shrink)
-    with pytest.raises(InvalidFileError, match=r"model\.safetensors: .*shrank"):
+    with raises(InvalidFileError, param="path", match=r"model\.safetensors: .*shrank"):
         Checkpoint.open(folder)
 
 

@@ -124,7 +124,7 @@ def test_long_pieces_and_many_merges_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert merges.merges_by_score(dict.fromkeys(texts, 0.0), ids, "pieces") == []
     chain = {"a" * num_chars: 0.0 for num_chars in range(1, 300)}
     monkeypatch.setattr(merges, "MAX_MERGES", 40_000)
-    with pytest.raises(InvalidFileError, match="pieces: expected pieces with at most 40000 merges"):
+    with raises(InvalidFileError, param="pieces", match="expected pieces with at most 40000 merges"):
         merges.merges_by_score(chain, dict.fromkeys(chain, 0), "pieces")
     monkeypatch.setattr(merges, "MAX_CHARS", 44_849)
     with pytest.raises(InvalidFileError, match="pieces: expected at most 44849 characters, got 44850"):

@@ -152,7 +152,7 @@ def test_tokenizer_files_are_downloaded_kept_and_in_the_key(tmp_path: Path) -> N
     for name in TOKENIZER_INPUTS:
         (tmp_path / name).write_text("{}")
         keys.add(bundle_key(Checkpoint.open(tmp_path), "f32"))
-        with pytest.raises(InvalidArgumentError, match="pass the folder"):
+        with raises(InvalidArgumentError, param="path"):
             read_side_files(tmp_path / name)
     assert len(keys) == 1 + len(TOKENIZER_INPUTS)
     assert set(TOKENIZER_INPUTS) <= kept_files(tmp_path).keys()

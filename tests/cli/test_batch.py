@@ -23,6 +23,7 @@ from penstock.cli.run.batch_sources import local_sources
 from penstock.errors import FileAccessError, InvalidArgumentError, UnavailableError
 from tests.support.command import DEMO, FOLDER, environment
 from tests.support.errors import raises
+from tests.support.waiting import until
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}def {% endif %}"
@@ -356,8 +357,7 @@ def test_an_outage_stops_a_batch_which_continues_later(tmp_path, monkeypatch, ca
     command += ["--workers", "1", "--threads", "1", "--max-requests", "4", "--context-len", "128"]
 
     def end_the_worker() -> None:
-        while not output.exists() or output.read_bytes().count(b"\n") < 5:
-            time.sleep(0.01)
+        until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 5)
         model.rename(tmp_path / "away")
         for child in psutil.Process().children():
             if "penstock.serving.workers.worker" in child.cmdline():

@@ -20,6 +20,7 @@ from penstock.serving.settings import GatewaySettings
 from tests.support.command import DEMO
 from tests.support.errors import raises
 from tests.support.http_service import ENDLESS, ROOMY, is_idle, num_connections, until
+from tests.support.waiting import eventually
 
 PROMPT = "def add(a, b):"
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -155,8 +156,7 @@ def test_leaving_a_stream_ends_its_request(serve):
             await anext(stream)
             await stream.aclose()
             task = asyncio.create_task(client.complete(**ENDLESS))
-            while service.num_open == 0:
-                await asyncio.sleep(0.005)
+            await eventually(lambda: service.num_open != 0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

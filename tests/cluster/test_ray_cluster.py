@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,11 +23,13 @@ from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerS
 from tests.support.command import environment
 from tests.support.ray_cluster import ADDRESS, RayCluster, skip_reason
 from tests.support.serve_command import ask, serving
+from tests.support.waiting import until as until_true
 from tests.support.worker_processes import DEMO, HASTY, pids, service, tokens_of, until
 
 pytestmark = [pytest.mark.skipif(bool(skip_reason()), reason=skip_reason()), pytest.mark.long]
 SERVE = ("-m", "penstock", "serve")
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+wait_until = partial(until_true, pause_s=0.05)  # a look asks the service
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +75,6 @@ def workers_of(url: str) -> list[dict[str, object]]:
 
 def num_ready(url: str) -> int:
     return sum(worker["status"] == "ready" for worker in workers_of(url))
-
-
-def wait_until(condition, seconds: float = 120.0) -> None:
-    for _ in range(int(seconds * 20)):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("the condition did not become true")
 
 
 def test_killed_workers_are_placed_again(placed, caplog) -> None:

@@ -6,7 +6,6 @@ import json
 import platform
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
@@ -22,6 +21,7 @@ from penstock.cluster.placement.ray_supervisor import Supervisor
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.version import __version__
 from tests.support.errors import raises
+from tests.support.waiting import until
 
 EPOCH = 7
 STAYS = "import sys; sys.stdin.readline(); sys.stdin.read()"
@@ -75,8 +75,7 @@ def test_calls_of_another_epoch_are_refused(supervisor: Supervisor, epoch: int) 
 def test_a_worker_is_ended_with_its_ranks(supervisor: Supervisor, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     supervisor.start(EPOCH, [sys.executable, "-c", WITH_A_CHILD, str(file)], "{}")
-    while not file.exists() or not file.read_text():
-        time.sleep(0.01)
+    until(lambda: file.exists() and file.read_text())
     child = psutil.Process(int(file.read_text()))
     supervisor.kill(EPOCH)
     assert supervisor.wait(EPOCH) == -signal.SIGKILL
@@ -156,24 +155,30 @@ def test_equal_versions_may_join(head: dict[str, Any]) -> None:
 def test_versions_that_differ_are_named_in_one_line(head: dict[str, Any], field: str, value: Any, name: str) -> None:
     head[field] = value
     found = value[0] if field == "penstock" else value
-    with pytest.raises(UnavailableError, match=rf"^10\.0\.0\.5:6379: the versions differ: .*{name} {found} there, "):
+    with raises(
+        UnavailableError, param="cluster", match=rf"^10\.0\.0\.5:6379: the versions differ: .*{name} {found} there, "
+    ):
         check_cluster("10.0.0.5:6379")
 
 
 def test_a_cluster_without_penstock_is_named(head: dict[str, Any]) -> None:
     head["penstock"] = [None]
-    with pytest.raises(UnavailableError, match="Penstock none there"):
+    with raises(UnavailableError, param="cluster", match="Penstock none there"):
         check_cluster("10.0.0.5:6379")
 
 
 def test_a_head_that_does_not_answer_is_named(head: dict[str, Any]) -> None:
     head["error"] = "Timed out while waiting for GCS to become available."
-    with pytest.raises(UnavailableError, match=r"no head answers there\. `penstock node --address IP") as caught:
+    with raises(
+        UnavailableError, param="cluster", match=r"no head answers there\. `penstock node --address IP"
+    ) as caught:
         check_cluster("10.0.0.5:6379")
     assert "GCS" not in str(caught.value)
 
 
 def test_a_wrong_token_is_named(head: dict[str, Any]) -> None:
     head["error"] = "Unauthenticated: a page of text\nand more"
-    with pytest.raises(UnavailableError, match=r"failed to read the versions of the cluster: the token is wrong$"):
+    with raises(
+        UnavailableError, param="cluster", match=r"failed to read the versions of the cluster: the token is wrong$"
+    ):
         check_cluster("10.0.0.5:6379")

@@ -14,6 +14,7 @@ from penstock.cluster.placement import ray_placement
 from penstock.cluster.placement.placement import Resources
 from penstock.cluster.placement.ray_placement import RayPlacement
 from penstock.errors import UnavailableError
+from tests.support.waiting import eventually
 
 
 class FakeCluster(RayPlacement):
@@ -83,8 +84,7 @@ def test_a_silent_head_is_reported(monkeypatch) -> None:
                 each.setblocking(False)
                 with suppress(BlockingIOError):
                     each.connect(head.getsockname())
-            while not told:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: told)
             assert told[0] == "cluster_lost"
             watching.cancel()
             for each in waiting:

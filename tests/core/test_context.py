@@ -43,7 +43,7 @@ def test_level_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_unknown_level_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r'^cpu_level: .*generic, got "avx9"'):
+    with raises(InvalidArgumentError, param="cpu_level", match=r'^cpu_level: .*generic, got "avx9"'):
         Context(1, "avx9")
 
 
@@ -122,7 +122,7 @@ def test_views_outlive_what_they_look_into(bundle_of: Callable[..., Path]) -> No
 
 
 def test_logits_before_a_step_are_refused(model: Model, context: Context) -> None:
-    with CoreProgram(model, context, OPTIONS) as program, pytest.raises(InvalidArgumentError, match="expected a step"):
+    with CoreProgram(model, context, OPTIONS) as program, raises(InvalidArgumentError, param="program"):
         program.logits()
 
 

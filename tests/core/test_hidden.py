@@ -67,5 +67,5 @@ def test_hidden_rows_are_refused_without_the_flag(model: Model, context: Context
     ):
         assert other.info.hidden_size == 0
         program.run(batch([(0, PROMPT, (1, 2))], hidden=True))
-        with pytest.raises(UnsupportedError, match="one gather_rows"):
+        with raises(UnsupportedError, param="hidden", match="one gather_rows"):
             program.hidden()

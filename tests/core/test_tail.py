@@ -86,23 +86,23 @@ def penalties(repetition: Any = ONES, presence: Any = ZEROS, frequency: Any = ZE
 
 
 @pytest.mark.parametrize(
-    ("changes", "name"),
+    ("changes", "field", "name"),
     [
-        ({"temperature": FLOATS}, "temperature"),
-        ({"penalties": penalties(repetition=FLOATS)}, "repetition_penalty"),
-        ({"penalties": penalties(presence=FLOATS)}, "presence_penalty"),
-        ({"penalties": penalties(frequency=FLOATS)}, "frequency_penalty"),
-        ({"mask": np.full((ROWS, -(-VOCAB // 32)), 0xFFFFFFFF, np.uint32)}, "mask"),
-        ({"biases": Biases(np.arange(ROWS + 1, dtype=np.int32), np.zeros(ROWS, np.int32), ZEROS)}, "bias"),
-        ({"target": np.zeros(ROWS, np.int32)}, "target"),
-        ({"num_logprobs": np.zeros(ROWS, np.int32)}, "num_logprobs"),
+        ({"temperature": FLOATS}, "temperature", "temperature"),
+        ({"penalties": penalties(repetition=FLOATS)}, "repetition_penalty", "repetition_penalty"),
+        ({"penalties": penalties(presence=FLOATS)}, "presence_penalty", "presence_penalty"),
+        ({"penalties": penalties(frequency=FLOATS)}, "frequency_penalty", "frequency_penalty"),
+        ({"mask": np.full((ROWS, -(-VOCAB // 32)), 0xFFFFFFFF, np.uint32)}, "mask", "mask"),
+        ({"biases": Biases(np.arange(ROWS + 1, dtype=np.int32), np.zeros(ROWS, np.int32), ZEROS)}, "bias", "bias"),
+        ({"target": np.zeros(ROWS, np.int32)}, "target", "target"),
+        ({"num_logprobs": np.zeros(ROWS, np.int32)}, "num_logprobs", "num_logprobs"),
     ],
 )
 def test_other_sampling_is_refused_by_name(
-    changes: dict[str, Any], name: str, tail_of: Callable[[str, str], Path], context: Context
+    changes: dict[str, Any], field: str, name: str, tail_of: Callable[[str, str], Path], context: Context
 ) -> None:
     with Model.open(tail_of("f32", "argmax")) as model, CoreProgram(model, context, OPTIONS) as program:
-        with pytest.raises(UnsupportedError, match=rf"^{name}: the graph ends in argmax or topk"):
+        with raises(UnsupportedError, param=field, match=rf"^{name}: the graph ends in argmax or topk"):
             program.step(step(), sampling(ROWS, **changes))
         off = {
             "penalties": penalties(),
@@ -115,7 +115,7 @@ def test_other_sampling_is_refused_by_name(
 def test_each_end_refuses_the_other_s_result(
     model: Model, tail_of: Callable[[str, str], Path], context: Context
 ) -> None:
-    with CoreProgram(model, context, OPTIONS) as program, pytest.raises(UnsupportedError, match="ends in logits"):
+    with CoreProgram(model, context, OPTIONS) as program, raises(UnsupportedError, param="tail"):
         program.tail()
     with Model.open(tail_of("f32", "topk:2")) as other, CoreProgram(other, context, OPTIONS) as program:
         with raises(InvalidArgumentError, param="program"):

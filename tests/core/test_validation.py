@@ -189,7 +189,7 @@ UNSUPPORTED: dict[str, tuple[Patch, str]] = {
 @pytest.mark.parametrize("rule", UNSUPPORTED)
 def test_newer_formats_are_refused_by_name(rule: str, tmp_path: Path) -> None:
     patch, message = UNSUPPORTED[rule]
-    with pytest.raises(UnsupportedError, match=message):
+    with raises(UnsupportedError, param="scheme", match=message):
         Model.open(write_bundle(tmp_path / "x.psm", tiny_graph(), patch=patch))
 
 
@@ -209,7 +209,7 @@ def test_newer_and_unknown_ops_are_refused_by_name(
     path = write_bundle(tmp_path / "x.psm", tiny_graph(), patch=lambda _: None)
     if op is None:
         rewrite(path, lambda data: data.replace(b"rms_norm\0", b"rms_morn\0"))
-    with pytest.raises(UnsupportedError, match=message):
+    with raises(UnsupportedError, param="ops[2]", match=message):
         Model.open(path)
 
 
@@ -293,7 +293,7 @@ def test_unknown_layout_is_refused_by_name(tmp_path: Path) -> None:
     graph, segments = metadata.decode_metadata(path.read_bytes()[64:])
     graph.weights[FIRST].layout = 99  # type: ignore[assignment]
     store(path, graph, segments)
-    with pytest.raises(UnsupportedError, match=r"weights\[0\] \(embed.weight\): layout: 99"):
+    with raises(UnsupportedError, param="layout", match=r"weights\[0\] \(embed.weight\): layout: 99"):
         Model.open(path)
 
 
@@ -306,7 +306,7 @@ def test_layouts_of_older_versions_say_what_to_do(tmp_path: Path) -> None:
         graph.weights[FIRST].layout = number  # type: ignore[assignment]
         store(path, graph, segments)
         message = rf"\(embed.weight\): layout: {number} .*older version .*{bits}-bit"
-        with pytest.raises(UnsupportedError, match=message):
+        with raises(UnsupportedError, param="layout", match=message):
             Model.open(path)
 
 
@@ -325,7 +325,7 @@ def test_linear_that_int32_cannot_sum_is_refused(tmp_path: Path) -> None:
     writer = BundleWriter(tmp_path / "x.psm", graph)
     for name, w in graph.weights.items():
         writer.add_weight(name, bytes(layout_bytes(w.layout, w.rows, w.cols)))
-    with pytest.raises(UnsupportedError, match=r"w8a8 .* 131072 columns, got 131104"):
+    with raises(UnsupportedError, param="weight", match=r"w8a8 .* 131072 columns, got 131104"):
         writer.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -341,7 +341,7 @@ def test_all_reduce_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.Monke
         graph.nodes.insert(head, Node("all_reduce", "ranks", [Operand("value", "last")], ["total"], {}))
 
     path = write_bundle(tmp_path / "ranks.psm", tiny_graph(), patch=split)
-    with pytest.raises(UnsupportedError, match=r"ops\[\d+\]: all_reduce"):
+    with raises(UnsupportedError, param="ops[10]", match=r"ops\[\d+\]: all_reduce"):
         Model.open(path)
     graph = tiny_graph()
     split(graph)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-import time
 from contextlib import closing
 
 import pytest
@@ -15,14 +14,15 @@ from penstock.engine.request import RequestStatus
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
 from penstock.llm.result import Delta
 from tests.support.engine_requests import PARAMS, PROMPTS, prompt_of
+from tests.support.errors import raises
+from tests.support.waiting import until
 
 
 def test_an_abort_from_a_second_thread_frees_everything(make_llm):
     llm = make_llm(context_len=100_000, num_pages=3200)
 
     def abort() -> None:
-        while llm.engine.figures().num_running < 2:
-            time.sleep(0.005)
+        until(lambda: llm.engine.figures().num_running >= 2)
         llm.abort()
 
     thread = threading.Thread(target=abort, daemon=True)
@@ -93,7 +93,7 @@ def test_a_stream_that_is_dropped_is_aborted(make_llm):
         break
     assert not llm.engine.scheduler.has_work
     stream = llm.stream("the", SamplingParams(max_tokens=400))
-    with pytest.raises(InvalidArgumentError, match="not ended"):
+    with raises(InvalidArgumentError, param="stream"):
         stream.result()
     stream.abort()
     assert stream.result().finish_reason == "abort"
@@ -294,7 +294,7 @@ def test_a_closed_engine_says_so(make_llm):
     llm.close()
     llm.close()
     assert stream.result().finish_reason == "abort"
-    with pytest.raises(InvalidArgumentError, match="closed"):
+    with raises(InvalidArgumentError, param="engine"):
         llm.generate("the")
 
 

@@ -188,5 +188,5 @@ def test_more_prompts_than_may_wait_are_fed_as_room_comes(make_llm):
 def test_a_score_that_is_aborted_says_so(make_llm):
     llm = make_llm()
     llm.engine.observer = lambda news: llm.abort()
-    with pytest.raises(InvalidArgumentError, match="aborted"):
+    with raises(InvalidArgumentError, param="prompt"):
         llm.score([prompt_of(4), prompt_of(500)])

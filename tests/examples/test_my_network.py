@@ -76,7 +76,7 @@ def test_graph_mode_refuses_a_class_without_a_file(monkeypatch: pytest.MonkeyPat
         Config = load_network_script(SPEC).Config
 
     register_network("mine", Local)
-    with pytest.raises(UnsupportedError, match="top level"):
+    with raises(UnsupportedError, param="model_type"):
         registered_script("mine")
 
 
@@ -116,13 +116,13 @@ def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
 def test_missing_and_left_over_tensors_are_named(scheme: str, tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     save_file(tensors | {"other.weight": tensors["head.weight"]}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r": has .*'other\.weight'"):
+    with raises(InvalidFileError, param="other.weight", match=r": has .*'other\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file({n: v for n, v in tensors.items() if n != "head.weight"}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r": lacks .*'head\.weight'"):
+    with raises(InvalidFileError, param="head.weight", match=r": lacks .*'head\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file(tensors | {"head.weight": np.zeros((103, 47), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: .*\[103, 48\], got \[103, 47\]"):
+    with raises(InvalidFileError, param="head.weight", match=r"'head\.weight': shape: .*\[103, 48\], got \[103, 47\]"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
 
 

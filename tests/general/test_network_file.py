@@ -125,7 +125,7 @@ def test_ops_of_language_models_are_refused(tmp_path: Path, op: str) -> None:
         b.node(op, [x], "y", world=1, rank=0)
     b.output("y", "N")
     path = b.write(tmp_path / "net.psm", lambda _: None)
-    with pytest.raises(UnsupportedError, match=op):
+    with raises(UnsupportedError, param="nodes[0]", match=op):
         Model.open(path)
 
 

@@ -42,7 +42,7 @@ def test_errors_of_the_child_come_back_as_they_were(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"12345678")
     with raises(InvalidFileError, match=r"^model\.safetensors: "):
         build_in_child(folder, tmp_path / "out.psm")
-    with pytest.raises(FileAccessError, match="file name"):
+    with raises(FileAccessError, param="out"):
         build_in_child(folder, tmp_path / "gone" / "out.psm")
     (tmp_path / "net.py").write_text("raise RuntimeError('a mistake in the script')")
     with pytest.raises(InvalidFileError, match=r"net\.py:1: RuntimeError: a mistake in the script$"):

@@ -8,6 +8,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.hub.allowed_files import choose_files, choose_gguf
 from penstock.hub.names import ModelName
 from penstock.hub.remote_model import RemoteFile, RemoteModel
+from tests.support.errors import raises
 
 MODULES = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
 OTHERS = ["2_Dense/pytorch_model.bin", "onnx/model.safetensors", "2_Dense/x/config.json", "../1_Pooling/config.json"]
@@ -26,7 +27,7 @@ def test_a_split_gguf_model_comes_whole() -> None:
     with pytest.raises(InvalidFileError, match=r"expected 'q8/m-00002-of-00002\.gguf' beside 'q8/m-00001-of-00002"):
         choose_gguf(model, "q8/m-00001-of-00002.gguf")
     for name in ("a/b/m.gguf", "../m.gguf"):
-        with pytest.raises(InvalidArgumentError, match=r"--gguf: expected one of m\.gguf, q8/"):
+        with raises(InvalidArgumentError, param="gguf", match=r"--gguf: expected one of m\.gguf, q8/"):
             choose_gguf(model, name)
 
 

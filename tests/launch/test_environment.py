@@ -6,6 +6,7 @@ import pytest
 
 from penstock.errors import InvalidArgumentError
 from penstock.launch.environment import RankEnvironment, read_rank_environment
+from tests.support.errors import raises
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -69,9 +70,9 @@ def test_local_ranks_may_be_missing():
 
 
 def test_sources_that_disagree_are_both_named():
-    with pytest.raises(InvalidArgumentError, match=r"torchrun .* 3 of 4, .*MPICH .* 0 of 4"):
+    with raises(InvalidArgumentError, param="torchrun", match=r"torchrun .* 3 of 4, .*MPICH .* 0 of 4"):
         read_rank_environment(TORCHRUN | MPICH | {"PMI_RANK": "0"})
-    with pytest.raises(InvalidArgumentError, match=r"PENSTOCK_RANK .* 0 of 2, .*torchrun"):
+    with raises(InvalidArgumentError, param="PENSTOCK_RANK", match=r"PENSTOCK_RANK .* 0 of 2, .*torchrun"):
         read_rank_environment(TORCHRUN | {"PENSTOCK_RANK": "0", "PENSTOCK_WORLD_SIZE": "2"})
 
 
@@ -102,6 +103,6 @@ def test_bad_values_name_the_variable(changed, param):
 
 
 def test_half_a_pair_names_what_is_missing():
-    with pytest.raises(InvalidArgumentError, match=r"^RANK .*WORLD_SIZE") as caught:
+    with raises(InvalidArgumentError, param="WORLD_SIZE") as caught:
         read_rank_environment({"RANK": "0"})
     assert caught.value.param == "WORLD_SIZE"

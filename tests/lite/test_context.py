@@ -68,28 +68,28 @@ def test_the_fastest_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "value", "words"),
+    ("owner", "name", "value", "field", "words"),
     [
-        ("", "target", ["gpu"], "target: .*'cpu', got 'gpu'"),
-        ("", "target", ["Ascend"], "target: .*'Ascend'"),
-        ("", "target", [], "target: .*got "),
-        ("", "target", ["cpu", "cpu"], "target: .*one "),
-        ("cpu", "thread_num", -1, "thread_num: .* 0 to 1024, got -1"),
-        ("cpu", "thread_num", 1025, "thread_num: .* 0 to 1024, got 1025"),
-        ("cpu", "thread_num", True, "thread_num"),
-        ("cpu", "thread_affinity_mode", 3, "thread_affinity_mode: .* 0 to 2"),
-        ("cpu", "thread_affinity_core_list", [100000], "thread_affinity_core_list: .*100000"),
-        ("cpu", "thread_affinity_core_list", [CORES[0], CORES[0]], "core once"),
-        ("cpu", "thread_affinity_core_list", "0", "list of cores"),
-        ("cpu", "precision_mode", "preferred_fp16", "precision_mode: .*preferred_fp16"),
-        ("gpu", "provider", "tensorrt", r"gpu\.provider: .* CPU"),
-        ("gpu", "device_id", 1, r"gpu\.device_id"),
-        ("parallel", "workers_num", 257, "workers_num: .* 0 to 256"),
+        ("", "target", ["gpu"], "target", ".*'cpu', got 'gpu'"),
+        ("", "target", ["Ascend"], "target", ".*'Ascend'"),
+        ("", "target", [], "target", ".*got "),
+        ("", "target", ["cpu", "cpu"], "target", ".*one "),
+        ("cpu", "thread_num", -1, "thread_num", ".* 0 to 1024, got -1"),
+        ("cpu", "thread_num", 1025, "thread_num", ".* 0 to 1024, got 1025"),
+        ("cpu", "thread_num", True, "thread_num", "thread_num"),
+        ("cpu", "thread_affinity_mode", 3, "thread_affinity_mode", ".* 0 to 2"),
+        ("cpu", "thread_affinity_core_list", [100000], "thread_affinity_core_list", ".*100000"),
+        ("cpu", "thread_affinity_core_list", [CORES[0], CORES[0]], "thread_affinity_core_list", "core once"),
+        ("cpu", "thread_affinity_core_list", "0", "thread_affinity_core_list", "list of cores"),
+        ("cpu", "precision_mode", "preferred_fp16", "precision_mode", ".*preferred_fp16"),
+        ("gpu", "provider", "tensorrt", "gpu.provider", r".* CPU"),
+        ("gpu", "device_id", 1, "gpu.device_id", r"gpu\.device_id"),
+        ("parallel", "workers_num", 257, "workers_num", ".* 0 to 256"),
     ],
 )
-def test_values_that_are_refused(owner: str, name: str, value: object, words: str) -> None:
+def test_values_that_are_refused(owner: str, name: str, value: object, field: str, words: str) -> None:
     context = lite.Context()
-    with pytest.raises(PenstockError, match=words):
+    with raises(PenstockError, param=field, match=words):
         setattr(getattr(context, owner) if owner else context, name, value)
 
 

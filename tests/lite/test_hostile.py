@@ -118,7 +118,7 @@ def test_arrays_that_make_no_tensor() -> None:
         (np.zeros((1,) * 9), "tensor: .*8 dimensions, got 9"),
         ([1, 2], "tensor: .*numpy array, got list"),
     ):
-        with pytest.raises(InvalidArgumentError, match=words):
+        with raises(InvalidArgumentError, param="tensor", match=words):
             T(array)  # type: ignore[arg-type]
     with raises(InvalidArgumentError, param="shape", match="got -1"):
         T(shape=[-1])
@@ -137,11 +137,11 @@ def test_numbers_are_taken_when_they_are_exactly_the_same() -> None:
     tensor.set_data_from_numpy(np.array([1.0, -0.0, 2.0**31 - 128], np.float32))
     assert tensor.get_data_to_numpy().tolist() == [1, 0, 2**31 - 128]
     for wrong in ([1, 0.5, 2], [1, np.nan, 2], [1, np.inf, 2], [1, 2.0**31, 2], [1, -(2.0**40), 2]):
-        with pytest.raises(InvalidArgumentError, match=r"int32 for token_ids, got float64 .* 1$"):
+        with raises(InvalidArgumentError, param="numpy_obj", match=r"int32 for token_ids, got float64 .* 1$"):
             tensor.set_data_from_numpy(np.array(wrong))
-    with pytest.raises(InvalidArgumentError, match=r"got int64 .* 0$"):
+    with raises(InvalidArgumentError, param="numpy_obj", match=r"got int64 .* 0$"):
         tensor.set_data_from_numpy(np.array([2**32, 0, 0]))
-    with pytest.raises(InvalidArgumentError, match="C-contiguous"):
+    with raises(InvalidArgumentError, param="numpy_obj"):
         tensor.set_data_from_numpy(np.zeros(6, I32)[::2])
     with raises(InvalidArgumentError, param="numpy_obj", match=r"shape: .*\[3\], got \[4\]"):
         tensor.set_data_from_numpy(np.zeros(4, I32))
@@ -161,9 +161,9 @@ def test_dlpack_shares_memory_both_ways() -> None:
     array[1] = 5
     assert shared.tolist() == [0, 5]
     assert np.array_equal(np.from_dlpack(tensor), source.numpy())
-    with pytest.raises(InvalidArgumentError, match="C-contiguous"):
+    with raises(InvalidArgumentError, param="tensor"):
         T.from_dlpack(source.T)
-    with pytest.raises(InvalidArgumentError, match="DLPack conversion failed"):
+    with raises(InvalidArgumentError, param="data"):
         T.from_dlpack(torch.zeros(2, dtype=torch.bfloat16))
     with raises(InvalidArgumentError, param="data", match="__dlpack__"):
         T.from_dlpack([1])
@@ -174,7 +174,7 @@ def test_dlpack_shares_memory_both_ways() -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return 2, 0
 
-    with pytest.raises(UnsupportedError, match="DLPack device type 2"):
+    with raises(UnsupportedError, param="data", match="DLPack device type 2"):
         T.from_dlpack(Elsewhere())
 
 

@@ -15,6 +15,7 @@ from penstock.core.native import Model as CoreModel
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.export import export_bundle
 from penstock.lite.update import pack_updates
+from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, CHANGED, IDS, LAYER, ask, build, folder, values
 from tests.support.marks import mostly_long
 
@@ -67,21 +68,25 @@ def tensor(name: str, *shape: int, dtype: npt.DTypeLike = np.float32) -> lite.Te
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "field", "words"),
     [
-        (tensor("model.norm", 256), "got 'model.norm'; .*model.norm.weight"),
-        (tensor("", 256), "without a name"),
-        (tensor("model.norm.weight", 255), r"model.norm.weight: shape: .*\[256\], got \[255\]"),
-        (tensor(LAYER + "self_attn.k_proj.weight", 256, 128), r"\[128, 256\], got \[256, 128\]"),
-        (tensor("model.norm.weight", 256, dtype=np.int8), "dtype: .*float32 or float16, got int8"),
-        (np.ones(256, np.float32), "weights: .*Tensors, got ndarray"),
+        (tensor("model.norm", 256), "weights", "got 'model.norm'; .*model.norm.weight"),
+        (tensor("", 256), "weights", "without a name"),
+        (tensor("model.norm.weight", 255), "model.norm.weight", r"shape: .*\[256\], got \[255\]"),
+        (
+            tensor(LAYER + "self_attn.k_proj.weight", 256, 128),
+            "model.layers.3.self_attn.k_proj.weight",
+            r"\[128, 256\], got \[256, 128\]",
+        ),
+        (tensor("model.norm.weight", 256, dtype=np.int8), "model.norm.weight", "dtype: .*float32 or float16, got int8"),
+        (np.ones(256, np.float32), "weights", ".*Tensors, got ndarray"),
     ],
 )
-def test_a_failed_update_does_not_change_the_model(wrong: object, words: str) -> None:
+def test_a_failed_update_does_not_change_the_model(wrong: object, field: str, words: str) -> None:
     with build() as model:
         before = ask(model, [IDS])
         good = tensor(LAYER + "mlp.up_proj.weight", 704, 256)
-        with pytest.raises(InvalidArgumentError, match=words):
+        with raises(InvalidArgumentError, param=field, match=words):
             model.update_weights([good, wrong])  # type: ignore[list-item]
         assert np.array_equal(ask(model, [IDS]), before)
 
@@ -103,7 +108,7 @@ def test_weights_that_are_not_finite_are_named(dtype: npt.DTypeLike) -> None:
             words = f"^{name}: .*finite values, got {what} at {list(place)}".replace("[", r"\[")
             with pytest.raises(InvalidArgumentError, match=words):
                 model.update_weights([lite.Tensor(bad, name=name)])
-        with pytest.raises(InvalidArgumentError, match=r"'model\.norm\.weight' twice"):
+        with raises(InvalidArgumentError, param="weights", match=r"'model\.norm\.weight' twice"):
             model.update_weights([tensor("model.norm.weight", 256), tensor("model.norm.weight", 256)])
         assert np.array_equal(ask(model, [IDS]), before)
 
@@ -120,11 +125,11 @@ def test_a_file_that_took_the_name_is_refused(is_private: bool, tmp_path: Path) 
             model.update_weights(norm)
         before = ask(model, [IDS])
         os.replace(other, path)
-        with pytest.raises(InvalidFileError, match=f"{path}: file: replaced or changed"):
+        with raises(InvalidFileError, param="file", match=f"{path}: file: replaced or changed"):
             model.update_weights(norm)
         assert np.array_equal(ask(model, [IDS]), before)
         path.unlink()
-        with pytest.raises(InvalidFileError, match=f"{path}: file: replaced or changed"):
+        with raises(InvalidFileError, param="file", match=f"{path}: file: replaced or changed"):
             model.update_weights(norm)
 
 
@@ -140,6 +145,6 @@ def test_a_file_that_takes_the_name_meanwhile_is_refused(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("penstock.lite.model.pack_updates", pack)
     with build(path) as model:
-        with pytest.raises(InvalidFileError, match=f"{path}: file: replaced or changed"):
+        with raises(InvalidFileError, param="file", match=f"{path}: file: replaced or changed"):
             model.update_weights([tensor("model.norm.weight", 256)])
         assert model.get_model_info("weights") == "mmap"

@@ -18,6 +18,7 @@ from penstock.llm.engine_thread import IDLE_TURN_S, EngineThread
 from tests.support.engine_requests import PARAMS, PROMPTS, run_alone
 from tests.support.errors import raises
 from tests.support.inbox import Inbox
+from tests.support.waiting import until
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
 ROOMY = {"context_len": 100_000, "num_pages": 3200}
@@ -81,8 +82,7 @@ def test_a_resting_engine_begins_with_all_that_comes_together(make_llm, monkeypa
     inbox, wakes = Inbox(), []
     engine_thread = EngineThread(make_llm(**ROOMY), inbox, wakes.append)
     try:
-        while not engine_thread._work._cond._waiters:  # until its thread rests
-            time.sleep(0.001)
+        until(lambda: engine_thread._work._cond._waiters)
         params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         for key in range(5):
             engine_thread.submit(key, [5 + key, 6], params)

@@ -129,7 +129,7 @@ def test_models_by_name(make_llm):
         await models.unload("b")
         with raises(NotFoundError, match="'b'"):
             models.get("b")
-        with pytest.raises(InvalidArgumentError, match="taken"):
+        with raises(InvalidArgumentError, param="name"):
             await models.load("x.psm", "a")
         await models.close()
         assert models.is_draining

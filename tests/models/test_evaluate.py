@@ -76,7 +76,7 @@ def test_long_contexts_are_cut_and_long_continuations_refused(evaluator: Evaluat
     kept = head[-(CONTEXT_LEN - len(rest)) :]
     [(total, _)] = evaluator.loglikelihood([(TEXT, "y = 3")])
     assert total == pytest.approx(oracle.score(kept, rest)[0], abs=1e-3)
-    with pytest.raises(InvalidArgumentError, match="holds 96"):
+    with raises(InvalidArgumentError, param="continuation", match="holds 96"):
         evaluator.loglikelihood([("x", TEXT)])
 
 

@@ -20,6 +20,7 @@ from penstock.graph.general.passes import optimise
 from penstock.graph.general.torch.capture import capture_module
 from penstock.graph.general.torch.writer import OPS
 from penstock.networks.predictor import open_predictor
+from tests.support.errors import raises
 
 
 @pytest.fixture(autouse=True)
@@ -294,9 +295,9 @@ class Pair(nn.Module):
 
 
 def test_outputs_are_the_tensors_that_the_module_returns(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="count"):
+    with raises(UnsupportedError, param="count"):
         capture_module(Stateful(), torch.ones(3))
-    with pytest.raises(UnsupportedError, match="output 1"):
+    with raises(UnsupportedError, param="output", match="output 1"):
         capture_module(Function(lambda x: (x + 1, 3)), torch.ones(3))
     network = penstock.capture(Function(lambda x: (x.add_(1) * 2, None)), torch.ones(3))
     with network.compile() as predictor:

@@ -62,7 +62,7 @@ def test_by_name(expected: list[int], tmp_path: Path, monkeypatch: pytest.Monkey
     with raises(InvalidArgumentError, match=r"'small': .*/b .*small\.psm"):
         pipeline("text_generation", "small")
     monkeypatch.delenv("PENSTOCK_MODELS")
-    with pytest.raises(FileAccessError, match="set PENSTOCK_MODELS"):
+    with raises(FileAccessError, param="model", match="set PENSTOCK_MODELS"):
         pipeline("text_generation", "small")
 
 
@@ -73,7 +73,7 @@ def test_a_search_path_says_that_a_name_is_meant(
     (tmp_path / "demo" / "demo.psm").symlink_to(BUNDLE)
     monkeypatch.chdir(tmp_path)
     assert ids(pipeline("text_generation", "demo", search_path="demo")) == expected
-    with pytest.raises(InvalidFileError, match=r"^demo: .*YAML"):
+    with raises(InvalidFileError, param="model"):
         pipeline("text_generation", "demo")
 
 
@@ -100,9 +100,9 @@ def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> N
     from tests.support.lite_demo import folder, values
 
     export_bundle(folder(tmp_path / "new", values(1.25)), changed, scheme="w8a8")
-    with pytest.raises(InvalidArgumentError, match="checksum of weights"):
+    with raises(InvalidArgumentError, param="increment_model_path"):
         pipeline("text_generation", (BUNDLE, changed), backend="lite")
-    with pytest.raises(InvalidArgumentError, match="pair of bundles"):
+    with raises(InvalidArgumentError, param="model"):
         pipeline("text_generation", (BUNDLE, BUNDLE, BUNDLE))
 
 
@@ -228,7 +228,7 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
     file.write_text("[model]\nverify = true\n")
     with raises(UnsupportedError, param="verify"):
         pipeline("text_generation", FOLDER, backend="eager", config_path=file)
-    with pytest.raises(InvalidFileError, match=r"docs: .*checkpoint folder .* model folder"):
+    with raises(InvalidFileError, param="model"):
         pipeline("text_generation", BUNDLE.parents[1] / "docs")
 
 
@@ -237,11 +237,11 @@ def test_conflicting_arguments_are_refused(tmp_path: Path) -> None:
         pipeline("text_generation")
     with raises(InvalidArgumentError, param="prefill_model_path", match=r"with model$"):
         pipeline("text_generation", BUNDLE, prefill_model_path=BUNDLE)
-    with pytest.raises(InvalidArgumentError, match=r"^device_id: .*InferConfig"):
+    with raises(InvalidArgumentError, param="device_id"):
         pipeline("text_generation", InferConfig(str(BUNDLE)), device_id=0)
     file = tmp_path / "config.ini"
     file.write_text("[model]\ncontext_len = 64\nlogits = all\n")
-    with pytest.raises(InvalidArgumentError, match=r"logits .*penstock\.lite\.Model"):
+    with raises(InvalidArgumentError, param="logits", match=r"logits .*penstock\.lite\.Model"):
         pipeline("text_generation", BUNDLE, config_path=file)
     file.write_text("[model]\ncontext_len = 64\n")
     with raises(InvalidArgumentError, match=r"infer_seq_length .* 32, .* context_len 64"):

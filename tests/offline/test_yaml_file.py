@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import InvalidFileError
 from penstock.offline.yaml_file import read_yaml
+from tests.support.errors import raises
 
 
 def _levels(first: str, line: str) -> str:
@@ -49,5 +50,5 @@ def test_aliases_are_read(tmp_path: Path) -> None:
     base = {"x": 1, "y": [1, 2]}
     assert read_yaml(path) == {"base": base, "other": base, "merged": base | {"z": 3}}
     path.write_text("")
-    with pytest.raises(InvalidFileError, match="expected a mapping"):
+    with raises(InvalidFileError, param="path"):
         read_yaml(path)

@@ -17,6 +17,7 @@ from penstock.ops.eager import ops
 from penstock.ops.schema import parse_arguments
 from penstock.ops.table import OPS, Op
 from tests.ops.cases import CASES, Case, int32, randn
+from tests.support.errors import raises
 from tests.support.marks import mostly_long
 
 BY_NAME = {op.name: op for op in OPS}
@@ -166,11 +167,11 @@ def test_bad_attributes_are_refused_by_name(name: str) -> None:
 def test_indices_out_of_range_are_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_REFERENCE", backend)
     for bad in (-1, 40):
-        with pytest.raises(InvalidArgumentError, match=r"\[embedding\] ids"):
+        with raises(InvalidArgumentError, param="ids"):
             ops.embedding(int32(0, bad), randn(37, 8), dim=8)
-        with pytest.raises(InvalidArgumentError, match=r"\[gather_rows\] rows"):
+        with raises(InvalidArgumentError, param="rows", match=r"\[gather_rows\] rows"):
             ops.gather_rows(randn(37, 8), int32(0, bad))
-        with pytest.raises(InvalidArgumentError, match=r"\[gather_rows\] rows"):
+        with raises(InvalidArgumentError, param="rows", match=r"\[gather_rows\] rows"):
             ops.gather_rows(randn(0, 8), int32(bad))
 
 

@@ -49,6 +49,14 @@ def test_other_options_or_another_text_are_compiled(compiled) -> None:
     assert compiled("third", "c++", SOURCE.replace("2", "3"), "-O2") == 3
 
 
+def test_the_place_of_the_standard_does_not_matter(compiled) -> None:
+    """Versions of CMake put it elsewhere.  Of several levels of optimization the last one counts."""
+    assert compiled("first", "c++", SOURCE, "-O2", "-fPIC", "-std=c++20", "-Os") == 1
+    assert compiled("second", "c++", SOURCE, "-O2", "-std=c++20", "-fPIC", "-Os") == 1
+    assert compiled("third", "c++", SOURCE, "-Os", "-std=c++20", "-fPIC", "-O2") == 2
+    assert compiled("fourth", "c++", SOURCE, "-O2", "-std=c++17", "-fPIC", "-Os") == 3
+
+
 def test_a_file_with_the_same_headers_is_not_preprocessed(compiled, tmp_path: Path) -> None:
     """The second compiler fails if it is run; dependencies are those of the second folder."""
     source = '#include "factor.h"\nint twice(int number) { return kFactor * number; }\n'

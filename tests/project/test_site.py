@@ -47,7 +47,6 @@ def generated() -> dict[str, str]:
     return pages
 
 
-@pytest.mark.long
 def test_navigation_has_every_generated_page(generated: dict[str, str]) -> None:
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert {path for path in generated if path.endswith(".md")} <= set(listed)

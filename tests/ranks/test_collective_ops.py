@@ -17,6 +17,7 @@ from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Node, Operand, Value
 from penstock.graph.metadata import decode_metadata
+from tests.support.errors import raises
 from tests.support.rank_threads import RankThreads, SharedMemory, logits_of, steps, whole_logits
 
 BundleOf = Callable[[str, str], Path]
@@ -140,29 +141,29 @@ def test_broadcast_send_and_recv_move_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "attrs", "message"),
+    ("op", "attrs", "field", "message"),
     [
-        ("all_gather", {"starts": "0|8|16", "rank": 2}, r"rank: expected 0 to 1, \w+ 2"),
-        ("all_gather", {"starts": "0|8|8", "rank": 0}, "starts: expected 2 to 65 ascending numbers"),
-        ("all_gather", {"starts": "1|8", "rank": 0}, "starts: expected"),
-        ("all_gather", {"starts": "0|", "rank": 0}, "starts: expected"),
-        ("all_gather", {"starts": "", "rank": 0}, "starts: expected"),
-        ("all_gather", {"starts": "0|9999999999", "rank": 0}, "starts: expected"),
-        ("all_gather", {"starts": "|".join(map(str, range(66))), "rank": 0}, "starts: expected"),
-        ("all_gather", {"starts": "0|4|16", "rank": 0}, "x: expected f32 rows of 4"),
-        ("barrier", {"world": 2, "rank": 0}, "expected a context with the comm of rank 0 of 2"),
-        ("broadcast", {"root": 2, "world": 2, "rank": 0}, r"root: expected 0 to 1, \w+ 2"),
-        ("send", {"target": -1, "world": 2, "rank": 0}, r"target: expected 0 to 1, \w+ -1"),
-        ("recv", {"width": 8, "source": 0, "world": 0, "rank": 0}, r"world: expected 1 to 64, \w+ 0"),
-        ("recv", {"width": 9, "source": 0, "world": 1, "rank": 0}, "rows: expected f32 rows of 9"),
-        ("recv", {"width": 0, "source": 0, "world": 1, "rank": 0}, "width: expected 1 to"),
-        ("barrier", {"world": 65, "rank": 0}, r"world: expected 1 to 64, \w+ 65"),
-        ("barrier", {"world": 3, "rank": 3}, r"rank: expected 0 to 2, \w+ 3"),
+        ("all_gather", {"starts": "0|8|16", "rank": 2}, "rank", r"expected 0 to 1, \w+ 2"),
+        ("all_gather", {"starts": "0|8|8", "rank": 0}, "starts", "expected 2 to 65 ascending numbers"),
+        ("all_gather", {"starts": "1|8", "rank": 0}, "starts", "expected"),
+        ("all_gather", {"starts": "0|", "rank": 0}, "starts", "expected"),
+        ("all_gather", {"starts": "", "rank": 0}, "starts", "expected"),
+        ("all_gather", {"starts": "0|9999999999", "rank": 0}, "starts", "expected"),
+        ("all_gather", {"starts": "|".join(map(str, range(66))), "rank": 0}, "starts", "expected"),
+        ("all_gather", {"starts": "0|4|16", "rank": 0}, "x", "expected f32 rows of 4"),
+        ("barrier", {"world": 2, "rank": 0}, "rank", "expected a context with the comm of rank 0 of 2"),
+        ("broadcast", {"root": 2, "world": 2, "rank": 0}, "root", r"expected 0 to 1, \w+ 2"),
+        ("send", {"target": -1, "world": 2, "rank": 0}, "target", r"expected 0 to 1, \w+ -1"),
+        ("recv", {"width": 8, "source": 0, "world": 0, "rank": 0}, "world", r"expected 1 to 64, \w+ 0"),
+        ("recv", {"width": 9, "source": 0, "world": 1, "rank": 0}, "rows", "expected f32 rows of 9"),
+        ("recv", {"width": 0, "source": 0, "world": 1, "rank": 0}, "width", "expected 1 to"),
+        ("barrier", {"world": 65, "rank": 0}, "world", r"expected 1 to 64, \w+ 65"),
+        ("barrier", {"world": 3, "rank": 3}, "rank", r"expected 0 to 2, \w+ 3"),
     ],
 )
-def test_wrong_attributes_are_refused_by_name(op: str, attrs: dict[str, Any], message: str) -> None:
+def test_wrong_attributes_are_refused_by_name(op: str, attrs: dict[str, Any], field: str, message: str) -> None:
     x, out = np.zeros((2, 8), np.float32), np.zeros((2, 8), np.float32)
-    with Context(1) as context, pytest.raises(InvalidArgumentError, match=message):
+    with Context(1) as context, raises(InvalidArgumentError, param=field, match=message):
         run_op(context, op, [tensor(x), tensor(out)], attrs)
 
 

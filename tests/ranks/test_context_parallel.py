@@ -89,7 +89,7 @@ def test_pages_of_another_rank_are_refused(long_context_of: BundleOf, parts_of: 
         step = batch([(0, [5] * 300, [*table[:16], page])])
         with RankThreads(parts_of(path, RankLayout(cp=2)), CONTEXT) as ranks:
             ranks.program.run(step)
-            with pytest.raises(InvalidArgumentError, match=message):
+            with raises(InvalidArgumentError, param="page_tables[0][0][16]", match=message):
                 ranks.program.run(batch([(300, [5] * 213, [*table[:16], page])]))
 
 

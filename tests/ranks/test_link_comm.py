@@ -12,6 +12,7 @@ import pytest
 from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import UnavailableError
+from tests.support.errors import raises
 from tests.support.rank_threads import PART_BYTES, RankThreads, logits_of, steps, whole_logits
 
 BundleOf = Callable[[str, str], Path]
@@ -69,7 +70,7 @@ def test_a_fault_ends_the_group(
     network = Network(layout.world, change)
     with (
         RankThreads(parts_of(path, layout), comm_of=network.comms.__getitem__, stage_ranks=1) as ranks,
-        pytest.raises(UnavailableError, match=message),
+        raises(UnavailableError, param="ranks", match=message),
     ):
         logits_of(ranks.program, steps(1))
 
@@ -104,6 +105,6 @@ def test_a_rank_that_waits_too_long_ends_the_group(bundle_of: BundleOf, parts_of
         return data
 
     with RankThreads(parts_of(path, layout), comm_of=network.comms.__getitem__, stage_ranks=1) as ranks:
-        with pytest.raises(UnavailableError, match="rank 0 waited 2000 ms for rank 2"):
+        with raises(UnavailableError, param="ranks", match="rank 0 waited 2000 ms for rank 2"):
             logits_of(ranks.program, steps(1))
         lock.set()

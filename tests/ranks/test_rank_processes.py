@@ -269,8 +269,10 @@ def test_a_rank_that_never_opens_has_a_limit(monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize("value", ["0", "soon", "inf", "nan"])
 def test_a_wrong_limit_on_opening_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_RANK_OPEN_SECONDS", value)
-    with pytest.raises(
-        InvalidArgumentError, match=f"^PENSTOCK_RANK_OPEN_SECONDS: expected seconds above 0, got '{value}'"
+    with raises(
+        InvalidArgumentError,
+        param="PENSTOCK_RANK_OPEN_SECONDS",
+        match=f"^PENSTOCK_RANK_OPEN_SECONDS: expected seconds above 0, got '{value}'",
     ):
         env.rank_open_s()
 

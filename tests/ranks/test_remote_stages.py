@@ -36,6 +36,7 @@ from tests.support.ports import free_port
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
 from tests.support.services import certificate, versions
 from tests.support.stage_processes import TOKEN, Stages, stages
+from tests.support.waiting import eventually
 
 __all__ = ["certificate", "stages", "versions"]
 
@@ -143,8 +144,7 @@ class Group:
         for number in range(2):
             stream = await self.connect()
             stream.send(Frame.of(Kind.JOIN, **JOIN))
-            while len(self.group._members) == number:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: len(self.group._members) != number)  # noqa: B023
 
     async def begin(self) -> None:
         """Bring the group to the point at which it computes."""
@@ -181,8 +181,7 @@ def test_a_stage_that_leaves_too_early_is_named(group: Group) -> None:
         assert len(group.group.await_stages()) == 2
         address = group.group._members[1].address
         group.streams[1].close()
-        while len(group.group._members) == 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(group.group._members) != 2)
         with raises(UnavailableError, param="stage_server", match=re.escape(address)):
             group.group.connect(4096)
 
@@ -282,8 +281,7 @@ def test_a_slow_message_is_a_sign_of_life(group: Group, monkeypatch: pytest.Monk
             second.send(Frame(Kind.BEAT))
             await asyncio.sleep(0.05)
         assert not deaths
-        while not deaths:  # nothing comes any more
-            await asyncio.sleep(0.02)
+        await eventually(lambda: deaths)
         assert "is lost: no message for 0.4 s" in deaths[0]
 
     group.run(main())
@@ -301,8 +299,7 @@ def test_a_message_of_another_group_ends_the_group(group: Group) -> None:
         await asyncio.sleep(0.1)
         assert not deaths
         group.streams[0].send(Frame(ROWS, 1, 2, bytes(64), epoch ^ 1))
-        while not deaths:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: deaths)
         assert f"broke the protocol: rank 1 sent a message of group {epoch ^ 1}, not {epoch}" in deaths[0]
 
     group.run(main())
@@ -316,8 +313,7 @@ def test_a_message_that_is_too_long_is_named(group: Group) -> None:
         stream = group.streams[0]
         assert stream._tls is not None
         stream._transmit(stream._tls.encrypt(struct.pack("<I", MAX_FRAME_BYTES + 1)))
-        while not deaths:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: deaths)
         assert "rank 1 at" in deaths[0]
         assert f"broke the protocol: received a message of {MAX_FRAME_BYTES + 1} bytes" in deaths[0]
 

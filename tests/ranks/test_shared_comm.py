@@ -166,9 +166,9 @@ def test_a_group_that_was_closed_has_its_code(reason: str, code: str) -> None:
 def test_a_wait_for_a_rank_that_does_not_come_has_an_end() -> None:
     memory = SharedMemory(2)
     comm = memory.comm(0, 2, timeout_s=0.05)
-    with pytest.raises(UnavailableError, match=r"rank 0 .*50 ms .*rank 1"):
+    with raises(UnavailableError, param="ranks", match=r"rank 0 .*50 ms .*rank 1"):
         all_gather(comm, b"", [0, 0])
-    with pytest.raises(UnavailableError, match=r"rank 0 .*50 ms"):
+    with raises(UnavailableError, param="ranks", match=r"rank 0 .*50 ms"):
         receive(memory.comm(1, 2), 0, 8)
 
 
@@ -213,23 +213,23 @@ def test_ranks_compare_what_they_must_have_in_common() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "field", "message"),
     [
-        ({"rank": 2}, r"rank: .*0 to 1, \w+ 2"),
-        ({"rank": -1}, r"rank: .*0 to 1, \w+ -1"),
-        ({"world": 0}, r"world: .*1 to 64, \w+ 0"),
-        ({"world": 65}, r"world: .*1 to 64, \w+ 65"),
-        ({"part_bytes": 0}, "part_bytes: .*1 to"),
-        ({"part_bytes": 1 << 50}, "part_bytes: .*1 to"),
-        ({"timeout_s": -1.0}, "timeout_ms: .*-1000"),
-        ({"memory": 0, "fd": 0}, "fd: .*file"),
-        ({"memory": 64}, "memory: .* 128"),
+        ({"rank": 2}, "rank", r".*0 to 1, \w+ 2"),
+        ({"rank": -1}, "rank", r".*0 to 1, \w+ -1"),
+        ({"world": 0}, "world", r".*1 to 64, \w+ 0"),
+        ({"world": 65}, "world", r".*1 to 64, \w+ 65"),
+        ({"part_bytes": 0}, "part_bytes", ".*1 to"),
+        ({"part_bytes": 1 << 50}, "part_bytes", ".*1 to"),
+        ({"timeout_s": -1.0}, "timeout_ms", ".*-1000"),
+        ({"memory": 0, "fd": 0}, "fd", ".*file"),
+        ({"memory": 64}, "memory", ".* 128"),
     ],
 )
-def test_bad_options_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused_by_name(arguments: dict[str, Any], field: str, message: str) -> None:
     memory = SharedMemory(2)
     options = {"rank": 0, "world": 2, "part_bytes": 4096, "memory": memory.address} | arguments
-    with pytest.raises(InvalidArgumentError, match=message):
+    with raises(InvalidArgumentError, param=field, match=message):
         SharedComm(**options)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tests.support.link_proxy import LinkProxy
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
 from tests.support.services import certificate
 from tests.support.stage_processes import Stages, stages
+from tests.support.waiting import until
 
 __all__ = ["certificate", "stages"]
 
@@ -66,8 +66,7 @@ def expected() -> list:
 
 def when_it_exists(path: Path, action: Callable[[], None], then: Path) -> None:
     def wait() -> None:
-        while not path.exists():
-            time.sleep(0.001)
+        until(lambda: path.exists())
         action()
         then.touch()
 

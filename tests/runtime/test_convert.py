@@ -100,7 +100,7 @@ def test_values_that_do_not_fit_name_their_tensor(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     save_file({"a.weight": torch.tensor([[1e30, 1.0]])}, tmp_path / "source" / TENSORS)
     (tmp_path / "source" / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(InvalidFileError, match=r"'a.weight': dtype: .*f16, got 1e\+30"):
+    with raises(InvalidFileError, param="a.weight", match=r"'a.weight': dtype: .*f16, got 1e\+30"):
         convert(tmp_path / "source", tmp_path / "out", Conversion(dtype="f16"))
     assert not (tmp_path / "out").exists()
 
@@ -332,7 +332,9 @@ def test_bad_adapters_name_the_field(config: dict[str, Any], message: str, tmp_p
 def test_adapters_of_another_model_name_the_tensor(tmp_path: Path) -> None:
     source = save("llama", tmp_path / "source")
     adapter(tmp_path / "wide", {Q: (160, 161)})
-    with pytest.raises(InvalidFileError, match=rf"'{Q}.weight': .*\[160, 161\]"):
+    with raises(
+        InvalidFileError, param="model.layers.0.self_attn.q_proj.weight", match=rf"'{Q}.weight': .*\[160, 161\]"
+    ):
         convert(source, tmp_path / "out", Conversion(lora=tmp_path / "wide"))
     adapter(tmp_path / "other", {"model.other": (160, 160)})
     with raises(InvalidFileError, match=r"'model.other.weight': "):
@@ -341,7 +343,11 @@ def test_adapters_of_another_model_name_the_tensor(tmp_path: Path) -> None:
     save_file(
         {"base_model.model.x.lora_embedding_A": torch.ones(2, 2)}, tmp_path / "table" / "adapter_model.safetensors"
     )
-    with pytest.raises(UnsupportedError, match=r"'base_model\.model\.x\.lora_embedding_A': .*lora_A and lora_B"):
+    with raises(
+        UnsupportedError,
+        param="base_model.model.x.lora_embedding_A",
+        match=r"'base_model\.model\.x\.lora_embedding_A': .*lora_A and lora_B",
+    ):
         convert(source, tmp_path / "out", Conversion(lora=tmp_path / "table"))
     quantize_checkpoint(source, tmp_path / "quantized", "w8a8")
     with raises(UnsupportedError, param="lora", match="w8a8"):

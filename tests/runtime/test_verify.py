@@ -25,6 +25,7 @@ from penstock.serving.workers.worker_config import WorkerConfig
 from penstock.serving.workers.worker_group import WorkerGroup
 from tests.support.command import DEMO, FOLDER, environment
 from tests.support.errors import raises
+from tests.support.waiting import eventually
 
 DAMAGE = r"segments\[0\] \(weights\)"
 LIMITS = ProgramLimits(max_tokens=64, max_requests=1, context_len=64)
@@ -152,8 +153,7 @@ def test_the_first_worker_and_restarts_verify_a_bundle() -> None:
         config = WorkerConfig("", "", "demo", str(path), verify=verify)
         group = WorkerGroup(Launcher(), config, 3, lambda: None, Counter())  # type: ignore[arg-type]
         await group.start()
-        while len(modes) < 6:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(modes) >= 6)
         await group.stop()
         return modes[:6]
 

@@ -16,6 +16,7 @@ from penstock.servables.api.manifest import LanguageManifest
 from penstock.servables.lifecycle.language_models import LanguageQueue
 from tests.support.errors import raises
 from tests.support.servable_folders import PATIENCE, Host, ask, run, serving, write
+from tests.support.waiting import eventually
 
 SIZES = """
     servable.settings(max_batch_mib=1, timeout_s=600)
@@ -189,8 +190,7 @@ def test_prompts_of_a_language_model_are_limited(tmp_path: Path) -> None:
         async with serving(tmp_path, languages=model) as servables:
             given = [f"text {one}" for one in range(20)]
             many = asyncio.ensure_future(ask(servables, "it", {"text": given}, request_id="many"))
-            while model.num_open < 3:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: model.num_open >= 3)
             with raises(QueueFullError, code="queue_full", match=r"17 .* 1 .* max_waiting .8"):
                 await ask(servables, "it", {"text": ["late"]})
             model.gate.set()
@@ -198,13 +198,11 @@ def test_prompts_of_a_language_model_are_limited(tmp_path: Path) -> None:
             model.gate.clear()
             assert model.max_open == 3
             first = asyncio.ensure_future(ask(servables, "it", {"text": given[:8]}, request_id="first"))
-            while model.num_open < 3:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: model.num_open >= 3)
             second = asyncio.ensure_future(ask(servables, "it", {"text": given[:2]}, request_id="second"))
             await asyncio.sleep(0.01)
             first.cancel()
-            while model.asked[-2:] != ["second"] * 2:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: model.asked[-2:] == ["second"] * 2)
             model.gate.set()
             assert (await second)["text"].tolist() == [one.encode() for one in given[:2]]
             assert (model.num_open, model.max_open) == (0, 3)
@@ -221,8 +219,7 @@ def test_open_prompts_are_refused_when_a_version_stops(tmp_path: Path) -> None:
         model = Model()
         async with serving(tmp_path, replace(PATIENCE, drain_s=0.2), languages=model) as servables:
             asked = asyncio.ensure_future(ask(servables, "it", {"text": ["text"] * 5}))
-            while model.num_open < 3:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: model.num_open >= 3)
             await servables.unload("it")
             with pytest.raises(UnavailableError, match="unloaded"):
                 await asyncio.wait_for(asked, 10)

@@ -270,7 +270,7 @@ def test_invalid_model_file_is_refused(tmp_path: Path) -> None:
                 pass
         (folder / "1" / "m.onnx").unlink()
         (folder / "1" / "m.onnx").symlink_to("/etc/passwd")
-        with pytest.raises(InvalidFileError, match="a link leads out"):
+        with raises(InvalidFileError, param="path"):
             async with serving(tmp_path):
                 pass
 

@@ -177,14 +177,14 @@ def test_names_taken_by_models_are_refused(tmp_path: Path) -> None:
                 "the servable one", "the servable one", "", ""
             ]  # fmt: skip
             write(tmp_path, "two", VERSION)
-            with pytest.raises(InvalidArgumentError, match=r"servable two .* model two\.v1;"):
+            with raises(InvalidArgumentError, param="name", match=r"servable two .* model two\.v1;"):
                 await servables.load("two")
             assert servables.find("two") is None
             names.remove("two.v1")
             await servables.load("two")
             assert servables.find("two") is not None
             names.append("two")
-        with pytest.raises(InvalidArgumentError, match=r"servable two .* model two;"):
+        with raises(InvalidArgumentError, param="name"):
             async with serving(tmp_path, others=lambda: names):
                 pass
 

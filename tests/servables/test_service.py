@@ -22,6 +22,7 @@ from penstock.llm.llm import LLM
 from penstock.servables.lifecycle.open_version import VersionSource
 from tests.support.admin_socket import call
 from tests.support.command import DEMO, FOLDER
+from tests.support.errors import raises
 from tests.support.http_service import until
 from tests.support.servable_folders import write
 from tests.support.serve_command import ask, serving
@@ -157,7 +158,7 @@ def test_language_model_files_must_be_inside(tmp_path: Path) -> None:
     source = VersionSource("story", folder / "servable.py", b"", "1", folder / "1", tmp_path / "root")
     one_language_model(folder, "{}", "model.safetensors")
     assert source.check_language_model("weights") == folder / "1" / "weights"
-    with pytest.raises(InvalidFileError, match=r"no config\.json"):
+    with raises(InvalidFileError, param="path", match=r"no config\.json"):
         source.check_language_model(".")
     (tmp_path / "tokenizer.json").write_text("{}")
     (folder / "1" / "weights" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
@@ -189,7 +190,7 @@ def test_language_models_of_every_form_are_checked(tmp_path: Path) -> None:
         path.rename(tmp_path / path.name)
         path.symlink_to(tmp_path / path.name)
     for name in ("weights", "m-00001-of-00002.gguf"):
-        with pytest.raises(InvalidFileError, match="a link leads out"):
+        with raises(InvalidFileError, param="path"):
             source.check_language_model(name)
 
 
@@ -247,9 +248,9 @@ def test_folders_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "empty" / "nothing").mkdir(parents=True)
     told = r"empty: .*config\.json.* \(NAME/servable\.py\)"
     for name in ("", "a="):
-        with pytest.raises(InvalidArgumentError, match=told):
+        with raises(InvalidArgumentError, param="model", match=told):
             settings_of(parse(["serve", f"{name}{tmp_path / 'empty'}"]))
     (tmp_path / "empty" / "m.gguf").touch()
     assert settings_of(parse(["serve", str(tmp_path / "empty")])).servables == (), "its own words tell of GGUF"
-    with pytest.raises(InvalidArgumentError, match="NAME="):
+    with raises(InvalidArgumentError, param="model"):
         settings_of(parse(["serve", f"a={folder}"]))

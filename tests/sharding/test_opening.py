@@ -196,7 +196,7 @@ def test_bundles_of_two_cuts_are_no_group(tmp_path: Path) -> None:
     export_bundle(other, tmp_path / "other.psm", scheme="f32")
     export_ranks(tmp_path / "other.psm", tmp_path / "others", 2)
     (tmp_path / "two" / "rank_1.psm").write_bytes((tmp_path / "others" / "rank_1.psm").read_bytes())
-    with pytest.raises(PenstockError, match="bundle"):
+    with raises(PenstockError, param="text"):
         answer(tmp_path / "two", 2)
 
 
@@ -218,9 +218,9 @@ def test_rows_that_the_graph_does_not_want_are_named(tmp_path: Path) -> None:
 
 
 def test_what_needs_a_whole_folder_says_so(sharded: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="several ranks; `penstock shard FOLDER OUT --merge`"):
+    with raises(UnsupportedError, param="folder", match="several ranks; `penstock shard FOLDER OUT --merge`"):
         quantize_checkpoint(sharded, tmp_path / "x", "w8a8")
-    with pytest.raises(UnsupportedError, match="several ranks"):
+    with raises(UnsupportedError, param="folder"):
         open_program(sharded, mode="eager")
 
 

@@ -212,5 +212,5 @@ def test_a_strategy_of_another_model_is_refused() -> None:
     with raises(InvalidArgumentError, param="strategy", match=r"model\.config_sha256"):
         strategy.check_model(other, checkpoint.tensors, "m")
     fewer = {name: info for name, info in checkpoint.tensors.items() if name != Q}
-    with pytest.raises(InvalidArgumentError, match=f"'{Q}' is named"):
+    with raises(InvalidArgumentError, param="strategy", match=f"'{Q}' is named"):
         strategy.check_model(checkpoint.config, fewer, "m")

@@ -37,7 +37,9 @@ def relevant(options: list[str], source: str) -> list[str]:
             next(rest, "")
         elif option != source and not option.startswith(("-I", "-D", "-isystem", "-M")):
             kept.append(option)
-    return kept
+    # Where -std stands differs between versions of CMake; builds by pip have their own.  The others keep their order:
+    # of several -O the last counts.
+    return sorted(kept, key=lambda option: not option.startswith("-std="))
 
 
 def preprocessed(command: list[str], with_lines: bool) -> bytes | None:

@@ -107,7 +107,7 @@ def test_a_prompt_of_a_bundle_never_opens_the_library(monkeypatch: pytest.Monkey
 def test_a_damaged_segment_is_refused_by_name() -> None:
     files = read_side_files(DEMO)
     assert TOKENIZER_SEGMENT in files
-    with pytest.raises(InvalidFileError, match=r"tokenizer\.bin: magic"):
+    with raises(InvalidFileError, param="magic", match=r"tokenizer\.bin: magic"):
         Tokenizer({**files, TOKENIZER_SEGMENT: b"x" * 64})
 
 

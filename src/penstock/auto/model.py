@@ -71,7 +71,7 @@ class AutoModel:
             raise wrong_type("config", "an AutoConfig or the path of a YAML file", config)
         if config.folder is None:
             raise InvalidArgumentError(
-                "config has no folder, so there are no weights; use AutoConfig.from_pretrained(folder)"
+                "config has no folder, so there are no weights; use AutoConfig.from_pretrained(folder)", param="config"
             )
         return cls.from_pretrained(config.folder, **options)
 

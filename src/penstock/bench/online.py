@@ -139,7 +139,8 @@ def bench_online(settings: OnlineBench, progress: Callable[[Any], None] = lambda
         if longest > engine.max_len:
             raise InvalidArgumentError(
                 f"prompt_tokens, new_tokens and spread give a request of {longest} tokens, but the context holds "
-                f"{engine.max_len}"
+                f"{engine.max_len}",
+                param="prompt_tokens",
             )
         random = np.random.default_rng(1)
         shared = random.integers(0, info.vocab_size, settings.trace.shared_tokens).tolist()

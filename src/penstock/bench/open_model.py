@@ -109,7 +109,8 @@ def open_model(
             raise UnsupportedError(f"{name} supports graph mode only")
         if opened.bundle.is_dir():
             raise UnsupportedError(
-                f"{name}: expected a whole bundle or checkpoint folder, got {settings.model}, which is cut for ranks"
+                f"{name}: expected a whole bundle or checkpoint folder, got {settings.model}, which is cut for ranks",
+                param="model",
             )
         for note in opened.notes if progress is not None else ():
             print(f"penstock: {note}", file=sys.stderr, flush=True)

@@ -116,7 +116,7 @@ def model_graph(path: Path, scheme: str | None = None, network: str | None = Non
     graph = read_source(path)[0]
     refuse_general_network(graph.kind, str(path))
     if WHOLE in graph.properties:
-        raise UnsupportedError(f"{path}: expected a whole bundle, got that of one rank")
+        raise UnsupportedError(f"{path}: expected a whole bundle, got that of one rank", param="model")
     return graph
 
 

@@ -85,7 +85,9 @@ def _refuse_without_config(folder: Path) -> NoReturn:
     hint = "" if bundle is None else f"; to run a bundle, pass {folder / bundle}"
     if not hint and any(name.endswith(".safetensors") for name in names):
         hint = "; of weights alone `penstock export --config FOLDER` makes a bundle, with the config.json of FOLDER"
-    raise InvalidFileError(f"{folder}: expected a checkpoint folder with config.json, got no file{hint}")
+    raise InvalidFileError(
+        f"{folder}: expected a checkpoint folder with config.json, got no file{hint}", param="folder"
+    )
 
 
 def _check_is_whole(folder: Path) -> None:
@@ -98,7 +100,8 @@ def _check_is_whole(folder: Path) -> None:
         return
     raise UnsupportedError(
         f"{folder}: expected a checkpoint folder, got {found}, and run, chat and serve open all with the folder's "
-        "--tp, --pp and --cp"
+        "--tp, --pp and --cp",
+        param="folder",
     )
 
 
@@ -106,9 +109,9 @@ def _check_folder(path: Path) -> None:
     if path.is_file():
         refuse_mindspore(path)
         found = "a bundle" if is_bundle(path) else "another file"
-        raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, got {found}")
+        raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, got {found}", param="folder")
     if not path.is_dir():
-        raise FileAccessError(f"{path}: no such folder")
+        raise FileAccessError(f"{path}: no such folder", param="folder")
 
 
 def _equal_bytes(first: NDArray[Any], second: NDArray[Any]) -> bool:
@@ -368,7 +371,8 @@ class Checkpoint:
         if self.scheme is not None and scheme != self.scheme:
             raise UnsupportedError(
                 f"{self.folder}: expected scheme {self.scheme}, which its weights are quantized with, got {scheme}. "
-                "Use the original checkpoint for another scheme."
+                "Use the original checkpoint for another scheme.",
+                param="scheme",
             )
         return scheme
 
@@ -471,11 +475,14 @@ class Checkpoint:
         """The files of the weights, by name; UnsupportedError for GGUF and for a folder that another tool quantized."""
         files: list[TensorFile] = [file for file in set(self._files) if isinstance(file, TensorFile)]
         if self.made_files is not None:
-            raise UnsupportedError(f"{self.folder}: expected a checkpoint folder with safetensors, got a GGUF file")
+            raise UnsupportedError(
+                f"{self.folder}: expected a checkpoint folder with safetensors, got a GGUF file", param="folder"
+            )
         if (section := self.config.foreign_quantization()) is not None:
             raise UnsupportedError(
                 f"{self.folder}: expected float weights or weights quantized by Penstock, got quant_method "
-                f"{show(section.str('quant_method'))}"
+                f"{show(section.str('quant_method'))}",
+                param="quant_method",
             )
         return sorted(files, key=lambda file: file.path)
 

@@ -131,7 +131,8 @@ def check_float_weights(checkpoint: Checkpoint) -> None:
     if checkpoint.scheme is not None:
         raise UnsupportedError(
             f"{checkpoint.folder}: expected float weights, got weights quantized as {checkpoint.scheme}. "
-            "Use the original checkpoint."
+            "Use the original checkpoint.",
+            param="scheme",
         )
 
 

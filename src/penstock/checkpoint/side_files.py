@@ -59,7 +59,7 @@ def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
         if len(data) > size:  # the file grows
             data += stream.read(max_bytes + 1 - len(data))
     if len(data) > max_bytes:
-        raise InvalidFileError(f"{path.name}: expected at most {max_bytes} bytes, got more")
+        raise InvalidFileError(f"{path.name}: expected at most {max_bytes} bytes, got more", param="path")
     return data
 
 
@@ -169,7 +169,9 @@ def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, 
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder")
     if path.name in (*SIDE_FILES, *TOKENIZER_INPUTS):
-        raise InvalidArgumentError(f"{path}: expected a folder or a .psm bundle; pass the folder that holds this file")
+        raise InvalidArgumentError(
+            f"{path}: expected a folder or a .psm bundle; pass the folder that holds this file", param="path"
+        )
     from penstock.core import native
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
 

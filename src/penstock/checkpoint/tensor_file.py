@@ -62,7 +62,7 @@ def open_regular(path: Path) -> int:
         raise FileAccessError(f"{path.name}: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InvalidFileError(f"{path.name}: expected a regular file")
+        raise InvalidFileError(f"{path.name}: expected a regular file", param="path")
     return descriptor
 
 
@@ -165,7 +165,7 @@ class TensorFile:
         except OSError as error:
             raise FileAccessError(f"{path.name}: {error.strerror}") from None
         except ValueError:  # raised by mmap
-            raise InvalidFileError(f"{path.name}: the file shrank while it was opened") from None
+            raise InvalidFileError(f"{path.name}: the file shrank while it was opened", param="path") from None
         finally:
             os.close(descriptor)
 

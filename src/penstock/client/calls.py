@@ -64,7 +64,7 @@ class HttpCall(ClientCall[_T]):
     def rpc(self) -> Rpc[_T]:
         """Raise UnsupportedError: the service has no such method over gRPC."""
         route = f"{self._request.method} {self._request.path}"
-        raise UnsupportedError(f"{route} is not available over gRPC. Use the service's http:// address.")
+        raise UnsupportedError(f"{route} is not available over gRPC. Use the service's http:// address.", param="url")
 
 
 def list_models() -> ClientCall[list[Answer]]:

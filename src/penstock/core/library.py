@@ -31,10 +31,12 @@ CLOSED: Final = "closed"
 ENDED: Final = "ranks: the group was ended: "
 """With this, before the reason, begins the error of a rank whose group was ended (core/src/comm/)."""
 _FIELD: Final = re.compile(
-    r"(?:[^:]*: )*?(?P<expected>[a-z_][\w.\[\]]*)(?: \([^()]*\)|, [\w, ]+)?: expected"
+    r"(?:[^:]*: )*?(?P<expected>[a-z_][\w.\[\]]*)(?: \([^()]*\)(?:\.\w+)?|, [\w, ]+)?: expected"
     r"|(?P<first>[a-z_][\w\[\]]*)(?:, [\w, ]+)?: "
+    r"|[^:]*/[^:]*: (?:(?P<last>[a-z_][\w.\[\]]*)(?: \([^()]*\)|, [\w, ]+)?: )+"
 )
-"""The field in a message of the core: "PATH: FIELD: expected ...", or "FIELD: ...", where the path may be missing."""
+"""The field in a message of the core: of "PATH: FIELD: expected ...", with or without the path, of "FIELD: ...", or the
+last one of "PATH: FIELD: ..."."""
 _ABI_VERSION = 3
 _P32, _P64, _PP = POINTER(c_int32), POINTER(c_int64), POINTER(c_void_p)
 _ERRORS: dict[int, type[PenstockError]] = {
@@ -505,7 +507,7 @@ def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
 def _field_of(message: str) -> str | None:
     """Return the field that a message of the core is about; None if it names none."""
     found = _FIELD.match(message)
-    return (found["expected"] or found["first"]) if found else None
+    return (found["expected"] or found["first"] or found["last"]) if found else None
 
 
 def warn_of_newer(path: str | os.PathLike[str], minor: int, known_minor: int) -> None:

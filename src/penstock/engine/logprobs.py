@@ -41,5 +41,6 @@ def check_row(rows: Sampled, row: int) -> None:
     if status != ROW_OK:
         raise InvalidArgumentError(
             "No token can be sampled: bad_words, logit_bias, allowed_token_ids and the grammar together forbid every "
-            "token."
+            "token.",
+            param="bad_words",
         )

@@ -37,7 +37,8 @@ class GraphBuilder:
         for path, module in network.named_modules():
             if getattr(module, "adapter", None) is not None:
                 raise UnsupportedError(
-                    f"{path}.adapter: expected None, because a captured graph would contain the adapter"
+                    f"{path}.adapter: expected None, because a captured graph would contain the adapter",
+                    param="adapter",
                 )
         self.network = network
         self.graph = Graph(network=name, scheme="f32", vocab_size=vocab_size, context_len=context_len)
@@ -90,7 +91,9 @@ class GraphBuilder:
         if name in self.graph.weights:
             return
         if tensor.ndim not in (1, 2):
-            raise UnsupportedError(f"capture: weight {name}: expected a vector or a matrix, got {list(tensor.shape)}")
+            raise UnsupportedError(
+                f"capture: weight {name}: expected a vector or a matrix, got {list(tensor.shape)}", param=name
+            )
         rows, cols = (1, tensor.shape[0]) if tensor.ndim == 1 else (tensor.shape[0], tensor.shape[1])
         parts: tuple[Part, ...] = (Part(name, 0, rows),)
         if isinstance(module, MatrixLayer) and leaf == "weight" and name == target:
@@ -98,7 +101,7 @@ class GraphBuilder:
         self.graph.weights[name] = Weight(name, rows, cols, Layout.ROWS_F32, parts)
         if not isinstance(tensor, nn.Parameter):
             if tensor.is_meta:
-                raise UnsupportedError(f"capture: buffer {name}: expected real values, got a meta tensor")
+                raise UnsupportedError(f"capture: buffer {name}: expected real values, got a meta tensor", param=name)
             self.constants[name] = self.constant_values(tensor)
 
     def constant_values(self, tensor: Tensor) -> NDArray[np.float32]:
@@ -125,13 +128,16 @@ class GraphBuilder:
     def set_output(self, operand: object) -> None:
         """Check that a value is what a network returns, and make it the output."""
         if not isinstance(operand, Operand) or operand.kind != "value":
-            raise UnsupportedError("capture: output: expected logits computed by an op, got a weight or a constant")
+            raise UnsupportedError(
+                "capture: output: expected logits computed by an op, got a weight or a constant", param="output"
+            )
         value = self.graph.values[operand.name]
         expected = (Dim("R", 1), Dim(None, 0, self.graph.vocab_size))
         if value.shape != expected or value.dtype != DType.F32:
             raise InvalidArgumentError(
                 f"capture: output: expected float32 logits [R, {self.graph.vocab_size}], got {value.dtype.name} "
-                f"{[dim.symbol or dim.offset for dim in value.shape]}; select rows with batch.output_rows"
+                f"{[dim.symbol or dim.offset for dim in value.shape]}; select rows with batch.output_rows",
+                param="output",
             )
         self.graph.output = operand.name
 

@@ -89,14 +89,15 @@ class BundleWriter:
         behind it."""
         if not self._waiting or self._waiting[-1].name != name:
             expected = repr(self._waiting[-1].name) if self._waiting else "no further weight"
-            raise InvalidArgumentError(f"add_weight: expected {expected}, got {name!r}")
+            raise InvalidArgumentError(f"add_weight: expected {expected}, got {name!r}", param="name")
         weight = self._waiting[-1]
         array = np.frombuffer(data, np.uint8)
         missing = weight.num_bytes - self._begun - array.nbytes
         if missing <= 0 if is_part else missing:
             raise InvalidArgumentError(
                 f"add_weight {name}: expected {weight.num_bytes} bytes for {weight.layout.name.lower()} "
-                f"[{weight.rows}, {weight.cols}], got {self._begun + array.nbytes}{' and more' if is_part else ''}"
+                f"[{weight.rows}, {weight.cols}], got {self._begun + array.nbytes}{' and more' if is_part else ''}",
+                param="data",
             )
         if not self._begun:
             self._append(np.zeros(weight.offset - self._position, np.uint8))
@@ -137,7 +138,7 @@ class BundleWriter:
 
     def _write(self, offset: int, data: memoryview) -> None:
         if self._file is None:
-            raise InvalidArgumentError(f"{self.path}: expected an open writer, got one that is closed")
+            raise InvalidArgumentError(f"{self.path}: expected an open writer, got one that is closed", param="writer")
         try:
             while data.nbytes:
                 written = os.pwrite(self._file, data, offset)
@@ -156,7 +157,9 @@ class BundleWriter:
         if self._waiting:
             missing = self._waiting[-1].name
             self.abort()
-            raise InvalidArgumentError(f"{self.path}: expected the weight {missing!r}, which was not added")
+            raise InvalidArgumentError(
+                f"{self.path}: expected the weight {missing!r}, which was not added", param=missing
+            )
         try:
             self._finish()
         except BaseException:
@@ -234,7 +237,9 @@ def place_weights(graph: Graph) -> tuple[Graph, int]:
     end = 0
     for name, weight in graph.weights.items():
         if weight.segment != _WEIGHTS:
-            raise InvalidArgumentError(f"weight {name}: expected the segment {_WEIGHTS!r}, got {weight.segment!r}")
+            raise InvalidArgumentError(
+                f"weight {name}: expected the segment {_WEIGHTS!r}, got {weight.segment!r}", param="segment"
+            )
         offset = _align(end, _WEIGHT_ALIGNMENT)
         num_bytes = layout_bytes(weight.layout, weight.rows, weight.cols)
         weights[name] = dataclasses.replace(weight, offset=offset, num_bytes=num_bytes)

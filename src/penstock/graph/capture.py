@@ -202,7 +202,9 @@ class _Builder(GraphBuilder):
 
     def _new_value(self, base_name: str, tensor: Tensor) -> str:
         if tensor.dtype not in _DTYPES:
-            raise UnsupportedError(f"capture: {base_name}: expected float32 or int32, got {tensor.dtype}")
+            raise UnsupportedError(
+                f"capture: {base_name}: expected float32 or int32, got {tensor.dtype}", param=base_name
+            )
         return self.new_value(base_name, _DTYPES[tensor.dtype], self._shape(base_name, tensor))
 
     def _shape(self, name: str, tensor: Tensor) -> tuple[Dim, ...]:
@@ -212,7 +214,9 @@ class _Builder(GraphBuilder):
         if isinstance(size, int):
             return Dim(None, 0, size)
         if str(size) not in self.symbols:
-            raise UnsupportedError(f"capture: {name}: expected sizes of T, B, P, R or constants, got {size}")
+            raise UnsupportedError(
+                f"capture: {name}: expected sizes of T, B, P, R or constants, got {size}", param=name
+            )
         return self.symbols[str(size)]
 
     def _add_view(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
@@ -258,7 +262,8 @@ class _Builder(GraphBuilder):
         line = line_in_stack(node.meta.get("stack_trace") or "", self.script)
         return UnsupportedError(
             f"{line or 'capture'}: {node.target} in module {_module_path(node) or '(root)'} is not supported in graph "
-            f"mode; use {expected}"
+            f"mode; use {expected}",
+            param=str(node.target),
         )
 
 

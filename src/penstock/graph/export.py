@@ -282,7 +282,9 @@ def _ignore(stage: str, done: int, total: int) -> None:
 def _open_source(source: Path, rank: int | None) -> tuple[Checkpoint, ShardedFolder | None]:
     """Return the checkpoint to export; for a rank its part, and the sharded folder that has it."""
     if is_bundle(source):
-        raise InvalidArgumentError(f"{source}: expected a checkpoint folder, got a bundle, which is already exported")
+        raise InvalidArgumentError(
+            f"{source}: expected a checkpoint folder, got a bundle, which is already exported", param="source"
+        )
     if rank is None and not source.is_dir():
         return Checkpoint.open(source), None
     if rank is None:
@@ -329,14 +331,15 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
     missing = [name for name in names if name not in checkpoint.tensors]
     if missing:
         raise InvalidFileError(
-            f"{checkpoint.folder}: lacks {show_tensors(missing)}, which network {graph.network} reads"
+            f"{checkpoint.folder}: lacks {show_tensors(missing)}, which network {graph.network} reads", param=missing[0]
         )
     extra = set(checkpoint.tensors) - set(names).union(*(checkpoint.companions(name) for name in names))
     if extra:
         extra -= checkpoint.redundant_names(extra)
     if extra:
         raise InvalidFileError(
-            f"{checkpoint.folder}: has {show_tensors(sorted(extra))}, which network {graph.network} does not read"
+            f"{checkpoint.folder}: has {show_tensors(sorted(extra))}, which network {graph.network} does not read",
+            param=min(extra),
         )
     rotated = rotated_weights(graph)
     for weight in graph.weights.values():
@@ -411,7 +414,9 @@ class _Packer:
                         reported = complete
                         yield native.layout_bytes(int(weight.layout), complete, weight.cols)
             except InvalidArgumentError as error:  # for example a NaN: the check knows its place but not the tensor
-                raise InvalidFileError(f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}") from None
+                raise InvalidFileError(
+                    f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}", param=part.name
+                ) from None
         yield len(packed)
 
     def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> Iterator[None]:

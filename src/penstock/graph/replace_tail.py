@@ -36,7 +36,9 @@ def replace_tail(
     with Model.open(source) as model:
         graph, segments = decode_metadata(read_metadata(source, model.stamp))
         if model.info.tail:
-            raise InvalidArgumentError(f"{source}: expected a bundle that ends in logits, got {model.info.tail}")
+            raise InvalidArgumentError(
+                f"{source}: expected a bundle that ends in logits, got {model.info.tail}", param="source"
+            )
         append_tail(graph, tail)
         files = {
             segment.name: bytes(data)
@@ -61,7 +63,9 @@ def map_weights(model: Model, source: str | os.PathLike[str], stamp: Sequence[in
     UnsupportedError when the system's pages are larger than the alignment of segments.
     """
     if not can_map_segments():
-        raise UnsupportedError(f"{source}: expected a page size of at most 4096 bytes, got {mmap.PAGESIZE}")
+        raise UnsupportedError(
+            f"{source}: expected a page size of at most 4096 bytes, got {mmap.PAGESIZE}", param="source"
+        )
     _, segments = decode_metadata(read_metadata(source, stamp))
     weights_segment = model.segment(_WEIGHTS)
     place = next(segment for segment in segments if segment.name == _WEIGHTS)

@@ -97,7 +97,8 @@ def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy
     if extra:
         raise InvalidFileError(
             f"{model.config.file}: the checkpoint has {show_tensors(sorted(extra))}, which network "
-            f"{captured.graph.network} does not read"
+            f"{captured.graph.network} does not read",
+            param=min(extra),
         )
     model_type = model.config.str("model_type", "")
     return Strategy(model_type, config_checksum(model.config), layout, parameters)
@@ -208,7 +209,8 @@ class _Cuts:
         if info is None:
             raise InvalidFileError(
                 f"{self._captured.model.config.file}: the checkpoint lacks {show_tensors([tensor])}, which network "
-                f"{self._captured.graph.network} reads"
+                f"{self._captured.graph.network} reads",
+                param=tensor,
             )
         return info
 

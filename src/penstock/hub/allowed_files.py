@@ -49,7 +49,9 @@ def choose_files(model: RemoteModel, home: str = "") -> tuple[RemoteFile, ...]:
         raise UnsupportedError(f"{model.name}: expected a checkpoint with config.json, got none in the repository")
     missing = next((name for name in weights if model.find(name) is None), None)
     if missing is not None:
-        raise InvalidFileError(f"{model.name}: expected the file {show(missing)} in the repository, got none")
+        raise InvalidFileError(
+            f"{model.name}: expected the file {show(missing)} in the repository, got none", param="repository"
+        )
     has_modules, chosen = model.find("modules.json") is not None, set(weights)
     sides = [file for file in model.files if file.name not in chosen and _is_side_file(file.name, home, has_modules)]
     if len(sides) + len(weights) > MAX_FILES:
@@ -90,7 +92,9 @@ def choose_gguf(model: RemoteModel, name: str) -> tuple[RemoteFile, ...]:
     parts = split_names(name)
     missing = next((part for part in parts if part not in files), None)
     if missing is not None:
-        raise InvalidFileError(f"{model.name}: expected {show(missing)} beside {show(name)} in the repository")
+        raise InvalidFileError(
+            f"{model.name}: expected {show(missing)} beside {show(name)} in the repository", param="repository"
+        )
     return tuple(files[part] for part in parts)
 
 

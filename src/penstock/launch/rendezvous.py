@@ -466,7 +466,7 @@ async def join(
             await peer.close()
             if time.monotonic() > deadline:
                 text = f"--rdzv: no host at {where} within {rendezvous.timeout_s:g} s ({error})"
-                raise UnavailableError(text) from None
+                raise UnavailableError(text, param="rdzv") from None
             if has_joined:
                 tell(f"{peer.name} is lost before all machines joined: {error}. Waiting for it to start again.")
             await asyncio.sleep(_RETRY_S)
@@ -503,7 +503,7 @@ async def _connect(address: tuple[str, int], rendezvous: Rendezvous, deadline: f
         except OSError as error:  # TimeoutError is one
             if time.monotonic() > deadline:
                 text = f"--rdzv: no host at {where} within {rendezvous.timeout_s:g} s ({str(error) or 'no answer'})"
-                raise UnavailableError(text) from None
+                raise UnavailableError(text, param="rdzv") from None
             await asyncio.sleep(_RETRY_S)
     peer = _Peer(reader, writer)
     peer.name = f"the host at {where}"

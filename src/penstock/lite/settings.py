@@ -133,7 +133,8 @@ def read_values(path: Path) -> dict[str, Any]:
     for section in others:
         if section not in SECTIONS:
             raise InvalidFileError(
-                f"{path}: expected the section [{_SECTION}], or those of MindSpore Lite, got [{section:.60}]"
+                f"{path}: expected the section [{_SECTION}], or those of MindSpore Lite, got [{section:.60}]",
+                param="section",
             )
     tell_settings(str(path), others)
     texts = dict(parser[_SECTION]) if parser.has_section(_SECTION) else {}

@@ -150,7 +150,9 @@ class AsyncLLM:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            raise InvalidArgumentError("No running event loop. Create AsyncLLM inside `async def`.") from None
+            raise InvalidArgumentError(
+                "No running event loop. Create AsyncLLM inside `async def`.", param="llm"
+            ) from None
         if not isinstance(llm, LLM):
             llm = LLM(llm, **options)
         elif options:
@@ -302,7 +304,7 @@ class AsyncLLM:
     def _check_open(self) -> None:
         self.llm.engine.check_process()
         if self._closing:
-            raise InvalidArgumentError("The AsyncLLM is closed.")
+            raise InvalidArgumentError("The AsyncLLM is closed.", param="llm")
         _check_loop(self._loop)
 
     async def _in_thread(self, call: Callable[..., _Returned], *arguments: Any) -> _Returned:
@@ -362,4 +364,4 @@ class AsyncLLM:
 def _check_loop(own: asyncio.AbstractEventLoop) -> None:
     """Refuse to wait in an event loop other than the one that new tokens are delivered to."""
     if asyncio.get_running_loop() is not own:
-        raise InvalidArgumentError("AsyncLLM: called from another event loop than the one that created it")
+        raise InvalidArgumentError("AsyncLLM: called from another event loop than the one that created it", param="llm")

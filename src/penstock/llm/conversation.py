@@ -146,7 +146,7 @@ class Conversation:
         """
         params = sampling_params(params, sampling, self._llm.generation.temperature, "retry")
         if not self._messages or self._messages[-1]["role"] != "assistant":
-            raise InvalidArgumentError("retry: the conversation has no answer yet")
+            raise InvalidArgumentError("retry: the conversation has no answer yet", param="retry")
         return self._begin(self._messages[:-1], params, options)
 
     def _say(
@@ -167,7 +167,9 @@ class Conversation:
     ) -> Turn:
         last = self._open() if self._open is not None else None
         if last is not None and not last.is_finished:
-            raise InvalidArgumentError("The last answer has not ended. Read it to its end or abort it.")
+            raise InvalidArgumentError(
+                "The last answer has not ended. Read it to its end or abort it.", param="conversation"
+            )
         if check_options(options).truncate_prompt:
             raise InvalidArgumentError(
                 "truncate_prompt: expected False, got True. Use drop_oldest, which drops whole turns.",

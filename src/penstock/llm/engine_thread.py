@@ -127,7 +127,7 @@ class EngineThread:
         soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         if llm.engine.observer is not None:
-            raise InvalidArgumentError("llm is already in use by another front end")
+            raise InvalidArgumentError("llm is already in use by another front end", param="llm")
         self.llm = llm
         self._deliver = deliver
         self._open: dict[int, _Open] = {}

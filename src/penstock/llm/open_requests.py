@@ -122,7 +122,9 @@ def run_prompts(
         if request.error is not None:
             raise of_prompt(index, is_one, request.error)
         if request.finish_reason != "length":
-            raise of_prompt(index, is_one, InvalidArgumentError("The prompt was aborted before its end."))
+            raise of_prompt(
+                index, is_one, InvalidArgumentError("The prompt was aborted before its end.", param="prompt")
+            )
     return requests
 
 

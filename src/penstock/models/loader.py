@@ -36,7 +36,9 @@ def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module
     """
     checkpoint = Checkpoint.open(folder)
     if checkpoint.scheme is not None:
-        raise UnsupportedError(f"{folder}: expected float weights, got a folder quantized as {checkpoint.scheme}")
+        raise UnsupportedError(
+            f"{folder}: expected float weights, got a folder quantized as {checkpoint.scheme}", param="folder"
+        )
     built = construct_on_meta(checkpoint.config, network).network
     checkpoint = as_network(checkpoint, built)
     parts = expert_parts(built)

@@ -59,7 +59,9 @@ def refuse_nested_export() -> None:
         return
     if _imports:
         raise _stop(_imports[-1])
-    raise UnsupportedError(f"a network script must not start another export while it is exported; {_GUARD}")
+    raise UnsupportedError(
+        f"a network script must not start another export while it is exported; {_GUARD}", param="network"
+    )
 
 
 def split_spec(spec: object) -> tuple[Path, str]:
@@ -125,7 +127,7 @@ def script_errors(script: Path | None) -> Iterator[None]:
             raise
         if isinstance(error, PenstockError):
             raise error.with_message(f"{line}: {error}") from error
-        raise InvalidFileError(f"{line}: {_describe(error)}") from error
+        raise InvalidFileError(f"{line}: {_describe(error)}", param="network") from error
 
 
 def line_in_stack(stack: str, script: Path | None) -> str:

@@ -96,7 +96,8 @@ def registered_script(model_type: str) -> str | None:
         raise UnsupportedError(
             f"model_type {model_type}: graph mode captures a registered network from its file: expected a class at the "
             f"top level of a .py file, with a class Config inside or beside it, got "
-            f"{network_class.__module__}.{network_class.__qualname__}. Use eager mode, or move the class to a file."
+            f"{network_class.__module__}.{network_class.__qualname__}. Use eager mode, or move the class to a file.",
+            param="model_type",
         )
     return f"{Path(path).resolve()}:{network_class.__qualname__}"
 

@@ -126,7 +126,7 @@ def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOp
     for name, why in _REFUSED_VALUES.items():
         if name in values:
             raise InvalidArgumentError(
-                f"{config.config_path}: {name} applies to penstock.lite.Model only: in a pipeline {why}"
+                f"{config.config_path}: {name} applies to penstock.lite.Model only: in a pipeline {why}", param=name
             )
     length = config.infer_seq_length
     if length and values.get("context_len", length) != length:

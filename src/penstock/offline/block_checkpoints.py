@@ -58,4 +58,6 @@ class BlockCheckpoints:
         return self._folder / f"{key}.json"
 
     def _refusal(self, error: OSError) -> FileAccessError:
-        return FileAccessError(f"checkpoint: {error.filename or self._folder}: {error.strerror or error}")
+        return FileAccessError(
+            f"checkpoint: {error.filename or self._folder}: {error.strerror or error}", param="checkpoint"
+        )

@@ -39,7 +39,7 @@ def only_yaml(folder: Path) -> Path:
     files = sorted(path for path in folder.iterdir() if path.suffix in YAML_SUFFIXES)
     if len(files) != 1:
         listed = ", ".join(path.name for path in files) or "none"
-        raise InvalidFileError(f"{folder}: expected exactly one YAML file, got {listed}")
+        raise InvalidFileError(f"{folder}: expected exactly one YAML file, got {listed}", param="model")
     return files[0]
 
 

@@ -82,7 +82,7 @@ class InferConfig:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).__dataclass_fields__:
-            raise InvalidArgumentError(_no_field("InferConfig", name))
+            raise InvalidArgumentError(_no_field("InferConfig", name), param=name)
         super().__setattr__(name, value)
 
     @property
@@ -111,7 +111,7 @@ def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferCon
     """Make an InferConfig from a dictionary; InvalidArgumentError names an unknown field."""
     for name in values:
         if name not in FIELDS:
-            raise InvalidArgumentError(_no_field(where, name))
+            raise InvalidArgumentError(_no_field(where, name), param=name)
     return InferConfig(**values)
 
 

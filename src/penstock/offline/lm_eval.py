@@ -42,7 +42,9 @@ class Evaluator:
             token = self.llm.tokenizer.token_id(special[name]) if name in special else None
             if token is not None:
                 return token
-        raise UnsupportedError("the tokenizer has neither bos_token nor eos_token, one of which must precede a text")
+        raise UnsupportedError(
+            "the tokenizer has neither bos_token nor eos_token, one of which must precede a text", param="tokenizer"
+        )
 
     def loglikelihood(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Return, per context and continuation, the continuation's log-probability and whether it is the greedy one."""
@@ -82,7 +84,8 @@ class Evaluator:
         for _, continuation in encoded:
             if len(continuation) >= max_len:
                 raise InvalidArgumentError(
-                    f"a continuation has {len(continuation)} tokens, but the context holds {max_len}"
+                    f"a continuation has {len(continuation)} tokens, but the context holds {max_len}",
+                    param="continuation",
                 )
         pairs = [(context, continuation) for context, continuation in encoded if continuation]
         scores = (

@@ -57,7 +57,9 @@ def pipeline(
     if isinstance(model, (LLM, Model)):
         refused = [*values, *(["search_path"] if search_path is not None else [])]
         if refused:
-            raise InvalidArgumentError(f"{refused[0]}: cannot be set for a model that is already open")
+            raise InvalidArgumentError(
+                f"{refused[0]}: cannot be set for a model that is already open", param=refused[0]
+            )
         config, options["running"] = InferConfig(), model
     else:
         config = find_source(model, values, search_path)

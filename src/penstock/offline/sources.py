@@ -33,7 +33,7 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
     """
     if isinstance(model, InferConfig):
         if values:
-            raise InvalidArgumentError(f"{next(iter(values))}: set it in the InferConfig")
+            raise InvalidArgumentError(f"{next(iter(values))}: set it in the InferConfig", param=next(iter(values)))
         return _of_config(replace(model), search_path)
     for name in ("prefill_model_path", "increment_model_path"):
         if name in values and model is not None:
@@ -97,7 +97,8 @@ def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
     if not any(entry.suffix in (".psm", *YAML_SUFFIXES) for entry in folder.iterdir()):
         raise InvalidFileError(
             f"{folder}: expected a checkpoint folder (config.json, *.safetensors) or a model folder (a YAML file, "
-            f"*{PREFILL_SUFFIX})"
+            f"*{PREFILL_SUFFIX})",
+            param="model",
         )
     yaml = only_yaml(folder)
     file = read_model_file(yaml)
@@ -124,11 +125,14 @@ def _folder_bundles(folder: Path) -> dict[str, Path]:
     bundles = {name: sorted(folder.glob(f"*{suffix}")) for name, suffix in suffixes.items()}
     for name, paths in bundles.items():
         if len(paths) > 1:
-            raise InvalidFileError(f"{folder}: expected one bundle named *{suffixes[name]}, got {_listed(paths)}")
+            raise InvalidFileError(
+                f"{folder}: expected one bundle named *{suffixes[name]}, got {_listed(paths)}", param=name
+            )
     others = sorted(set(folder.glob("*.psm")).difference(*bundles.values()))
     if others:
         raise InvalidFileError(
-            f"{folder}: expected only bundles named *{PREFILL_SUFFIX} and *{INCREMENT_SUFFIX}, got {_listed(others)}"
+            f"{folder}: expected only bundles named *{PREFILL_SUFFIX} and *{INCREMENT_SUFFIX}, got {_listed(others)}",
+            param="model",
         )
     if not bundles["prefill_model_path"]:
         for path in sorted(folder.glob("*.mindir")):
@@ -206,10 +210,11 @@ def _search(name: str, search_path: Sequence[Path] | None) -> Path:
             return paths[0]
     if not folders:
         raise FileAccessError(
-            f"model {name!r}: no such file or folder, and no folders to search; set PENSTOCK_MODELS or search_path"
+            f"model {name!r}: no such file or folder, and no folders to search; set PENSTOCK_MODELS or search_path",
+            param="model",
         )
     where = ", ".join(str(folder) for folder in folders)
-    raise FileAccessError(f"model {name!r}: no {', '.join(names[:-1])} or {names[-1]} found in {where}")
+    raise FileAccessError(f"model {name!r}: no {', '.join(names[:-1])} or {names[-1]} found in {where}", param="model")
 
 
 def check_pair(prefill: Path, increment: Path) -> None:

@@ -99,7 +99,7 @@ class InferTask:
             inspect.signature(task.make).bind(config, **options)
         except TypeError as error:
             known = ", ".join(list(inspect.signature(task.make).parameters)[1:])
-            raise InvalidArgumentError(f"{task_type}: {error}; it takes {known}") from None
+            raise InvalidArgumentError(f"{task_type}: {error}; it takes {known}", param="task_type") from None
         return task.make(config, **options)
 
     @classmethod

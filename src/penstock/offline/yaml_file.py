@@ -26,7 +26,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise UnsupportedError(f"{path}: PyYAML is not installed. Run `pip install pyyaml`.") from None
+        raise UnsupportedError(f"{path}: PyYAML is not installed. Run `pip install pyyaml`.", param="path") from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """The safe loader, changed to refuse duplicate keys instead of keeping the last one."""
@@ -37,7 +37,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
                 name = key.value if isinstance(key, yaml.ScalarNode) else str(key)
                 if name in seen:
                     line = key.start_mark.line + 1
-                    raise InvalidFileError(f"{path}: line {line}: duplicate key {name!r:.60}")
+                    raise InvalidFileError(f"{path}: line {line}: duplicate key {name!r:.60}", param=name)
                 seen.add(name)
             mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
             return mapping
@@ -50,9 +50,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
             _check_expansion(root, path)
         values = None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise InvalidFileError(f"{path}: {' '.join(str(error).split())[:300]}") from None
+        raise InvalidFileError(f"{path}: {' '.join(str(error).split())[:300]}", param="path") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise InvalidFileError(f"{path}: expected a mapping of names to values, got {type(values).__name__}")
+        raise InvalidFileError(
+            f"{path}: expected a mapping of names to values, got {type(values).__name__}", param="path"
+        )
     return values
 
 
@@ -72,7 +74,9 @@ def _check_expansion(root: Any, path: Path) -> None:
         if sizes[id(node)] >= 0:
             continue
         if any(sizes[id(child)] < 0 for child in children):
-            raise InvalidFileError(f"{path}: line {node.start_mark.line + 1}: an alias contains itself")
+            raise InvalidFileError(f"{path}: line {node.start_mark.line + 1}: an alias contains itself", param="path")
         sizes[id(node)] = 1 + sum(sizes[id(child)] for child in children)
         if sizes[id(node)] > _MAX_NODES:
-            raise InvalidFileError(f"{path}: expected at most {_MAX_NODES} values once aliases are replaced, got more")
+            raise InvalidFileError(
+                f"{path}: expected at most {_MAX_NODES} values once aliases are replaced, got more", param="path"
+            )

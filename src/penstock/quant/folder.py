@@ -165,4 +165,4 @@ def check_new_folder(final: Path) -> None:
     """Refuse a folder that exists, and the name of a file; InvalidArgumentError."""
     check_folder_name(final)
     if final.exists() or final.is_symlink():
-        raise InvalidArgumentError(f"{final}: expected a new folder, but it already exists")
+        raise InvalidArgumentError(f"{final}: expected a new folder, but it already exists", param="out")

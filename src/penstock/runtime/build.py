@@ -76,7 +76,8 @@ def prepare_child(source: Path | str, *, scheme: str | None = None, network: str
     if network is not None and importlib.util.find_spec("torch") is None:
         raise UnsupportedError(
             f"{source}: a network of your own requires PyTorch, which is not installed. "
-            f"Run `{install_command('torch')}`, or use a .psm bundle."
+            f"Run `{install_command('torch')}`, or use a .psm bundle.",
+            param="network",
         )
     command = ["--child"]
     command += [] if scheme is None else ["--scheme", scheme]
@@ -132,7 +133,7 @@ def finish_child(
 
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():
-        raise FileAccessError(f"{final}: expected a file name in an existing folder")
+        raise FileAccessError(f"{final}: expected a file name in an existing folder", param="out")
     with private_folder(final) as folder:
         stderr_lines: deque[str] = deque(maxlen=_TAIL_LINES)
         reader = threading.Thread(target=_keep_tail, args=(child.stderr, stderr_lines), daemon=True)

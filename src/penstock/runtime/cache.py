@@ -390,7 +390,9 @@ class Cache:
             raise self._cannot_write(error.strerror) from None
 
     def _cannot_write(self, reason: str | None) -> CacheNotWritableError:
-        return CacheNotWritableError(f"{self.folder}: {reason}. Set PENSTOCK_CACHE_DIR to a writable folder.")
+        return CacheNotWritableError(
+            f"{self.folder}: {reason}. Set PENSTOCK_CACHE_DIR to a writable folder.", param="PENSTOCK_CACHE_DIR"
+        )
 
     def _entry(self, key: str) -> CacheEntry | None:
         """Return the record of a key whose bundle is complete, else None."""

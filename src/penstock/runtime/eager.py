@@ -325,16 +325,21 @@ class _WeightReader:
         if extra:
             extra -= self._checkpoint.redundant_names(extra)
         if missing:
-            raise InvalidFileError(f"{folder}: lacks {show_tensors(missing)}, which the network reads")
+            raise InvalidFileError(
+                f"{folder}: lacks {show_tensors(missing)}, which the network reads", param=missing[0]
+            )
         if extra:
             foreign = sorted(extra & {name for name, _ in network.named_parameters()})
             if foreign:
                 layer = network.get_submodule(foreign[0].rpartition(".")[0])
                 raise UnsupportedError(
                     f"{folder}: {show_tensors(foreign)}: expected a layer of penstock.nn, got "
-                    f"{type(layer).__module__}.{type(layer).__qualname__}"
+                    f"{type(layer).__module__}.{type(layer).__qualname__}",
+                    param=foreign[0],
                 )
-            raise InvalidFileError(f"{folder}: has {show_tensors(sorted(extra))}, which the network does not read")
+            raise InvalidFileError(
+                f"{folder}: has {show_tensors(sorted(extra))}, which the network does not read", param=min(extra)
+            )
         schemes = self._checkpoint.weight_schemes(self._scheme)
         load_weights(network, self._scheme, self._checkpoint.dtype, self._read, schemes)
 
@@ -349,7 +354,8 @@ class _WeightReader:
             parts = [(self._checkpoint.read_blocks(part.name), part.row_start) for part in matrix.parts]
             if self._shape_of(matrix.parts) != [rows, cols]:
                 raise InvalidFileError(
-                    f"tensor {show(name)}: shape: expected {[rows, cols]}, got {self._shape_of(matrix.parts)}"
+                    f"tensor {show(name)}: shape: expected {[rows, cols]}, got {self._shape_of(matrix.parts)}",
+                    param=name,
                 )
             return pack_blocks(parts, layout, rows, cols)
         if len(matrix.parts) > 1:
@@ -358,10 +364,14 @@ class _WeightReader:
         shape = self._checkpoint.logical_shape(name)
         if not self._checkpoint.is_quantized(name):
             if tuple(shape) != (rows, cols):
-                raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}")
+                raise InvalidFileError(
+                    f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}", param=name
+                )
             return pack_matrix(self._floats(name), layout, rotated)
         if shape[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
-            raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}")
+            raise InvalidFileError(
+                f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}", param=name
+            )
         return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
 
     def _shape_of(self, parts: Sequence[WeightPart]) -> list[int]:
@@ -374,7 +384,7 @@ class _WeightReader:
         name, expected = part.name, [part.num_rows, cols]
         found = list(self._checkpoint.logical_shape(name))
         if found[0] != expected[0] or (found != expected and not self._checkpoint.is_quantized(name)):
-            raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, got {found}")
+            raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, got {found}", param=name)
         if self._checkpoint.is_quantized(name):
             return self._checkpoint.read_quantized(name, cols)
         return self._floats(name)
@@ -382,6 +392,8 @@ class _WeightReader:
     def _floats(self, name: str) -> Tensor:
         dtype = self._checkpoint.tensors[name].dtype
         if dtype not in _FLOAT_BITS:
-            raise UnsupportedError(f"tensor {show(name)}: dtype: expected F32, F16 or BF16, got {dtype.upper()}")
+            raise UnsupportedError(
+                f"tensor {show(name)}: dtype: expected F32, F16 or BF16, got {dtype.upper()}", param=name
+            )
         stored = torch.from_numpy(self._checkpoint.read(name).copy())
         return stored if dtype == "f32" else stored.view(torch.int16).view(_FLOAT_BITS[dtype])

@@ -48,7 +48,9 @@ def export_ranks(
             network = network or registered_script(model)
             build_in_child(model, whole, scheme=scheme, network=network, tail=tail, kind="cached", progress=progress)
         elif not is_cut and (scheme, network, tail) != (None, None, None):
-            raise InvalidArgumentError(f"{model}: expected a checkpoint folder, because a bundle is exported already")
+            raise InvalidArgumentError(
+                f"{model}: expected a checkpoint folder, because a bundle is exported already", param="model"
+            )
         for rank in range(layout.world):
             part = folder / rank_bundle(rank)
             if is_cut:

@@ -198,7 +198,8 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
     if not is_bundle(path) and path.suffix in (".bin", ".safetensors", ".pt", ".pth", ".onnx"):
         raise UnsupportedError(
             f"{path}: expected a checkpoint folder (config.json, *.safetensors), a GGUF file or a .psm bundle, "
-            f"got a {path.suffix} file"
+            f"got a {path.suffix} file",
+            param="model",
         )
     if mode == "eager":
         raise UnsupportedError(
@@ -541,7 +542,7 @@ def _open_eager(
         from penstock.extras import install_command
 
         raise UnsupportedError(
-            f"Eager mode requires PyTorch, which is not installed. Run `{install_command('torch')}`."
+            f"Eager mode requires PyTorch, which is not installed. Run `{install_command('torch')}`.", param="mode"
         ) from error
     program = EagerProgram(
         checkpoint, scheme=scheme, threads=threads, limits=eager_limits, network=network, num_ranks=num_ranks

@@ -99,7 +99,9 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise FileAccessError(f"{path}: {error.strerror}") from error
     if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
-        raise InvalidFileError(f"{path}: the key file must not be accessible to other users. Run `chmod 600 {path}`.")
+        raise InvalidFileError(
+            f"{path}: the key file must not be accessible to other users. Run `chmod 600 {path}`.", param="path"
+        )
     return data
 
 

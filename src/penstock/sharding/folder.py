@@ -121,7 +121,9 @@ class Manifest:
         """Read and check the file; InvalidFileError names the field."""
         values = parse_object(data, MANIFEST, max_bytes=_MAX_BYTES, max_values=_MAX_VALUES)
         if set(values) != {"sha256", "manifest"}:
-            raise InvalidFileError(f"{MANIFEST}: expected the fields sha256 and manifest, got {show(sorted(values))}")
+            raise InvalidFileError(
+                f"{MANIFEST}: expected the fields sha256 and manifest, got {show(sorted(values))}", param="manifest"
+            )
         body = data[data.find(b'"manifest": ') + 12 : -2]
         if hashlib.sha256(body).hexdigest() != values["sha256"]:
             raise InvalidFileError(f"{MANIFEST}: sha256: the file was changed or is incomplete", param="sha256")
@@ -182,14 +184,17 @@ class ShardedFolder:
         """
         if not (path / MANIFEST).exists():
             raise InvalidFileError(
-                f"{path}: expected {MANIFEST}, got none: `penstock shard` did not finish, or did not make this folder"
+                f"{path}: expected {MANIFEST}, got none: `penstock shard` did not finish, or did not make this folder",
+                param=MANIFEST,
             )
         manifest = Manifest.parse(read_small_file(path / MANIFEST, _MAX_BYTES))
         if not (path / STRATEGY).exists():
-            raise InvalidFileError(f"{path}: expected {STRATEGY}, got no file")
+            raise InvalidFileError(f"{path}: expected {STRATEGY}, got no file", param=STRATEGY)
         strategy = Strategy.read(path / STRATEGY)
         if strategy.checksum != manifest.strategy:
-            raise InvalidFileError(f"{path / STRATEGY}: expected the one that {MANIFEST} was written with, got another")
+            raise InvalidFileError(
+                f"{path / STRATEGY}: expected the one that {MANIFEST} was written with, got another", param=STRATEGY
+            )
         if len(manifest.parts) != strategy.world:
             raise InvalidFileError(
                 f"{MANIFEST}: parts: expected {strategy.world} ranks, got {len(manifest.parts)}", param="parts"
@@ -217,7 +222,9 @@ class ShardedFolder:
         for checksums, names in expected:
             wrong = next(iter(checksums.keys() ^ names), None)
             if wrong is not None:
-                raise InvalidFileError(f"{MANIFEST}: expected the tensors of {STRATEGY}, got {show(wrong)} in one only")
+                raise InvalidFileError(
+                    f"{MANIFEST}: expected the tensors of {STRATEGY}, got {show(wrong)} in one only", param=STRATEGY
+                )
 
     def check_sides(self) -> None:
         """Check the files beside the ranks against the manifest."""
@@ -225,9 +232,11 @@ class ShardedFolder:
             if name not in _KEPT_FILES and not any(form.fullmatch(name) for form in (MODULE_FILE, TEMPLATE_FILE)):
                 raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint", param="sides")
             if not (self.folder / name).exists():
-                raise InvalidFileError(f"{self.folder}: expected {name}, got no file")
+                raise InvalidFileError(f"{self.folder}: expected {name}, got no file", param=name)
             if hashlib.sha256(read_small_file(self.folder / name)).hexdigest() != checksum:
-                raise InvalidFileError(f"{name}: expected the checksum in {MANIFEST}, got another: it was changed")
+                raise InvalidFileError(
+                    f"{name}: expected the checksum in {MANIFEST}, got another: it was changed", param=name
+                )
 
         wrong = next((name for name in self.manifest.made if name not in self.manifest.sides), None)
         if wrong is not None:
@@ -238,20 +247,24 @@ class ShardedFolder:
         if rank not in self._files:
             path = self.folder / rank_name(rank) / WEIGHTS
             if not path.exists():
-                raise InvalidFileError(f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, got no file")
+                raise InvalidFileError(
+                    f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, got no file",
+                    param=f"{rank_name(rank)}/{WEIGHTS}",
+                )
             file = TensorFile(path)
             where = f"{rank_name(rank)}/{WEIGHTS}"
             parameters = self.strategy.parameters
             expected = {name: (parameters[name].dtype, shape) for name, shape in self.strategy.shapes_of(rank).items()}
             for name in sorted(expected.keys() ^ file.tensors.keys()):
                 kind = "lacks" if name in expected else "has"
-                raise InvalidFileError(f"{where} {kind} tensor {show(name)}, unlike {STRATEGY}")
+                raise InvalidFileError(f"{where} {kind} tensor {show(name)}, unlike {STRATEGY}", param=name)
             for name, (dtype, shape) in expected.items():
                 info = file.tensors[name]
                 if (info.dtype, info.shape) != (dtype, shape):
                     raise InvalidFileError(
                         f"{where}: tensor {show(name)}: expected {dtype} of {list(shape)}, got {info.dtype} of "
-                        f"{list(info.shape)}"
+                        f"{list(info.shape)}",
+                        param=name,
                     )
             self._files[rank] = file
         return self._files[rank]
@@ -354,7 +367,9 @@ def _has_own_head(parameters: Mapping[str, ParameterCut], wholes: Mapping[str, s
 
 
 def _damaged(where: str, name: str) -> InvalidFileError:
-    return InvalidFileError(f"{where}: tensor {show(name)}: expected the checksum in {MANIFEST}, got another")
+    return InvalidFileError(
+        f"{where}: tensor {show(name)}: expected the checksum in {MANIFEST}, got another", param=name
+    )
 
 
 def _file_bytes(header: bytes, file: str) -> int:

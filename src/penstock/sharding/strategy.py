@@ -130,7 +130,7 @@ class Strategy:
     def write(self, path: Path) -> None:
         """Write the file; an existing one is replaced as a whole."""
         if path.is_dir():
-            raise FileAccessError(f"{path}: expected the name of a file, got a folder")
+            raise FileAccessError(f"{path}: expected the name of a file, got a folder", param="path")
         temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             temporary.write_bytes(self.to_json())
@@ -143,7 +143,7 @@ class Strategy:
     def read(cls, path: Path) -> Strategy:
         """Read and check a file.  InvalidFileError or UnsupportedError names the field."""
         if path.is_dir():
-            raise FileAccessError(f"{path}: expected a strategy, got a folder")
+            raise FileAccessError(f"{path}: expected a strategy, got a folder", param="path")
         return cls.parse(read_small_file(path, _MAX_BYTES), path.name)
 
     @classmethod
@@ -184,7 +184,8 @@ class Strategy:
             if other is None or other.cut == "same" or (other.dtype, other.shape) != (parameter.dtype, parameter.shape):
                 raise InvalidFileError(
                     f"{file}: {show(name)}: name: expected a stored parameter of the same type and shape, got "
-                    f"{show(parameter.name)}"
+                    f"{show(parameter.name)}",
+                    param=name,
                 )
 
     def check_model(self, config: ConfigReader, tensors: Mapping[str, TensorInfo], where: Path | str) -> None:
@@ -240,7 +241,9 @@ def _section(reader: ConfigReader, key: str) -> ConfigReader:
 def _check_keys(reader: ConfigReader, keys: tuple[str, ...]) -> None:
     unknown = next((key for key in reader.values if key not in keys), None)
     if unknown is not None:
-        raise InvalidFileError(f"{reader.file}: {show(unknown)} is not a field; expected {', '.join(keys)}")
+        raise InvalidFileError(
+            f"{reader.file}: {show(unknown)} is not a field; expected {', '.join(keys)}", param=unknown
+        )
 
 
 def _read_layout(reader: ConfigReader) -> RankLayout:

@@ -98,7 +98,9 @@ def merge_folder(source: Path, out: Path, progress: Progress | None = None) -> S
     """Write the checkpoint folder ``out``, which must not exist, from a sharded folder: the files that were cut."""
     start = time.monotonic()
     if not is_sharded(source):
-        raise InvalidArgumentError(f"{source}: expected a sharded folder, got none of {MANIFEST} and rank_0")
+        raise InvalidArgumentError(
+            f"{source}: expected a sharded folder, got none of {MANIFEST} and rank_0", param="source"
+        )
     whole = ShardedFolder.open(source)
     total, done, num_bytes = sum(info.num_bytes for info in whole.tensors.values()), 0, 0
     with new_folder(out) as folder:
@@ -192,7 +194,7 @@ class _Cutter:
                 progress(done, total)
         for name, own in self._strategy.parameters.items():
             if own.cut == "same" and self.wholes[name] != self.wholes[own.name]:
-                raise InvalidFileError(f"{STRATEGY}: {show(name)}: name: {show(own.name)} has other bytes")
+                raise InvalidFileError(f"{STRATEGY}: {show(name)}: name: {show(own.name)} has other bytes", param=name)
         for rank, writer in enumerate(self._writers):
             writer.close()
             _sync_folder(self._folder / rank_name(rank))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from tests.support.errors import raises
 from tests.support.general_ops import check, contexts, run
 from tests.support.general_weights import conv_weight, packed, tiles, vector
 
@@ -146,6 +147,6 @@ def test_wrong_convs_are_refused_by_name() -> None:
     for change, name in wrong:
         with pytest.raises(InvalidArgumentError, match=f"conv: {name}"):
             run("conv", [x, weight, None, None], [((1, 2, 2, 6), np.float32)], **attrs | change)
-    with pytest.raises(UnsupportedError, match="conv: act"):
+    with raises(UnsupportedError, param="act"):
         run("conv", [x, weight, None, None], [((1, 2, 2, 6), np.float32)], **attrs | {"act": "sin"})
     assert len(contexts()) == 3

@@ -104,7 +104,7 @@ def test_weak_keys_are_refused(tmp_path, text):
 
 def test_a_file_that_others_read_is_refused(keys_file, tmp_path):
     keys_file.chmod(0o644)
-    with pytest.raises(InvalidFileError, match="chmod 600"):
+    with raises(InvalidFileError, param="path", match="chmod 600"):
         KeySet.read(keys_file)
     with pytest.raises(FileAccessError):
         KeySet.read(tmp_path / "nothing")

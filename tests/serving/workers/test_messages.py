@@ -140,7 +140,7 @@ def test_options_cards_and_configurations_round_trip() -> None:
     config = WorkerConfig("unix:/x", "token", "m", "/m.psm", 2, "always", 5, WorkerModelOptions(threads=2))
     assert WorkerConfig.from_json(config.to_json()) == config
     for wrong in ("", "[]", "{}", config.to_json().replace('"threads": 2', '"threads": 2, "more": 1')):
-        with pytest.raises(InvalidArgumentError, match="one line of JSON"):
+        with raises(InvalidArgumentError, param="configuration"):
             WorkerConfig.from_json(wrong)
 
 

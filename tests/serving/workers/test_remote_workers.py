@@ -475,7 +475,7 @@ def test_tokens_that_can_be_guessed_are_refused(tmp_path) -> None:
         with pytest.raises(InvalidArgumentError, match="at least 32"):
             read_token(tmp_path / "bad")
     (tmp_path / "good").chmod(0o644)
-    with pytest.raises(InvalidFileError, match="chmod 600"):
+    with raises(InvalidFileError, param="path", match="chmod 600"):
         read_token(tmp_path / "good")
     with pytest.raises(FileAccessError, match="gone"):
         read_token(tmp_path / "gone")

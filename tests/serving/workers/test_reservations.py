@@ -17,6 +17,7 @@ from penstock.runtime.program import PAGE_TOKENS, ProgramLimits
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.memory_check import fit_beside, least_bytes
 from penstock.serving.workers.worker_config import WorkerConfig, WorkerModelOptions
+from tests.support.errors import raises
 from tests.support.joining_worker import TOKEN
 from tests.support.placements import TlsPlacement
 from tests.support.worker_processes import DEMO, service
@@ -146,5 +147,5 @@ def test_a_worker_plans_with_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OutOfMemoryError):
         fit_beside(config)
     monkeypatch.setenv("PENSTOCK_MEMORY_SHARE", "some")
-    with pytest.raises(InvalidArgumentError, match="PENSTOCK_MEMORY_SHARE: expected a number of bytes, got 'some'"):
+    with raises(InvalidArgumentError, param="PENSTOCK_MEMORY_SHARE", match="expected a number of bytes, got 'some'"):
         fit_beside(config)

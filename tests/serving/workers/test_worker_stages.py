@@ -22,6 +22,7 @@ from penstock.runtime.program import ProgramLimits
 from penstock.runtime.ranks.stage_server import StageServer, listen_for_stages, reserved_port
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_config import WorkerConfig
+from tests.support.errors import raises
 from tests.support.marks import mostly_long
 from tests.support.services import certificate, versions
 from tests.support.stage_processes import Stages, stages
@@ -145,8 +146,10 @@ def test_a_port_is_kept_for_the_pipelines_of_a_service(certificate: tuple[Path, 
         assert (passed.port, passed.token, passed.on_listen) == (kept.port, kept.token, None)
         with listen_for_stages(passed), listen_for_stages(passed):
             pass
-        with pytest.raises(
-            FileAccessError, match=f"stage_port: failed to listen for stages at localhost:{kept.port}: "
+        with raises(
+            FileAccessError,
+            param="stage_port",
+            match=f"stage_port: failed to listen for stages at localhost:{kept.port}: ",
         ):
             listen_for_stages(replace(kept, shared=False))
     with reserved_port(None) as nothing:

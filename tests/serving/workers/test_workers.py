@@ -194,7 +194,7 @@ def test_a_failed_load_leaves_nothing_behind(tmp_path) -> None:
                     await models.load(str(tmp_path / "bad.psm") if name else "/", name)
             assert models.list() == []
             backend = await models.load(str(DEMO))
-            with pytest.raises(InvalidArgumentError, match="taken"):
+            with raises(InvalidArgumentError, param="name"):
                 await models.load(str(DEMO))
             with pytest.raises(InvalidFileError):
                 await models.update("demo", str(tmp_path / "bad.psm"))

@@ -110,7 +110,7 @@ class _Cursor:
         self.num_strings = 0
 
     def error(self, message: str) -> InvalidFileError:
-        return InvalidFileError(f"{self.file}: {message}")
+        return InvalidFileError(f"{self.file}: {message}", param=message.partition(":")[0].strip("'"))
 
     def take(self, num_bytes: int, what: str) -> int:
         """Step over ``num_bytes`` and return where they begin."""

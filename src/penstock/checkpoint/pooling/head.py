@@ -283,7 +283,10 @@ class _Arrays:
 
     def check_end(self) -> None:
         if self._offset != len(self._data):
-            raise InvalidFileError(f"{POOLING_FILE}: found {len(self._data) - self._offset} bytes behind the layers")
+            raise InvalidFileError(
+                f"{POOLING_FILE}: expected nothing behind the layers, got {len(self._data) - self._offset} bytes",
+                param="layers",
+            )
 
 
 def _read_layer(reader: ConfigReader, values: object, arrays: _Arrays) -> HeadLayer:

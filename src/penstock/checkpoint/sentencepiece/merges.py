@@ -35,7 +35,7 @@ def merges_by_score(scores: Mapping[str, float], ids: Mapping[str, int], field: 
                 left, right = text[:at], text[at:]
                 merges.append((-score, ids[text], ids[left], ids[right], left, right))
         if len(merges) > MAX_MERGES:
-            raise InvalidFileError(f"{field}: expected pieces with at most {MAX_MERGES} merges, got more")
+            raise InvalidFileError(f"{field}: expected pieces with at most {MAX_MERGES} merges, got more", param=field)
     merges.sort(key=lambda merge: merge[:4])
     return [[left, right] for *_, left, right in merges]
 

@@ -32,7 +32,9 @@ def refuse_other_formats(folder: Path) -> NoReturn:
     names = sorted(entry.name for entry in folder.iterdir())
     gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
     if gguf is not None:
-        raise UnsupportedError(f"{folder}: expected {SINGLE} or {INDEX}; to run a GGUF file, pass {folder / gguf}")
+        raise UnsupportedError(
+            f"{folder}: expected {SINGLE} or {INDEX}; to run a GGUF file, pass {folder / gguf}", param="folder"
+        )
     for suffix, kind in ((".bin", "pickled PyTorch"), (".pt", "pickled PyTorch"),
                          (".pth", "pickled PyTorch"), (".h5", "Keras"), (".msgpack", "Flax"),
                          (".onnx", "ONNX")):  # fmt: skip
@@ -40,7 +42,7 @@ def refuse_other_formats(folder: Path) -> NoReturn:
         if foreign is not None:
             tool = "`penstock convert`" if suffix == ".bin" else "transformers' save_pretrained"
             message = f"{foreign}: {kind} weights are not supported; {_SAFE_VERSION}, or convert it with {tool}"
-            raise UnsupportedError(message)
+            raise UnsupportedError(message, param="folder")
     for name in names:
         refuse_mindspore(folder / name)
     raise InvalidFileError(f"{folder}: expected {SINGLE} or {INDEX}, got neither")

@@ -113,7 +113,7 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
 
 def _truth(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"expected True or False, not {text!r:.60}; put prompts before this option")
+        raise argparse.ArgumentTypeError(f"expected True or False, got {text!r:.60}; put prompts before this option")
     return text.lower() == "true"
 
 

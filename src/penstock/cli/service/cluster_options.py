@@ -57,7 +57,7 @@ def cluster_placement(
     if args.cluster is None:
         return None, None
     if args.cluster_token_file is None:
-        raise InvalidArgumentError("--cluster requires --cluster-token-file")
+        raise InvalidArgumentError("--cluster requires --cluster-token-file", param="cluster_token_file")
     worker_port = getattr(args, "worker_port", None) or 0
     if any(getattr(args, name, None) is not None for name in ("worker_token_file", "worker_host")):
         raise InvalidArgumentError("--cluster: expected no --worker-token-file and no --worker-host", param="cluster")
@@ -68,7 +68,9 @@ def cluster_placement(
     place_s = 30.0 if args.place_seconds is None else check_number("place_seconds", args.place_seconds, 86_400)
     for path in paths:
         if not Path(path).is_file() or is_gguf(Path(path)):
-            raise InvalidArgumentError(f"{path}: expected a .psm bundle with --cluster; see `penstock export`")
+            raise InvalidArgumentError(
+                f"{path}: expected a .psm bundle with --cluster; see `penstock export`", param="model"
+            )
     import secrets
 
     from penstock.cluster.placement.certificate import OwnCertificate

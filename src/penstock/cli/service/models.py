@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         name, path = named_model(args.model)
         if action == "update" and not name:
             raise InvalidArgumentError(
-                f"update: expected NAME=PATH (the model and its new weights), got {args.model!r}"
+                f"update: expected NAME=PATH (the model and its new weights), got {args.model!r}", param="model"
             )
         answer = client.load(path, name) if action == "load" else client.update(name, path)
     print(json.dumps(answer) if args.json else _text(action, answer))

@@ -442,7 +442,9 @@ def _split_sources(sources: list[str]) -> tuple[tuple[tuple[str, str], ...], tup
         if not holds_servables(Path(path)):
             models.append((name, path))
         elif name:
-            raise InvalidArgumentError(f"{source}: NAME= applies to models only; a servable has the name of its folder")
+            raise InvalidArgumentError(
+                f"{source}: NAME= applies to models only; a servable has the name of its folder", param="model"
+            )
         else:
             servables.append(Path(path))
     return tuple(models), tuple(servables)
@@ -462,7 +464,8 @@ def _check_kind(source: str, path: Path) -> None:
         return
     raise InvalidArgumentError(
         f"{source}: expected a checkpoint folder (config.json) or a folder of servables (NAME/servable.py), got "
-        "neither file"
+        "neither file",
+        param="model",
     )
 
 

@@ -52,7 +52,9 @@ def check_ray() -> None:
     except PackageNotFoundError:
         found = "none"
     if found.split(".")[:2] != RAY_MINOR.split("."):
-        raise UnavailableError(f"A cluster requires Ray {RAY_MINOR}, got {found}. Run `{install_command('cluster')}`.")
+        raise UnavailableError(
+            f"A cluster requires Ray {RAY_MINOR}, got {found}. Run `{install_command('cluster')}`.", param="cluster"
+        )
 
 
 def environment(token_file: Path) -> dict[str, str]:
@@ -125,11 +127,15 @@ def check_cluster(address: str) -> None:
         reason = "the token is wrong" if "uthenticat" in str(error) else str(error).splitlines()[0][:200]
         if "GCS" in reason:  # Ray's name of the head's server
             reason = "no head answers there. `penstock node --address IP --token-file FILE` starts one."
-        raise UnavailableError(f"{address}: failed to read the versions of the cluster: {reason}") from error
+        raise UnavailableError(
+            f"{address}: failed to read the versions of the cluster: {reason}", param="cluster"
+        ) from error
     own = own_versions()
     if cluster != own:
         both = "; ".join(f"{name} {cluster[name]} there, {own[name]} here" for name in own)
-        raise UnavailableError(f"{address}: the versions differ: {both}. Install the same versions on each machine.")
+        raise UnavailableError(
+            f"{address}: the versions differ: {both}. Install the same versions on each machine.", param="cluster"
+        )
 
 
 def publish_version(address: str) -> None:

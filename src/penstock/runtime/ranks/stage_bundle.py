@@ -81,19 +81,23 @@ def find_bundle(model: Path, rank: int = 0, scheme: str | None = None) -> Iterat
     """
     if not model.is_dir():
         if not model.is_file():
-            raise FileAccessError(f"{model}: no such file; a stage needs the bundle, or its part of it")
+            raise FileAccessError(f"{model}: no such file; a stage needs the bundle, or its part of it", param="model")
         _check_no_scheme(scheme, model)
         yield StageBundle.read(model, rank)
         return
     name_of = rank_name if is_sharded(model) else rank_bundle
     found = [number for number in range(1, MAX_RANKS) if (model / name_of(number)).exists()]
     if not found or (rank and rank not in found):
-        raise FileAccessError(f"{model}: expected {name_of(rank or 1)}, got no file; see `penstock shard`")
+        raise FileAccessError(
+            f"{model}: expected {name_of(rank or 1)}, got no file; see `penstock shard`", param="model"
+        )
     if not is_sharded(model):
         _check_no_scheme(scheme, model)
     layout = _layout(model, rank or found[0])
     if layout.pp == 1:
-        raise InvalidArgumentError(f"{model}: expected a folder that is cut for a pipeline, got one for {layout}")
+        raise InvalidArgumentError(
+            f"{model}: expected a folder that is cut for a pipeline, got one for {layout}", param="model"
+        )
     stages = {layout.place(number)[0] for number in found}
     if not rank and len(stages) > 1:
         numbers = ", ".join(map(str, found))
@@ -101,7 +105,7 @@ def find_bundle(model: Path, rank: int = 0, scheme: str | None = None) -> Iterat
     first_rank = layout.rank_of(layout.place(rank or found[0])[0], 0)
     ranks = range(first_rank, first_rank + layout.stage_ranks)
     if missing := [number for number in ranks if number not in found]:
-        raise FileAccessError(f"{model}: expected {name_of(missing[0])} of the same stage, got no file")
+        raise FileAccessError(f"{model}: expected {name_of(missing[0])} of the same stage, got no file", param="model")
     with ExitStack() as stack:
         paths = [model / rank_bundle(number) for number in ranks]
         if is_sharded(model):

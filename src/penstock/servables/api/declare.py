@@ -136,21 +136,21 @@ class Declarations:
     def add_stage(self, stage: Stage) -> None:
         """Add a stage; raise InvalidArgumentError if its name is taken."""
         if stage.name in self.stages:
-            raise InvalidArgumentError(f"stage {stage.name} is declared twice")
+            raise InvalidArgumentError(f"stage {stage.name} is declared twice", param=stage.name)
         self.stages[stage.name] = stage
 
     def add_model(self, model: Model) -> None:
         """Add a model; raise InvalidArgumentError if its file is declared already."""
         if model.path in self.models:
             raise InvalidArgumentError(
-                f"model {model.path} is declared twice; call the first declaration twice instead"
+                f"model {model.path} is declared twice; call the first declaration twice instead", param="model"
             )
         self.models[model.path] = model
 
     def add_method(self, method: Method) -> None:
         """Add a method; raise InvalidArgumentError if its name is taken."""
         if method.name in self.methods:
-            raise InvalidArgumentError(f"method {method.name} is declared twice")
+            raise InvalidArgumentError(f"method {method.name} is declared twice", param=method.name)
         self.methods[method.name] = method
 
 
@@ -193,7 +193,9 @@ def _naming_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     def checked(*args: _P.args, **named: _P.kwargs) -> _T:
         if unknown := named.keys() - set(inspect.signature(function).parameters):
             name = function.__name__
-            raise InvalidArgumentError(f"{name}: expected only {', '.join(known)}, got {', '.join(sorted(unknown))}")
+            raise InvalidArgumentError(
+                f"{name}: expected only {', '.join(known)}, got {', '.join(sorted(unknown))}", param=min(unknown)
+            )
         return function(*args, **named)
 
     return checked
@@ -222,7 +224,9 @@ def stage(
     """
     specs = _StageSpecs(None if inputs is None else parse_specs(inputs, "inputs"), parse_specs(outputs, "outputs"))
     if batch_size is None and (preferred_sizes or max_delay_ms or padded_sizes):
-        raise InvalidArgumentError("preferred_sizes, max_delay_ms and padded_sizes require batch_size")
+        raise InvalidArgumentError(
+            "preferred_sizes, max_delay_ms and padded_sizes require batch_size", param="batch_size"
+        )
     rules = None if batch_size is None else _batch_rules(batch_size, preferred_sizes, max_delay_ms, padded_sizes)
     return lambda function: Stage(function, specs, rules)
 
@@ -281,7 +285,9 @@ def language_model(
     except TypeError as error:
         raise InvalidArgumentError(f"language_model: {error}", param="language_model") from None
     if sampling.get("n", 1) != 1 or sampling.get("best_of", 1) != 1:
-        raise InvalidArgumentError("language_model returns one text per prompt: n and best_of must be 1")
+        raise InvalidArgumentError(
+            "language_model returns one text per prompt: n and best_of must be 1", param="sampling"
+        )
     if path:
         _check_inside(path)
     if scheme is not None:
@@ -324,7 +330,8 @@ def method(
         if set(parameters) != set(input_specs):
             raise InvalidArgumentError(
                 f"method {name}: its parameters ({', '.join(parameters) or 'none'}) "
-                f"differ from its inputs ({', '.join(input_specs)})"
+                f"differ from its inputs ({', '.join(input_specs)})",
+                param=name,
             )
         line = function.__code__.co_firstlineno
         _current_declarations().add_method(Method(name, function, input_specs, output_specs, line, limit))
@@ -341,7 +348,7 @@ def settings(**named: Any) -> None:
     """
     declared = _current_declarations()
     if declared.settings is not None:
-        raise InvalidArgumentError("settings() is called twice; call it once")
+        raise InvalidArgumentError("settings() is called twice; call it once", param="settings")
     try:
         declared.settings = Settings(**named)
     except TypeError:
@@ -355,7 +362,9 @@ def folder() -> Path:
     """Return the folder of the version that is being loaded or served.  Stages may call this, too."""
     declared = _loaded_declarations()
     if declared.folder is None:
-        raise InvalidArgumentError("servable.folder() is available only when a service runs servable.py")
+        raise InvalidArgumentError(
+            "servable.folder() is available only when a service runs servable.py", param="folder"
+        )
     return declared.folder
 
 
@@ -363,7 +372,9 @@ def version() -> str:
     """Return the number of the version that is being loaded or served.  Stages may call this, too."""
     declared = _loaded_declarations()
     if not declared.version:
-        raise InvalidArgumentError("servable.version() is available only when a service runs servable.py")
+        raise InvalidArgumentError(
+            "servable.version() is available only when a service runs servable.py", param="version"
+        )
     return declared.version
 
 

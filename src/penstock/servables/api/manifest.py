@@ -169,7 +169,9 @@ def manifest_from_json(text: str) -> ServableManifest:
         for method in manifest.methods:
             _check_steps(method, manifest.units)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise InvalidFileError(f"the process sent an invalid manifest of the servable: {error!r:.200}") from error
+        raise InvalidFileError(
+            f"the process sent an invalid manifest of the servable: {error!r:.200}", param="manifest"
+        ) from error
     return manifest
 
 

@@ -24,7 +24,8 @@ class SymbolicValue:
 
     def _refuse(self, *_: object) -> NoReturn:
         raise InvalidArgumentError(
-            f"{self.name} has no data yet: a method only passes values from stage to stage; compute in a stage"
+            f"{self.name} has no data yet: a method only passes values from stage to stage; compute in a stage",
+            param=self.name,
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
@@ -53,10 +54,11 @@ class TracedUnit:
     ) -> None:
         if inputs is not None and set(inputs) != set(parameters):
             raise InvalidArgumentError(
-                f"{kind} {name}: its parameters ({', '.join(parameters)}) differ from its inputs ({', '.join(inputs)})"
+                f"{kind} {name}: its parameters ({', '.join(parameters)}) differ from its inputs ({', '.join(inputs)})",
+                param=name,
             )
         if not parameters:
-            raise InvalidArgumentError(f"{kind} {name}: expected at least one parameter")
+            raise InvalidArgumentError(f"{kind} {name}: expected at least one parameter", param=name)
         self.kind, self.name, self.parameters = kind, name, parameters
         self.inputs, self.outputs = inputs, outputs
 
@@ -78,7 +80,9 @@ class Outputs:
 
     def __getitem__(self, name: str) -> SymbolicValue:
         if name not in self._values:
-            raise InvalidArgumentError(f"unknown output {name!r}; the outputs are {', '.join(self._values)}")
+            raise InvalidArgumentError(
+                f"unknown output {name!r}; the outputs are {', '.join(self._values)}", param="output"
+            )
         return self._values[name]
 
     def __iter__(self) -> Iterator[SymbolicValue]:
@@ -101,27 +105,33 @@ def record_call(operation: TracedUnit, values: Sequence[Any], named: Mapping[str
     """Check the arguments of a call, add its node to the trace, and return its symbolic output or ``Outputs``."""
     title = f"{operation.kind} {operation.name}"
     if len(values) > len(operation.parameters):
-        raise InvalidArgumentError(f"{title} takes {len(operation.parameters)} arguments, got {len(values)}")
+        raise InvalidArgumentError(
+            f"{title} takes {len(operation.parameters)} arguments, got {len(values)}", param=operation.name
+        )
     arguments = dict(zip(operation.parameters, values, strict=False))
     for name, value in named.items():
         if name not in operation.parameters:
-            raise InvalidArgumentError(f"{title} takes {', '.join(operation.parameters)}; unknown argument {name}")
+            raise InvalidArgumentError(
+                f"{title} takes {', '.join(operation.parameters)}; unknown argument {name}", param=name
+            )
         if name in arguments:
-            raise InvalidArgumentError(f"{title} takes {', '.join(operation.parameters)}; {name} was passed twice")
+            raise InvalidArgumentError(
+                f"{title} takes {', '.join(operation.parameters)}; {name} was passed twice", param=name
+            )
         arguments[name] = value
     missing = [name for name in operation.parameters if name not in arguments]
     if missing:
-        raise InvalidArgumentError(f"{title}: missing arguments: {', '.join(missing)}")
+        raise InvalidArgumentError(f"{title}: missing arguments: {', '.join(missing)}", param=missing[0])
     for name, value in arguments.items():
         if not isinstance(value, SymbolicValue):
-            raise InvalidArgumentError(f"{title}: {name} must be a value of the method, got {value!r:.100}")
+            raise InvalidArgumentError(f"{title}: {name} must be a value of the method, got {value!r:.100}", param=name)
     trace = arguments[operation.parameters[0]].trace
     for name, value in arguments.items():
         if trace.is_over or value.trace is not trace:
-            raise InvalidArgumentError(f"{title}: {name} is a value of another method")
+            raise InvalidArgumentError(f"{title}: {name} is a value of another method", param=name)
         if operation.inputs is not None and not operation.inputs[name].accepts(value.spec):
             raise InvalidArgumentError(
-                f"{title}: {name} must be {operation.inputs[name]}, but {value.name} is {value.spec}"
+                f"{title}: {name} must be {operation.inputs[name]}, but {value.name} is {value.spec}", param=name
             )
     outputs = {name: SymbolicValue(trace, f"{operation.name}.{name}", spec) for name, spec in operation.outputs.items()}
     inputs = tuple(arguments[name].index for name in operation.parameters)
@@ -145,18 +155,18 @@ def trace_method(
     if isinstance(returned, Mapping) and not isinstance(returned, Outputs):
         if set(returned) != set(outputs):
             raise InvalidArgumentError(
-                f"it returns {', '.join(map(str, returned))}; the outputs are {', '.join(outputs)}"
+                f"it returns {', '.join(map(str, returned))}; the outputs are {', '.join(outputs)}", param="return"
             )
         returned = [returned[name] for name in outputs]
     if not isinstance(returned, (tuple, list, Outputs)) or len(returned) != len(outputs):
         raise InvalidArgumentError(
-            f"it must return {len(outputs)} values ({', '.join(outputs)}), got {returned!r:.100}"
+            f"it must return {len(outputs)} values ({', '.join(outputs)}), got {returned!r:.100}", param="return"
         )
     indexes = []
     for (name, spec), value in zip(outputs.items(), returned, strict=True):
         if not isinstance(value, SymbolicValue) or value.trace is not trace:
-            raise InvalidArgumentError(f"output {name} must be a value of this method, got {value!r:.100}")
+            raise InvalidArgumentError(f"output {name} must be a value of this method, got {value!r:.100}", param=name)
         if not spec.accepts(value.spec):
-            raise InvalidArgumentError(f"output {name} must be {spec}, but {value.name} is {value.spec}")
+            raise InvalidArgumentError(f"output {name} must be {spec}, but {value.name} is {value.spec}", param=name)
         indexes.append(value.index)
     return trace, tuple(indexes)

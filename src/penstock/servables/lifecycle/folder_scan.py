@@ -86,7 +86,7 @@ def scan_servable(root: Path, name: str) -> ServableFolder:
             "_ and -"
         )
     if not path.is_dir() or not os.path.lexists(path / SCRIPT):
-        raise NotFoundError(f"{path / SCRIPT} does not exist")
+        raise NotFoundError(f"{path / SCRIPT} does not exist", param="path")
     if not resolve_inside(root, path / SCRIPT).is_file():
         raise InvalidFileError(f"{path / SCRIPT} is not a file")
     beside, numbers, refused = hashlib.sha256(), [], {}
@@ -112,7 +112,7 @@ def resolve_inside(root: Path, path: Path) -> Path:
     except (OSError, RuntimeError) as error:
         raise InvalidFileError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if not is_inside:
-        raise InvalidFileError(f"{path}: a link leads out of {root}, to {resolved}")
+        raise InvalidFileError(f"{path}: a link leads out of {root}, to {resolved}", param="path")
     return resolved
 
 
@@ -171,7 +171,7 @@ def _hash_python_files(digest: hashlib._Hash, root: Path, folder: Path) -> None:
         names = sorted(name for name in names if name.endswith(".py") and not name.startswith("."))
         num_seen += len(folders) + len(names)
         if num_seen > MAX_FILES:
-            raise InvalidFileError(f"{folder} has more than {MAX_FILES} folders and Python files")
+            raise InvalidFileError(f"{folder} has more than {MAX_FILES} folders and Python files", param="path")
         for name in names:
             path = Path(place) / name
             _hash_file(digest, str(path.relative_to(folder.parent)), path)

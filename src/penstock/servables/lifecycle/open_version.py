@@ -69,10 +69,12 @@ class VersionSource:
                 self.check_file(str(Path(name).with_name(part)))
             return path
         if not resolve_inside(self.root, path).is_dir():
-            raise InvalidFileError(f"{path} is neither a bundle (.psm), a GGUF file nor a checkpoint folder")
+            raise InvalidFileError(
+                f"{path} is neither a bundle (.psm), a GGUF file nor a checkpoint folder", param="path"
+            )
         _check_links(self.root, path)
         if not (model_folder(path) / "config.json").exists():
-            raise InvalidFileError(f"{path} is not a checkpoint folder: it has no config.json")
+            raise InvalidFileError(f"{path} is not a checkpoint folder: it has no config.json", param="path")
         return path
 
 

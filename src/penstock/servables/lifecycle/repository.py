@@ -84,7 +84,7 @@ class ServableRepository:
             tell("servable_refused", f"{root / name}: {reason}", logging.WARNING, servable=name)
         duplicates = [name for name in folders if name in self._servables]
         if duplicates:
-            raise InvalidArgumentError(f"two folders contain a servable {duplicates[0]}")
+            raise InvalidArgumentError(f"two folders contain a servable {duplicates[0]}", param="name")
         for name in folders:
             self._check_name(name)
         for name in folders:
@@ -182,7 +182,8 @@ class ServableRepository:
         for other in self._others():
             if _servable_of(other) == name:
                 raise InvalidArgumentError(
-                    f"the name of the servable {name} conflicts with the model {other}; rename one of them"
+                    f"the name of the servable {name} conflicts with the model {other}; rename one of them",
+                    param="name",
                 )
 
     def taken_by(self, name: str) -> str:

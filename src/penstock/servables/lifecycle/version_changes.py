@@ -81,7 +81,7 @@ def version_changes_to(
         expected = f"versions {wanted.policy}" if folder.versions else "at least one version"
         refused = "".join(f"; {name}: {reason}" for name, reason in folder.refused.items())
         found = ", ".join(map(str, folder.versions)) or "no version folder"
-        raise InvalidFileError(f"{folder.path}: expected {expected}, got {found}{refused}")
+        raise InvalidFileError(f"{folder.path}: expected {expected}, got {found}{refused}", param="versions")
     load = tuple(sorted(number for number in existing if loaded.get(number) != folder.versions[number]))
     return VersionChanges(load, frozenset(loaded), frozenset(chosen), dict(wanted.labels), dict(labels or {}))
 

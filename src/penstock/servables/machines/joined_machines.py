@@ -76,7 +76,9 @@ class JoinedMachines:
         shared = [version for version in versions if _key(version) in digests]
         if not shared:
             names = ", ".join(" ".join(_key(version)) for version in versions)
-            raise InvalidArgumentError(f"expected versions that the service runs ({names}); this machine has none")
+            raise InvalidArgumentError(
+                f"expected versions that the service runs ({names}); this machine has none", param="versions"
+            )
         for version in shared:
             own, offered = await self._digest(version), digests[_key(version)]
             if own != offered:

@@ -54,7 +54,9 @@ def find_versions(folders: Sequence[Path]) -> list[VersionSource]:
                 )
     if not sources:
         names = ", ".join(map(str, folders))
-        raise InvalidArgumentError(f"{names}: expected a folder with servables that have versions, got none")
+        raise InvalidArgumentError(
+            f"{names}: expected a folder with servables that have versions, got none", param="path"
+        )
     return [*sources.values()]
 
 

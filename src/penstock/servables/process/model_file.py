@@ -41,7 +41,8 @@ class LoadedModel:
         for size in self._sizes:
             if rules.padded_sizes != (size,):
                 raise InvalidFileError(
-                    f"{path}: it accepts only batches of {size}; declare batch_size={size}, padded_sizes=({size},)"
+                    f"{path}: it accepts only batches of {size}; declare batch_size={size}, padded_sizes=({size},)",
+                    param="padded_sizes",
                 )
         self._names = [*self._manifest.outputs]
         self._warm_up(path)
@@ -54,16 +55,20 @@ class LoadedModel:
         missing = [name for name in declared if name not in own]
         extra = [] if may_omit else [name for name in own if name not in declared]
         if missing or extra:
-            raise InvalidFileError(f"{path}: the model's {kind}s are {', '.join(own)}, not {', '.join(declared)}")
+            raise InvalidFileError(
+                f"{path}: the model's {kind}s are {', '.join(own)}, not {', '.join(declared)}", param=f"{kind}s"
+            )
         for name, spec in declared.items():
             port = own[name]
             if port.datatype != spec.datatype:
-                raise InvalidFileError(f"{path}: {kind} {name} is {port.datatype}, not {spec.datatype}")
+                raise InvalidFileError(f"{path}: {kind} {name} is {port.datatype}, not {spec.datatype}", param=name)
             sizes = port.shape
             if len(sizes) != 1 + len(spec.shape) or any(
                 -1 not in (a, b) and a != b for a, b in zip(sizes[1:], spec.shape, strict=True)
             ):
-                raise InvalidFileError(f"{path}: {kind} {name} has the shape {[*port.sizes]}, batch first, not {spec}")
+                raise InvalidFileError(
+                    f"{path}: {kind} {name} has the shape {[*port.sizes]}, batch first, not {spec}", param=name
+                )
             if kind == "input" and sizes[0] != -1:
                 self._sizes.add(sizes[0])
 

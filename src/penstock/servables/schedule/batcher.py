@@ -89,7 +89,7 @@ class Batcher(Generic[R]):
         if num_instances < 1:
             raise refusal("num_instances", "at least 1", num_instances)
         if request in self._entries:
-            raise InvalidArgumentError("the request is already waiting")
+            raise InvalidArgumentError("the request is already waiting", param="request")
         if self.num_waiting and self.num_waiting + num_instances > self.rules.max_waiting:
             raise QueueFullError(
                 f"the queue is full: {self.num_waiting} instances are waiting and {num_instances} more "

@@ -63,10 +63,11 @@ def _check_folder(path: Path) -> None:
     except OSError as error:
         raise FileAccessError(f"{path.parent}: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise InvalidArgumentError(f"{path.parent}: expected a folder for the socket, got a file")
+        raise InvalidArgumentError(f"{path.parent}: expected a folder for the socket, got a file", param="path")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidArgumentError(
-            f"{path.parent}: other users may write to the socket's folder. Use a private folder (mkdir -m 700)."
+            f"{path.parent}: other users may write to the socket's folder. Use a private folder (mkdir -m 700).",
+            param="path",
         )
 
 
@@ -77,10 +78,12 @@ def _make_room(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise InvalidArgumentError(f"{path}: expected a free path for the socket, got a file that is not a socket")
+        raise InvalidArgumentError(
+            f"{path}: expected a free path for the socket, got a file that is not a socket", param="path"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
         knock.settimeout(_KNOCK_S)
         code = knock.connect_ex(str(path))
     if code != errno.ECONNREFUSED:
-        raise InvalidArgumentError(f"{path}: the socket is in use")
+        raise InvalidArgumentError(f"{path}: the socket is in use", param="path")
     path.unlink()

@@ -100,4 +100,6 @@ class WorkerConfig:
             _ = model_options.layout  # refuses impossible numbers of ranks
             return WorkerConfig(**fields, options=model_options)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidArgumentError(f"worker configuration: expected one line of JSON: {error}") from error
+            raise InvalidArgumentError(
+                f"worker configuration: expected one line of JSON: {error}", param="configuration"
+            ) from error

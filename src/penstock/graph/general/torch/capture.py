@@ -492,14 +492,15 @@ class _Capture:
                 continue  # callers keep their arrays
             if spec.kind != OutputKind.USER_OUTPUT:
                 raise UnsupportedError(
-                    f"capture: the module changes its buffer {spec.target} while it runs, which a bundle cannot keep"
+                    f"capture: the module changes its buffer {spec.target} while it runs, which a bundle cannot keep",
+                    param=str(spec.target),
                 )
             if item is None:
                 continue
             if not isinstance(item, Tensor):
                 first = next(i for i, other in enumerate(specs) if other.kind == OutputKind.USER_OUTPUT)
                 raise UnsupportedError(
-                    f"capture: output {at - first}: expected a tensor, got {given}; return tensors only"
+                    f"capture: output {at - first}: expected a tensor, got {given}; return tensors only", param="output"
                 )
             outputs.append(item)
         for index, tensor in enumerate(outputs):

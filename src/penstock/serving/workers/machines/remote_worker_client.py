@@ -44,7 +44,7 @@ def read_token(path: Path) -> str:
     """
     token = read_secret(path).decode("utf-8", "replace").strip().splitlines()
     if not token or not is_token(token[0]):
-        raise InvalidArgumentError(f"{path}: expected {TOKEN_RULE}")
+        raise InvalidArgumentError(f"{path}: expected {TOKEN_RULE}", param="token_file")
     return token[0]
 
 
@@ -53,7 +53,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FileAccessError(f"{path}: {error.strerror}") from error
+        raise FileAccessError(f"{path}: {error.strerror}", param="token_file") from error
 
 
 async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = True) -> int:
@@ -66,7 +66,7 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
     try:
         context = client_context(ca, [handshake.ALPN, handshake.GRPC_ALPN])
     except InvalidFileError as error:
-        raise InvalidFileError(f"--ca-file: {error}") from error
+        raise InvalidFileError(f"--ca-file: {error}", param="ca_file") from error
 
     async def serve(stopped: asyncio.Event, hurry: asyncio.Event) -> int | str:
         workers: list[Worker] = []
@@ -105,7 +105,7 @@ async def stay_joined(
                 return status
             reason = status or "the connection was closed"
             if not again:
-                raise UnavailableError(f"{address}: {reason}")
+                raise UnavailableError(f"{address}: {reason}", param="address")
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), lines.next_pause_s(reason))
         return 0
@@ -136,7 +136,7 @@ async def serve_once(
             return 0
         return 0 if serving.result() == 0 else ""
     except (InvalidArgumentError, NotFoundError) as error:
-        raise InvalidArgumentError(f"{address} refuses this worker: {error}") from error
+        raise InvalidArgumentError(f"{address} refuses this worker: {error}", param="address") from error
     except (UnavailableError, InternalError, DecodeError) as error:
         return str(error)
     except OSError as error:
