@@ -23,8 +23,18 @@ from torch.utils import _pytree as pytree
 
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.graph.general.draft import Draft, Shape, Tensor
-from penstock.graph.general.sizes import SizeExpression, SizeLike, as_text, is_equal, largest, smallest, symbol
-from penstock.graph.general.torch import cells, elementwise, layers, sampling, shapes, volumes
+from penstock.graph.general.selections import bound_selections
+from penstock.graph.general.sizes import (
+    SizeExpression,
+    SizeLike,
+    as_text,
+    is_equal,
+    largest,
+    smallest,
+    symbol,
+    symbols_of,
+)
+from penstock.graph.general.torch import cells, detection, elementwise, layers, sampling, shapes, volumes
 from penstock.graph.general.torch.declared import add_declared_op, advice, overloads
 from penstock.graph.general.torch.decompose import decomposed
 from penstock.graph.general.torch.free_builtins import free_builtins
@@ -36,7 +46,15 @@ from penstock.graph.ir import DType
 
 __all__ = ["capture_module"]
 
-_READERS: Final = (cells, elementwise, layers, sampling, shapes, volumes)  # importing them declares the readers
+_READERS: Final = (
+    cells,
+    detection,
+    elementwise,
+    layers,
+    sampling,
+    shapes,
+    volumes,
+)  # importing them declares the readers
 _MAX_SIZE: Final = 1 << 20
 _MAX_NARROWED: Final = 4
 _CHECKS: Final = (
@@ -329,6 +347,7 @@ class _Capture:
             elif node.op == "output":
                 self._refuse_missing()
                 self._add_outputs(node)
+        bound_selections(self.draft)
         return self.draft
 
     def _add_placeholder(self, node: fx.Node, constants: Mapping[str, str]) -> None:
@@ -447,6 +466,7 @@ class _Capture:
         if not isinstance(result, Tensor) or not isinstance(value, torch.Tensor):
             return result
         dtype = dtype_named(value.dtype)
+        self._name_selection(result, value)
         try:
             shape = tuple(self._size(size) for size in value.shape)
         except UnsupportedError:  # a size by PyTorch's own formula for it: the reader has another
@@ -458,6 +478,13 @@ class _Capture:
             sizes = ", ".join(as_text(size) for size in shape)
             raise ValueError(f"expected {dtype.name.lower()} [{sizes}], got {result}")
         return self.writer.cast(result, dtype)
+
+    def _name_selection(self, result: Tensor, value: torch.Tensor) -> None:
+        """Remember PyTorch's symbol for the number of boxes that an op selects."""
+        for own, size in zip(result.shape, value.shape, strict=False):
+            is_name = isinstance(own, SizeExpression) and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
+            if is_name and not symbols_of(own).isdisjoint(self.draft.selections):
+                self.symbols.setdefault(size.node.expr, own)  # type: ignore[arg-type]
 
     def _types(self, value: Any) -> list[tuple[DType, Shape]]:
         """Return the types of the result of a node."""
