@@ -51,6 +51,7 @@ def bound_selections(draft: Draft) -> None:
     """
     if not draft.selections:
         return
+    draft.materialised_outputs()
     draft.prune()
     for call in list(draft.calls):
         if call.op == "sizes":
@@ -166,7 +167,7 @@ def _count_of(draft: Draft, size: SizeLike, name: str) -> Tensor | None:
         if size == whole:
             return count
         limit = _limit_of(size, key)
-        if limit is not None and size == smallest(whole, limit):
+        if limit is not None and size in (smallest(whole, limit), smallest(limit, whole)):
             return draft.add("binary", count, draft.constant([limit]), name=name, kind="min")
     return None
 
