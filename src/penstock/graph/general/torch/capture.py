@@ -488,9 +488,11 @@ class _Capture:
     def _name_selection(self, result: Tensor, value: torch.Tensor) -> None:
         """Remember PyTorch's symbol for the number of boxes that an op selects."""
         for own, size in zip(result.shape, value.shape, strict=False):
-            is_name = isinstance(own, SizeExpression) and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
-            if is_name and not symbols_of(own).isdisjoint(self.draft.selections):
-                self.symbols.setdefault(size.node.expr, own)  # type: ignore[attr-defined]
+            if not isinstance(own, SizeExpression) or not isinstance(size, torch.SymInt):
+                continue
+            expr = size.node.expr
+            if expr.is_Symbol and not symbols_of(own).isdisjoint(self.draft.selections):
+                self.symbols.setdefault(expr, own)
 
     def _types(self, value: Any) -> list[tuple[DType, Shape]]:
         """Return the types of the result of a node."""
