@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import penstock
 from penstock.errors import UnsupportedError
-from tests.ops.general.test_nms import expected_rows
 from tests.support.errors import raises
+from tests.support.nms_reference import expected_rows
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
