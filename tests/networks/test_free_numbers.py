@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.errors import UnsupportedError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.general.lower import write_network
 from penstock.graph.general.torch.capture import capture_module
 from penstock.networks.predictor import open_predictor
@@ -132,6 +132,16 @@ def test_random_numbers_are_refused_by_name() -> None:
     for draw in (torch.randn_like, torch.rand_like, torch.bernoulli, lambda x: torch.randn(x.shape)):
         with raises(UnsupportedError, match="rand|bernoulli"):
             capture_module(Function(lambda x, draw=draw: [x + draw(x)]), torch.ones(2, 3), shapes={"x": ("B", 3)})
+
+
+def test_tracing_that_takes_too_long_is_refused() -> None:
+    module, image = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
+    with raises(UnsupportedError, code="capture_timeout", param="sizes"):
+        capture_module(module, image, shapes={"input": ("B", 3, "H", "W")}, max_seconds=1e-9)
+    with raises(UnsupportedError, code="capture_timeout", param="max_seconds"):
+        capture_module(module, image, max_seconds=1e-9)
+    with raises(InvalidArgumentError, param="max_seconds"):
+        capture_module(module, image, max_seconds=0)
 
 
 def test_a_size_that_the_module_fixes_is_named() -> None:

@@ -22,6 +22,7 @@ from onnx import numpy_helper
 from penstock.core.native import Context, Model
 from penstock.core.predict import NetworkProgram
 from penstock.errors import UnsupportedError
+from penstock.graph.general.draft import Draft
 from penstock.graph.general.lower import write_network
 from penstock.graph.onnx.reader import read_onnx
 
@@ -30,8 +31,9 @@ PLAIN_TYPES = (1, 2, 3, 6, 7, 9)
 _CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
     "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "ConstantOfShape": (0,), "Conv": (1, 2),
     "ConvInteger": (1, 3), "ConvTranspose": (1, 2), "CumSum": (1,), "Dropout": (1, 2), "Expand": (1,),
-    "GRU": (1, 2, 3), "HammingWindow": (0,), "HannWindow": (0,), "If": (0,), "LSTM": (1, 2, 3, 7), "OneHot": (1,),
-    "Pad": (1, 2, 3), "QLinearConv": (3, 4, 5, 8), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3),
+    "GRU": (1, 2, 3), "HammingWindow": (0,), "HannWindow": (0,), "If": (0,), "LSTM": (1, 2, 3, 7),
+    "NonMaxSuppression": (2, 3, 4), "OneHot": (1,), "Pad": (1, 2, 3), "QLinearConv": (3, 4, 5, 8), "Range": (0, 1, 2),
+    "Reshape": (1,), "Resize": (1, 2, 3),
     "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,),
     "Upsample": (1,),
     **{f"Reduce{kind}": (1,) for kind in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum",
@@ -89,9 +91,9 @@ class Backend:
             result.outcome, result.note = "crashed", f"{type(error).__name__}: {error}"
             return result
         try:
-            names = draft.output_names
+            names = draft.source_outputs()
             write_network(draft, self._path)
-            outputs = self._outputs(inputs)
+            outputs = [found for found, _ in zip(self._selected(draft, self._outputs(inputs)), names, strict=False)]
         except Exception as error:
             result.outcome, result.note = "crashed", f"{type(error).__name__}: {error}"
             return result
@@ -101,6 +103,13 @@ class Backend:
         if notes:
             result.outcome, result.note = "wrong", "; ".join(notes)
         return result
+
+    def _selected(self, draft: Draft, outputs: list[Any]) -> list[Any]:
+        """Return the outputs, the numbers of boxes last, without the rows behind selected boxes."""
+        arrays = dict(zip(draft.output_names, outputs, strict=True))
+        for name, (axis, count) in draft.counts.items():
+            arrays[name] = np.take(arrays[name], range(int(arrays[count][0])), axis)
+        return list(arrays.values())
 
     def _outputs(self, inputs: list[Any]) -> list[Any]:
         with Model.open(self._path) as model, NetworkProgram(model, self._context) as program:

@@ -103,7 +103,7 @@ def _info(tensor: Tensor, name: str) -> NetworkTensor:
 def capture(
     module: nn.Module, example: Any, *, shapes: Mapping[str, Sequence[Any]] | None = None,
     sizes: Mapping[str, int | tuple[int, ...]] | None = None, name: str = "", check: bool = False,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None, max_seconds: float = 300.0,
 ) -> CapturedNetwork:  # fmt: skip
     """Capture any ``torch.nn.Module``, in eval mode, with its weights.
 
@@ -116,14 +116,17 @@ def capture(
     An op of ``torch.library`` becomes a custom op if ``penstock.custom_op`` declares one of its name.
     ``decompositions`` gives others functions of PyTorch's own ops: ``{"owner::name": function}``.
 
-    Raises UnsupportedError with every operation that has no op, for a module that branches on values, and for one that
-    needs a size that was declared free.
+    ``max_seconds`` of this thread's processor time limit the tracing, which free sizes can make endless.
+
+    Raises UnsupportedError with every operation that has no op, for a module that branches on values, for one that
+    needs a size that was declared free, and past the limit (code "capture_timeout").
     """
     try:
         from penstock.graph.general.torch.capture import capture_module
     except ModuleNotFoundError as error:
         raise UnsupportedError("capture requires PyTorch: pip install 'penstock[torch]'") from error
     options: dict[str, Any] = {"shapes": shapes, "sizes": sizes, "name": name, "decompositions": decompositions}
+    options["max_seconds"] = max_seconds
     network = CapturedNetwork(capture_module(module, example, **options))
     if check:
         network.check().expect_passed()

@@ -106,7 +106,9 @@ class Draft:
     """A general network.  ``inputs`` and ``outputs`` keep the names that users know.
 
     ``properties`` are texts for programs that read the bundle.  ``source`` is what it was made from,
-    and ``origins`` are the values of the source that are tensors here.
+    and ``origins`` are the values of the source that are tensors here.  ``selections``: of each name of a number of
+    boxes, the most and the count.  ``counts``: of an output with room for the most, that axis and the output that
+    is their number.
     """
 
     name: str
@@ -118,12 +120,14 @@ class Draft:
     origins: list[Origin] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)  # names in use, each with the last number given after it
     properties: dict[str, str] = field(default_factory=dict)
+    selections: dict[SizeSymbol, tuple[SizeLike, Tensor]] = field(default_factory=dict)
+    counts: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def copy(self) -> Draft:
         """Return a draft that passes may rewrite, with the same tensors."""
         calls = [DraftCall(c.op, c.name, list(c.inputs), list(c.outputs), dict(c.attrs)) for c in self.calls]
         copy = Draft(self.name, list(self.inputs), list(self.outputs), list(self.output_names), calls)
-        copy._names, copy.properties = dict(self._names), dict(self.properties)
+        copy._names, copy.properties, copy.counts = dict(self._names), dict(self.properties), dict(self.counts)
         return copy
 
     def origin(self, key: str, place: str, value: Any) -> None:
@@ -141,6 +145,11 @@ class Draft:
         """Declare an output, which may be an input or a constant, and the same tensor twice."""
         self.outputs.append(tensor)
         self.output_names.append(name)
+
+    def source_outputs(self) -> list[str]:
+        """Return the names of the outputs that the source has: all but the numbers of boxes."""
+        counts = {name for _, name in self.counts.values()}
+        return [name for name in self.output_names if name not in counts]
 
     def constant(self, value: Any, name: str = "constant") -> Tensor:
         """Return a constant of an array, of a Python number (f32 or i64), or of a sequence of sizes (i64)."""

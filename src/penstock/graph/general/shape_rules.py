@@ -47,6 +47,7 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "reduce": {"keep": True},
     "arg_reduce": {"keep": True, "last": False},
     "top_k": {"axis": -1, "largest": True, "sorted": True},
+    "nms": {"iou": 0.0, "filtered": False, "score": 0.0, "format": "corners"},
     "cumsum": {"exclusive": False, "reverse": False},
     "pad": {"mode": "constant", "value": 0.0},
     "trilu": {"diagonal": (0,), "upper": True},
@@ -263,6 +264,18 @@ def _top_k(inputs: Sequence[Any], a: dict[str, Any]) -> _Types:
     return [(x.dtype, shape), (DType.I64, shape)]
 
 
+def _nms(inputs: Sequence[Any], a: dict[str, Any]) -> _Types:
+    boxes, scores = inputs[0], inputs[1]
+    _expect_rank(boxes, 3)
+    _expect_rank(scores, 3)
+    _expect_size(boxes.shape[0], scores.shape[0], "images")
+    _expect_size(boxes.shape[1], scores.shape[2], "boxes")
+    _expect_size(boxes.shape[2], 4, "numbers of a box")
+    if not 0 <= a["iou"] <= 1:
+        raise InvalidArgumentError(f"iou: expected 0 to 1, got {a['iou']}", param="iou")
+    return [(DType.I64, (scores.shape[0] * scores.shape[1] * a["limit"][0], 3)), (DType.I64, (1,))]
+
+
 def _along_axis(inputs: Sequence[Any], a: dict[str, Any]) -> _Types:
     a["axis"] = normalise_axis(a["axis"], len(inputs[0].shape))
     return _same(inputs, a)
@@ -384,5 +397,6 @@ _RULES: Final[dict[str, Callable[[Sequence[Any], dict[str, Any]], _Types]]] = {
     "reshape": _reshape, "permute": _permute, "slice": _slice, "expand": _expand, "concat": _concat, "pad": _pad,
     "trilu": _same, "gather": _gather, "gather_elements": _gather_elements, "gather_nd": _gather_nd,
     "scatter_elements": _same, "scatter_nd": _same, "fill": _fill, "iota": _iota, "sizes": _sizes,
+    "nms": _nms,
     "linear": _linear, "layer_norm": _same, "rms_norm": _same,
 }  # fmt: skip

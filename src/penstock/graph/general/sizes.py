@@ -27,6 +27,7 @@ __all__ = [
     "largest",
     "product",
     "smallest",
+    "substitute",
     "symbol",
     "symbols_of",
 ]  # fmt: skip
@@ -184,6 +185,23 @@ def symbols_of(size: SizeLike) -> set[SizeSymbol]:
             else:
                 found |= symbols_of(atom.left) | symbols_of(atom.right)
     return found
+
+
+def substitute(size: SizeLike, values: Mapping[SizeSymbol, SizeLike]) -> SizeLike:
+    """Return the expression with sizes in the place of names."""
+    total: SizeLike = 0
+    for monomial, factor in _terms(size).items():
+        total = total + product(_substituted(atom, values) for atom in monomial) * factor
+    return total
+
+
+def _substituted(atom: _Atom, values: Mapping[SizeSymbol, SizeLike]) -> SizeLike:
+    if isinstance(atom, SizeSymbol):
+        return values.get(atom, SizeExpression({(atom,): 1}))
+    left, right = substitute(atom.left, values), substitute(atom.right, values)
+    if atom.kind in ("max", "min"):
+        return _choose(atom.kind, left, right)
+    return _divide(left, right) if atom.kind == "//" else _remainder(left, right)
 
 
 def as_text(size: SizeLike) -> str:

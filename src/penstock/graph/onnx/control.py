@@ -32,9 +32,7 @@ _REFUSED: Final = {
         ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"),
         "random numbers are not supported; make them an input",
     ),
-    **dict.fromkeys(
-        ("NonZero", "Unique", "Compress", "NonMaxSuppression"), "the size of its output depends on values, not on sizes"
-    ),
+    **dict.fromkeys(("NonZero", "Unique", "Compress"), "the size of its output depends on values, not on sizes"),
 }  # fmt: skip
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.graph.general.draft import Tensor
-from penstock.graph.general.sizes import SizeLike
+from penstock.graph.general.selections import select_boxes
+from penstock.graph.general.sizes import SizeLike, smallest
 from penstock.graph.ir import DType
 from penstock.graph.onnx.context import Site
 from penstock.graph.onnx.registry import reads
@@ -89,3 +92,23 @@ def _reverse_sequence(site: Site) -> Tensor:
     full = site.add("expand", index, sizes=x.shape) if x.rank > 2 else index
     made: Tensor = site.add("gather_elements", x, full, axis=time)
     return made
+
+
+@reads("NonMaxSuppression")
+def _non_max_suppression(site: Site) -> Tensor:
+    """Write rows (image, class, box), with room for as many as can be selected."""
+    boxes, scores = site.x(0), site.x(1)
+    site.expect(boxes.rank == scores.rank == 3, "boxes [images, boxes, 4] and scores [images, classes, boxes]")
+    limit: SizeLike = site.whole(2)[0] if site.has(2) else 0
+    score = float(site.numbers(4).reshape(-1)[0]) if site.has(4) else -np.inf
+    return select_boxes(
+        site.draft,
+        boxes,
+        scores,
+        smallest(max(limit, 0), scores.shape[2]),
+        site.node.name,
+        iou=float(site.numbers(3).reshape(-1)[0]) if site.has(3) else 0.0,
+        filtered=score > -np.inf,
+        score=score if score > -np.inf else 0.0,
+        format="centers" if site.int_attr("center_point_box") else "corners",
+    )

@@ -289,7 +289,7 @@ class OnnxSource:
     ) -> None:  # fmt: skip
         self._source = source if isinstance(source, bytes) else Path(source)
         self._inputs = [tensor.name for tensor in draft.inputs]
-        self._outputs = list(draft.output_names)
+        self._outputs = draft.source_outputs()
         self._sizes, self._custom = dict(sizes), dict(custom)
         self.name = "onnx's reference evaluator"
         self.examples: Sequence[NDArray[Any]] | None = None

@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.general.draft import NUMPY_TYPES, Draft, Tensor
+from penstock.graph.general.selections import bound_selections
 from penstock.graph.ir import DType
 from penstock.graph.onnx.context import ELEMENT_TYPES, FLOATS_AS_F32, MAX_RANK, Site, Value, as_constant, dtype_name
 from penstock.graph.onnx.families import reader_of
@@ -114,6 +115,7 @@ class _Walk:
             raise self._unsupported()
         for port, tensor in zip(graph.outputs, outputs, strict=True):
             self._draft.output(port.name, self._declared(port, tensor))
+        bound_selections(self._draft)
         self._draft.prune()
         return self._draft
 

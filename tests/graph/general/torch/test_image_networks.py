@@ -148,14 +148,37 @@ def layoutlmv3() -> Case:
     return transformers.LayoutLMv3ForTokenClassification(config), examples, shapes, {"S": (2, 30)}
 
 
+def mobilevit() -> Case:
+    """Maps cut into patches, whose pixels attend to those of the same place."""
+    config = transformers.MobileViTConfig(
+        image_size=64, hidden_sizes=[16, 24, 32], num_hidden_layers=1, neck_hidden_sizes=[8, 8, 12, 16, 16, 16, 32],
+        num_attention_heads=4, num_labels=5, mlp_ratio=2.0,
+    )  # fmt: skip
+    return images(transformers.MobileViTForImageClassification(config), 64)
+
+
+def lcnet() -> Case:
+    """PP-LCNetV3, the backbone of PP-OCRv5, at free sizes."""
+    blocks = [[3, 16, 32, 1, False], [3, 32, 64, 2, False], [3, 64, 96, 2, False], [3, 96, 128, 2, False]]
+    config = transformers.PPLCNetV3Config(
+        scale=0.25, stem_channels=8, conv_symmetric_num=1,
+        block_configs=[*([block] for block in blocks), [[5, 128, 160, 2, True]]],
+        out_features=["stage2", "stage3", "stage4", "stage5"], out_indices=[2, 3, 4, 5],
+    )  # fmt: skip
+    return free_images(transformers.PPLCNetV3Backbone(config), [(64, 96), (96, 64)], 32)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
-        deit, beit, convnextv2, siglip, sam_images, sam_masks, donut_swin, trocr, layoutlmv3
+        deit, beit, convnextv2, siglip, sam_images, sam_masks, donut_swin, trocr, layoutlmv3, mobilevit,
+        lcnet,
     )
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mostly_exhaustive(CASES, (), ("beit", "siglip", "sam_images", "trocr")))
+@pytest.mark.parametrize(
+    "name", mostly_exhaustive(CASES, (), ("beit", "siglip", "sam_images", "trocr", "mobilevit", "lcnet"))
+)
 def test_networks_of_images(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path)

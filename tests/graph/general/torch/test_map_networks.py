@@ -30,9 +30,22 @@ def dpt() -> Case:
     return images(transformers.DPTForDepthEstimation(config))
 
 
-CASES: dict[str, Callable[[], Case]] = {function.__name__: function for function in (yolos, dpt)}
+def depth_anything() -> Case:
+    """DPT's head over DINOv2, at free sizes."""
+    backbone = transformers.Dinov2Config(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=4, image_size=56, patch_size=14, mlp_ratio=2,
+        out_indices=[1, 2, 3, 4], reshape_hidden_states=False, apply_layernorm=True,
+    )  # fmt: skip
+    config = transformers.DepthAnythingConfig(
+        backbone_config=backbone, reassemble_hidden_size=32, neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=8,
+        head_hidden_size=8,
+    )  # fmt: skip
+    return free_images(transformers.DepthAnythingForDepthEstimation(config), [(56, 84), (42, 70)], 14)
 
 
-@pytest.mark.parametrize("name", mostly_exhaustive(CASES, (), ("yolos",)))
+CASES: dict[str, Callable[[], Case]] = {function.__name__: function for function in (yolos, dpt, depth_anything)}
+
+
+@pytest.mark.parametrize("name", mostly_exhaustive(CASES, (), ("yolos", "depth_anything")))
 def test_networks_of_maps(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path)

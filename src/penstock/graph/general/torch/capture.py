@@ -23,20 +23,39 @@ from torch.utils import _pytree as pytree
 
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.graph.general.draft import Draft, Shape, Tensor
-from penstock.graph.general.sizes import SizeExpression, SizeLike, as_text, is_equal, largest, smallest, symbol
-from penstock.graph.general.torch import cells, elementwise, layers, sampling, shapes, volumes
+from penstock.graph.general.selections import bound_selections
+from penstock.graph.general.sizes import (
+    SizeExpression,
+    SizeLike,
+    as_text,
+    is_equal,
+    largest,
+    smallest,
+    symbol,
+    symbols_of,
+)
+from penstock.graph.general.torch import cells, detection, elementwise, layers, sampling, shapes, volumes
 from penstock.graph.general.torch.declared import add_declared_op, advice, overloads
 from penstock.graph.general.torch.decompose import decomposed
 from penstock.graph.general.torch.free_builtins import free_builtins
 from penstock.graph.general.torch.numbers import FreeNumber, number_of, rounded_size
 from penstock.graph.general.torch.recurrent import whole_recurrent_layers
 from penstock.graph.general.torch.source import TorchSource, array_of
+from penstock.graph.general.torch.time_limit import TimeLimit
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named
 from penstock.graph.ir import DType
 
 __all__ = ["capture_module"]
 
-_READERS: Final = (cells, elementwise, layers, sampling, shapes, volumes)  # importing them declares the readers
+_READERS: Final = (
+    cells,
+    detection,
+    elementwise,
+    layers,
+    sampling,
+    shapes,
+    volumes,
+)  # importing them declares the readers
 _MAX_SIZE: Final = 1 << 20
 _MAX_NARROWED: Final = 4
 _CHECKS: Final = (
@@ -51,14 +70,16 @@ Sizes = Mapping[str, "int | tuple[int, ...]"]
 
 def capture_module(
     module: nn.Module, example: Any, *, shapes: Mapping[str, Sequence[Any]] | None = None, sizes: Sizes | None = None,
-    name: str = "", decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    name: str = "", decompositions: Mapping[Any, Callable[..., Any]] | None = None, max_seconds: float = 300.0,
 ) -> Draft:  # fmt: skip
     """Capture ``module``, in eval mode, with the arguments of ``example``: a tensor, a tuple, or keyword arguments.
 
     ``shapes`` gives free sizes names, by argument: ``{"image": ("B", 3, "H", "W")}``; a number or None keeps the
     example's.  ``sizes`` limits them: (least, most), or (least, most, multiple).  ``decompositions`` gives ops of
-    ``torch.library``, by name, functions in whose calls they are captured.  Raises UnsupportedError for an
-    operation without a reader, with the module that calls it, and for a module that fixes a size or branches on values.
+    ``torch.library``, by name, functions in whose calls they are captured.  ``max_seconds`` of this thread's processor
+    time limit the tracing, which free sizes can make endless.  Raises UnsupportedError for an operation without a
+    reader, with the module that calls it, for a module that fixes a size or branches on values, and past the limit
+    (code "capture_timeout").
     """
     args, kwargs, names = _bound_arguments(module, *_arguments(example))
     free = _FreeSizes(sizes or {})
@@ -69,11 +90,12 @@ def capture_module(
         raise InvalidArgumentError(f"shapes: expected {', '.join(names)}, got {sorted(unknown)}", param="shapes")
     free.check()
     args, kwargs = free.widened(args, kwargs)
+    limit = TimeLimit(max_seconds, {name for axes in free.axes for name in axes.values()})
     modes = [(part, part.training) for part in module.modules()]
     table = overloads(decompositions or {})
     module.eval()
     try:
-        exported = _export(module, args, kwargs, free, names, table)
+        exported = _export(module, args, kwargs, free, names, table, limit)
     finally:
         for part, training in modes:
             part.training = training
@@ -228,8 +250,9 @@ def _checked_range(name: str, value: Any) -> Any:
 
 
 def _export(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: _FreeSizes, names: Any, table: Any
-) -> Any:
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: _FreeSizes, names: Any, table: Any,
+    limit: TimeLimit,
+) -> Any:  # fmt: skip
     """Export the module; a range of a free size that PyTorch finds too wide is narrowed to what it finds.
 
     After an error that says nothing of sizes or values, Python's own ``int``, ``float`` and ``len`` are tried.
@@ -238,10 +261,11 @@ def _export(
     first: Exception | None = None
     for _ in range(_MAX_NARROWED + 1):
         try:
-            return _export_once(module, args, kwargs, free.dynamic(names), table, replaced(module))
+            return _export_once(module, args, kwargs, free.dynamic(names), table, replaced(module), limit)
         except PenstockError:
             raise
         except Exception as error:  # torch.export raises many kinds
+            limit.check()
             if free.narrow(str(error)):
                 continue
             if first is not None or _known_words(error):
@@ -252,7 +276,7 @@ def _export(
 
 def _export_once(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[str, Any], table: Any,
-    replaced: AbstractContextManager[Any],
+    replaced: AbstractContextManager[Any], limit: TimeLimit,
 ) -> Any:  # fmt: skip
     loggers = [logging.getLogger("torch"), logging.getLogger("torch.__trace")]
     levels = [logger.level for logger in loggers]
@@ -260,7 +284,7 @@ def _export_once(
         logger.setLevel(logging.ERROR)
     try:
         with (
-            torch.no_grad(), warnings.catch_warnings(), whole_recurrent_layers(), replaced,
+            torch.no_grad(), warnings.catch_warnings(), whole_recurrent_layers(), replaced, limit,
             redirect_stderr(io.StringIO()),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
@@ -329,6 +353,7 @@ class _Capture:
             elif node.op == "output":
                 self._refuse_missing()
                 self._add_outputs(node)
+        bound_selections(self.draft)
         return self.draft
 
     def _add_placeholder(self, node: fx.Node, constants: Mapping[str, str]) -> None:
@@ -447,6 +472,7 @@ class _Capture:
         if not isinstance(result, Tensor) or not isinstance(value, torch.Tensor):
             return result
         dtype = dtype_named(value.dtype)
+        self._name_selection(result, value)
         try:
             shape = tuple(self._size(size) for size in value.shape)
         except UnsupportedError:  # a size by PyTorch's own formula for it: the reader has another
@@ -458,6 +484,15 @@ class _Capture:
             sizes = ", ".join(as_text(size) for size in shape)
             raise ValueError(f"expected {dtype.name.lower()} [{sizes}], got {result}")
         return self.writer.cast(result, dtype)
+
+    def _name_selection(self, result: Tensor, value: torch.Tensor) -> None:
+        """Remember PyTorch's symbol for the number of boxes that an op selects."""
+        for own, size in zip(result.shape, value.shape, strict=False):
+            if not isinstance(own, SizeExpression) or not isinstance(size, torch.SymInt):
+                continue
+            expr = size.node.expr
+            if expr.is_Symbol and not symbols_of(own).isdisjoint(self.draft.selections):
+                self.symbols.setdefault(expr, own)
 
     def _types(self, value: Any) -> list[tuple[DType, Shape]]:
         """Return the types of the result of a node."""
