@@ -161,7 +161,7 @@ def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter, files: _
     """Pack one weight after another, while a thread writes what is packed; stop at an error in the other files."""
     sizes = [native.layout_bytes(int(weight.layout), weight.rows, weight.cols) for weight in graph.weights.values()]
     largest = max(sizes, default=0)
-    memory = _Memory(largest + min(largest, _MAX_WAITING_BYTES))
+    memory = _PackingMemory(largest + min(largest, _MAX_WAITING_BYTES))
     with ThreadPoolExecutor(1, "penstock-write") as thread:
         try:
             for weight, size in zip(graph.weights.values(), sizes, strict=True):
@@ -178,7 +178,7 @@ def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter, files: _
             memory.settle()  # an error of the disk precedes that of the next weight
 
 
-class _Memory:
+class _PackingMemory:
     """Memory for packed weights, of which each is free again when it is written; the lowest free part is used first.
 
     New pages would cost as much time as the packing, so that few are touched.
