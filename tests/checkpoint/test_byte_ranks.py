@@ -127,7 +127,7 @@ def test_reserved_tokens_are_limited(tmp_path: Path) -> None:
 def test_a_vocabulary_for_python_code_is_named(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The folder opens, for token ids, and its text is refused with what to do."""
     tiktoken_folder(tmp_path, name, auto_map={"AutoTokenizer": ["tokenization_x.TokenizerX", None]})
-    with caplog.at_level(logging.WARNING, "penstock.checkpoint"):
+    with caplog.at_level(logging.WARNING, "penstock.tokenizer_files"):
         assert "tokenizer.json" not in read_folder_files(tmp_path)
     (message,) = caplog.messages
     assert name in message

@@ -78,7 +78,7 @@ def test_a_completed_folder_is_complete(tmp_path: Path) -> None:
 
 
 def test_ids_beside_the_vocabulary_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "penstock.checkpoint"):
+    with caplog.at_level(logging.WARNING, "penstock.tokenizer_files"):
         files = read_folder_files(folder_of(tmp_path, added_tokens={"<new>": 403, "<far>": 900}))
     assert LibraryTokenizer(files["tokenizer.json"]).encode("<new><far>", add_special_tokens=False) == [403, 404]
     assert ["<far>" in message and "404" in message for message in caplog.messages] == [True]
@@ -163,7 +163,7 @@ def test_gguf_ids_that_no_token_has_count_as_missing(tmp_path: Path, caplog: pyt
     metadata = text_metadata() | {f"tokenizer.ggml.{name}_token_id": token for name, token in ids.items()}
     path = tmp_path / "m.gguf"
     path.write_bytes(llama_file(metadata))
-    with caplog.at_level(logging.WARNING, "penstock.checkpoint"):
+    with caplog.at_level(logging.WARNING, "penstock.tokenizer_files"):
         files = Checkpoint.open(path).side_files()
     assert sorted(name for name in ids for message in caplog.messages if f"ggml.{name}_" in message) == sorted(ids)
     assert read_tokenizer_config(files).special_tokens == {"eos_token": "</s>"}

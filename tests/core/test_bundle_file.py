@@ -227,7 +227,7 @@ def test_writer_leaves_nothing_on_error(tmp_path: Path) -> None:
     graph = tiny_graph()
     name = next(iter(graph.weights))
     with (
-        raises(InvalidArgumentError, param="array", match=r"12928 bytes .* rows_f32 \[101, 32\]"),
+        raises(InvalidArgumentError, param="data", match=r"12928 bytes .* rows_f32 \[101, 32\]"),
         BundleWriter(path, graph) as w,
     ):
         w.add_weight(name, b"short")

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,12 @@ from penstock.core import native
 from penstock.core.tokenizer import NativeTokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph import export
-from penstock.graph.bundle import read_graph
+from penstock.graph.bundle import BundleWriter, read_graph
 from penstock.graph.export import export_bundle
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from tests.support.errors import raises
 from tests.support.families import save
+from tests.support.gguf_blocks import write_demo
 from tests.support.gguf_files import llama_file
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.marks import mostly_long
@@ -46,6 +48,37 @@ def weight_bytes(path: Path) -> bytes:
     _, segments = read_graph(path)
     segment = next(segment for segment in segments if segment.name == "weights")
     return path.read_bytes()[segment.offset : segment.offset + segment.num_bytes]
+
+
+@pytest.mark.parametrize("scheme", mostly_long([*SCHEMES, "gguf"], "w4a8", "bf16", "gguf"))
+def test_weights_in_pieces_are_the_same(tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of many pieces, with memory for little more than one, and joined weights that begin inside a tile."""
+    if scheme == "gguf":
+        source, scheme_or_none = tmp_path / "model.gguf", None
+        write_demo(source, lambda name: "q8_0" if "ffn_down" in name else "q6_k" if "v" in name else "q4_k")
+    else:
+        source, scheme_or_none = write_checkpoint(tmp_path / "model"), scheme
+    export_bundle(source, tmp_path / "whole.psm", scheme=scheme_or_none)
+    monkeypatch.setattr(export, "_PIECE_BYTES", 1024)
+    monkeypatch.setattr(export, "_MAX_WAITING_BYTES", 0)
+    export_bundle(source, tmp_path / "pieces.psm", scheme=scheme_or_none)
+    assert (tmp_path / "pieces.psm").read_bytes() == (tmp_path / "whole.psm").read_bytes()
+
+
+def test_an_error_of_the_disk_is_the_one_that_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that wait behind the failed one fail, too, and their errors only follow from it."""
+    real, calls = BundleWriter.add_weight, iter(range(1 << 20))
+
+    def fill(writer: BundleWriter, *args: Any, **more: Any) -> None:
+        if next(calls) == 2:
+            raise FileAccessError("bundle: No space left on device")
+        real(writer, *args, **more)
+
+    monkeypatch.setattr(export, "_PIECE_BYTES", 1024)
+    monkeypatch.setattr(BundleWriter, "add_weight", fill)
+    with pytest.raises(FileAccessError):
+        export_bundle(write_checkpoint(tmp_path / "model"), tmp_path / "out.psm")
+    assert not (tmp_path / "out.psm").exists()
 
 
 @pytest.mark.parametrize("scheme", mostly_long(SCHEMES, "w4a8"))

@@ -59,7 +59,7 @@ SLEEP = WRITE_PID + "time.sleep(600)"
 def test_msruns_options_start_the_same_ranks(tmp_path):
     script = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"
     options = ["--worker_num=2", "--local_worker_num=2", "--master_addr=127.0.0.1", "--join=True"]
-    options += ["--bind_core=False", "--tail_worker_log=-1"]
+    options += ["--bind_core=False", "--tail_worker_log=-1", "--sim_level=-1", "--sim_rank_id=-1", "--rank_table_file="]
     child = launch(*options, f"--log_dir={tmp_path / 'logs'}", script=script)
     out, err = child.communicate()
     assert (child.returncode, sorted(out.splitlines())) == (0, ["[0] 0 2", "[1] 1 2"]), err

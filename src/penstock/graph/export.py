@@ -113,6 +113,7 @@ def export_bundle(
             writer.leave_weights(0)
         else:
             _write_weights(graph, packer, writer, files)
+        files.result()  # its errors come before the file is there, also those of a tokenizer that a rank does not keep
     packed = time.monotonic()
     return ExportReport(
         network=graph.network,
@@ -144,7 +145,7 @@ def _segments(
     """Return the files of the bundle.
 
     Those of a folder are read first: a mistake in one is reported before the work begins.  Those of a GGUF file are
-    made of its vocabulary while the weights are packed, which takes as long, and so is every compiled tokenizer.
+    made of its vocabulary while the weights are packed.  The tokenizer of each is compiled then, too.
     """
     made = checkpoint.made_files
     if made is None:
@@ -211,14 +212,20 @@ class _PackingMemory:
         return start if len(self._bytes) - start >= num_bytes else None
 
     def free_after(self, written: Future[None]) -> None:
-        """Keep the memory that was taken last until this piece of it is written, too."""
-        self._waiting[-1][2].append(written)
+        """Keep the memory that was taken last until this piece of it is written; raise the errors of earlier pieces."""
+        pieces = self._waiting[-1][2]
+        while pieces and pieces[0].done():
+            self._settle(pieces.popleft())
+        pieces.append(written)
+
+    def _settle(self, written: Future[None]) -> None:
+        self._error = self._error or written.exception()
+        if self._error is not None:
+            raise self._error
 
     def _settle_first(self) -> None:
         for written in self._waiting.popleft()[2]:
-            self._error = self._error or written.exception()
-        if self._error is not None:
-            raise self._error
+            self._settle(written)
 
     def settle(self) -> None:
         """Wait until all is written; raise the first error, behind which the others follow from it."""

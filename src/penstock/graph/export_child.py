@@ -27,7 +27,7 @@ __all__ = ["main"]
 
 _SWITCH_SECONDS: Final = 0.0002
 """A thread makes the tokenizer while others pack and write, which need the interpreter often and briefly."""
-_LATE_LOGGERS: Final = ("penstock.generation", "penstock.head")
+_LATE_LOGGERS: Final = ("penstock.generation", "penstock.head", "penstock.tokenizer_files")
 """The loggers of what is read after a checkpoint is opened; the parent process opens it too, for its key."""
 _OPENING_LOGGERS: Final = ("penstock.checkpoint", "penstock.config")
 """The loggers of what the parent process has read too.  It keeps their warnings for starts that read nothing."""

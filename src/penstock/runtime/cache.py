@@ -60,8 +60,8 @@ CACHE_VERSION: Final = 3
 """Raise this when the content of a bundle changes (format, passes, packing) without a change of another version."""
 _MAX_RECORD_BYTES: Final = 1 << 20
 _WARNINGS: Final = ("warnings", "opening_warnings")
-_MAX_WARNINGS: Final = 32
-_MAX_WARNING_CHARS: Final = 2000
+_MAX_WARNINGS: Final = 16
+_MAX_WARNING_CHARS: Final = 1000
 _RECORDS: Final = "files"
 _MAX_FILES: Final = 256
 """A folder with more has no record of its key."""

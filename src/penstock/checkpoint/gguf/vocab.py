@@ -14,7 +14,7 @@ from penstock.errors import InvalidFileError
 
 __all__ = ["TokenType", "Vocab"]
 
-_LOG: Final = logging.getLogger("penstock.checkpoint")
+_LOG: Final = logging.getLogger("penstock.tokenizer_files")
 _ROLES: Final = (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))
 _END_TEXTS: Final = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",

@@ -47,7 +47,7 @@ from penstock.errors import InvalidFileError
 
 __all__ = ["complete_tokenizer"]
 
-_LOG: Final = logging.getLogger("penstock.checkpoint")
+_LOG: Final = logging.getLogger("penstock.tokenizer_files")
 _TOKENIZER, _CONFIG, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 
 

@@ -17,7 +17,7 @@ from penstock.config import ConfigReader, show
 
 __all__ = ["SideTokens", "default_token", "merge_tokens", "read_side_tokens", "token_ids"]
 
-_LOG: Final = logging.getLogger("penstock.checkpoint")
+_LOG: Final = logging.getLogger("penstock.tokenizer_files")
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _MAX_CHARS: Final = 1024
 

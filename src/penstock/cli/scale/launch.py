@@ -21,10 +21,10 @@ _MSRUN: Final[dict[str, tuple[str, str, str]]] = {
         "ranks run on the launcher's cores",
         "Start the launcher under taskset to choose them.",
     ),
-    "sim_level": ("none", "ranks are not simulated", "`penstock plan MODEL --tp N` says what each rank would have."),
-    "sim_rank_id": ("none", "ranks are not simulated", "`penstock plan MODEL --tp N` says what each rank would have."),
-    "rank_table_file": ("none", "ranks find each other without a table", "Pass --master-addr for several machines."),
-    "worker_log_name": ("none", "the files are named worker_RANK.log", "Pass --log-dir to choose their folder."),
+    "sim_level": ("-1", "ranks are not simulated", "`penstock plan MODEL --tp N` says what each rank would have."),
+    "sim_rank_id": ("-1", "ranks are not simulated", "`penstock plan MODEL --tp N` says what each rank would have."),
+    "rank_table_file": ("", "ranks find each other without a table", "Pass --master-addr for several machines."),
+    "worker_log_name": ("", "the files are named worker_RANK.log", "Pass --log-dir to choose their folder."),
     "tail_worker_log": ("-1", "all ranks are printed", "Select lines by their rank, as with grep '^.0.' for rank 0."),
 }
 """Options of msrun that have one value here: the value, why, and what to do for another one."""
@@ -93,8 +93,8 @@ def _add_msrun(parser: argparse.ArgumentParser) -> None:
     for name, (value, why, _) in _MSRUN.items():
         parser.add_argument(
             *spellings("--" + name.replace("_", "-")),
-            metavar=value.upper() if value == "none" else value,
-            help=f"as for msrun; only {value}, because {why} (default: {value})",
+            metavar=value or "EMPTY",
+            help=f"as for msrun; only {value or 'empty'}, because {why} (default: {value or 'empty'})",
         )
 
 
@@ -181,7 +181,8 @@ def _apply_msrun(args: argparse.Namespace) -> None:
     for name, (value, why, advice) in _MSRUN.items():
         given = getattr(args, name)
         if given is not None and given.lower() != value.lower():
-            raise UnsupportedError(f"--{name}: expected {value}, because {why}; got {given}. {advice}", param=name)
+            expected = value or "no value"
+            raise UnsupportedError(f"--{name}: expected {expected}, because {why}; got {given}. {advice}", param=name)
     if args.join == "false":
         raise UnsupportedError(
             "--join: expected True, got False. The launcher waits for the ranks; start it with & to go on.",
