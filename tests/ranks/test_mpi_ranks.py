@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,14 +149,14 @@ def run_faulty(fault: str, world: int = 2) -> str:
         ("if own == 1: os._exit(0)", "rank 1 ended"),
         ("if own == 1: comm.close(); time.sleep(4)", "rank 1 ended"),
         ("if own == 1: comm.abort('rank 1: a fault of the program')", "rank 1: a fault of the program"),
-        ("if own == 1: struct.barrier(struct.self, 7)", "ranks 0 and 1 do not run the same step: exchange"),
+        ("if own == 1: struct.barrier(struct.self, 7)", "ranks (0 and 1|1 and 0) do not run the same step: exchange"),
         (f"if own == 1: os.kill(os.getpid(), {int(signal.SIGSTOP)})", "rank 1 is lost: no heartbeat for 1700 ms"),
     ],
 )
 def test_a_rank_that_fails_ends_the_group(fault: str, expected: str) -> None:
     before = set(os.listdir(SHARED_FILES))
     error = run_faulty(fault)
-    assert f"the group was ended: {expected}" in error
+    assert re.search(f"the group was ended: {expected}", error)  # by the rank that sees it first
     assert not left_in_shared_memory(before)
 
 
