@@ -6,6 +6,7 @@
 namespace ps {
 namespace {
 
+constexpr int64_t kMaxComparisons = int64_t{1} << 36;  // of a class: about a minute of one core
 constexpr int32_t kLimit = attr_at(OP_NMS, "int[] limit"), kIou = attr_at(OP_NMS, "float iou"),
                   kScore = attr_at(OP_NMS, "float score"), kFiltered = attr_at(OP_NMS, "bool filtered"),
                   kBoxes = attr_at(OP_NMS, "str format");
@@ -66,7 +67,8 @@ void sink(Scored* heap, int64_t n, int64_t at) {
 int32_t* selection(const Call& c, int64_t item) {
   return reinterpret_cast<int32_t*>(c.scratch) + item * (c.attrs[kLimit].list[0] + 1);
 }
-int64_t nms_items(const Call& c) { return c.in[1].dims[0] * c.in[1].dims[1]; }
+// Each class of each image, but none without room: then there may be more of them than any number of rows.
+int64_t nms_items(const Call& c) { return c.attrs[kLimit].list[0] ? c.in[1].dims[0] * c.in[1].dims[1] : 0; }
 
 void run_select(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const int64_t n = c.in[1].dims[2], limit = c.attrs[kLimit].list[0], format = c.attrs[kBoxes].i;
@@ -99,7 +101,8 @@ void run_select(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 constexpr Phase kSelect = {
     .split = SPLIT_ITEMS, .items = nms_items, .run = run_select, .reads_all = operands(0, 1), .writes_scratch = true};
 
-// One thread puts the selected boxes of all classes behind one another: their number is known only now.
+// One thread puts the selected boxes of all classes behind one another: their number is known only now.  The rows behind
+// them are 0: the first box of the first class is there whenever a row is, so what gathers by them stays in range.
 int64_t one_item(const Call&) { return 1; }
 void run_collect(const Call& c, int64_t begin, int64_t end, int32_t) {
   if (begin == end) return;
@@ -114,7 +117,7 @@ void run_collect(const Call& c, int64_t begin, int64_t end, int32_t) {
       rows[count * 3 + 2] = from[1 + i];
     }
   }
-  for (int64_t i = count * 3; i < num_elements(c.out[0]); ++i) rows[i] = -1;
+  for (int64_t i = count * 3; i < num_elements(c.out[0]); ++i) rows[i] = 0;
   *reinterpret_cast<int64_t*>(c.out[1].data) = count;
 }
 constexpr Phase kCollect = {
@@ -135,6 +138,10 @@ ps_status infer_nms(const Spec* in, AttrValue* attrs, Spec* out) {
   if (limit.i != 1 || limit.list[0] < 0 || limit.list[0] > scores[2].offset)
     return fail(PS_INVALID_ARGUMENT, "limit: expected 0 to %lld, got %.*s", static_cast<long long>(scores[2].offset),
                 PS_STR(limit.s));
+  if (limit.list[0] && scores[2].offset > kMaxComparisons / limit.list[0])
+    return fail(PS_INVALID_ARGUMENT, "limit: expected up to %lld of %lld boxes of a class, got %lld",
+                static_cast<long long>(kMaxComparisons / scores[2].offset), static_cast<long long>(scores[2].offset),
+                static_cast<long long>(limit.list[0]));
   if (!(attrs[kIou].f >= 0 && attrs[kIou].f <= 1))
     return fail(PS_INVALID_ARGUMENT, "iou: expected 0 to 1, got %g", attrs[kIou].f);
   AttrValue& format = attrs[kBoxes];

@@ -206,10 +206,16 @@ ps_status validate_network(Graph* graph) {
     const Node& node = graph->nodes[i];
     return prefix(as_file_error(status), "nodes[%d] (%s %.*s): ", i, op_name(node.op), PS_STR(node.name));
   }
+  Vec<uint8_t> listed;
+  if (!listed.resize(graph->values.size())) return no_memory();
   for (int64_t i = 0; i < graph->network_outputs.size(); ++i) {
     const int32_t v = graph->network_outputs[i];
     PS_TRY(check_index(*graph, "outputs", i, v));
     if (!defined[v]) return fail(PS_INVALID_FILE, "outputs[%lld]: value %d is not defined", ll(i), v);
+    if (listed[v])
+      return fail(PS_INVALID_FILE, "outputs[%lld]: value %d (%.*s) is listed twice", ll(i), v,
+                  PS_STR(graph->values[v].name));
+    listed[v] = 1;
   }
   return as_file_error(check_example(*graph));
 }

@@ -101,7 +101,7 @@ GENERAL_SCHEMAS: Final[dict[str, str]] = {
     # f32 to int8, int8 to f32, and int8 to int8 of another scale; types and scales as in conv_int8
     "requantize": "(Tensor x, *, float x_scale, float y_scale, str dtype) -> Tensor",
     # ONNX's NonMaxSuppression: boxes [N, count, 4], scores [N, classes, count] to rows (image, class, box) of i64,
-    # [N * classes * limit, 3], and their number [1]; rows behind those are -1.  limit is a list of one size: boxes of a
+    # [N * classes * limit, 3], and their number [1]; rows behind those are 0.  limit is a list of one size: boxes of a
     # class of an image.  filtered: only scores above `score` take part.  format: corners in any order, centers with
     # sizes, or ordered: torchvision's corners, of which a box whose corners are exchanged is empty
     "nms": (

@@ -106,9 +106,9 @@ class Draft:
     """A general network.  ``inputs`` and ``outputs`` keep the names that users know.
 
     ``properties`` are texts for programs that read the bundle.  ``source`` is what it was made from,
-    and ``origins`` are the values of the source that are tensors here.  ``selections``: of each name of a number of
-    boxes, the most and the count.  ``counts``: of an output with room for the most, that axis and the output that
-    is their number.
+    and ``origins`` are the values of the source that are tensors here.  ``selections``: for the name of each number
+    of selected boxes, the most it can be and the tensor that holds it.  ``counts``: for the name of each output with
+    room for the most, the axis of the boxes and the name of the output that is their number.
     """
 
     name: str
@@ -202,6 +202,10 @@ class Draft:
             for size in tensor.shape:
                 found.update(dict.fromkeys(sorted(symbols_of(size), key=lambda s: s.name)))
         return list(found)
+
+    def is_open(self, size: SizeLike) -> bool:
+        """Return True if a size depends on a number of selected boxes."""
+        return not symbols_of(size).isdisjoint(self.selections)
 
     def prune(self) -> None:
         """Remove calls whose outputs nobody reads."""

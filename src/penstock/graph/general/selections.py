@@ -2,14 +2,18 @@
 
 The core plans a run before it computes anything, so every size must follow from the sizes of the inputs.  ``nms``
 therefore gives as many rows as it can select at most, and their number.  While a network is read that number is a named
-size, so that shapes fit and the calls that mix rows are found; ``bound_selections`` then puts the most in its place,
-and makes the number an output of the network.
+size, an open one, so that shapes fit and the calls that read it are found; ``bound_selections`` then puts the most in
+its place, and makes the number an output of the network.
+
+So the rows behind the selected ones hold anything, and an element that is read must not depend on them.  A tensor has
+one open axis at most, whose size is the number of boxes, or the smaller of that and a constant.  The ops of ``_RULES``
+keep the rows of one box apart from the others, in the cases that are written there.  All else is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.errors import InternalError, UnsupportedError
 from penstock.graph.general.draft import Draft, DraftCall, Tensor
@@ -19,17 +23,14 @@ from penstock.graph.general.sizes import (
     SizeLike,
     SizeSymbol,
     bounds,
+    parts_of_minimum,
     product,
-    smallest,
     substitute,
     symbol,
     symbols_of,
 )
 
 __all__ = ["bound_selections", "select_boxes"]
-
-_ELEMENTWISE: Final = ("unary", "binary", "where", "cast", "permute", "expand", "fill", "iota")
-_ROW_WISE: Final = ("linear", "layer_norm", "rms_norm")
 
 
 def select_boxes(draft: Draft, boxes: Tensor, scores: Tensor, limit: SizeLike, name: str, **attrs: Any) -> Tensor:
@@ -47,153 +48,243 @@ def select_boxes(draft: Draft, boxes: Tensor, scores: Tensor, limit: SizeLike, n
 def bound_selections(draft: Draft) -> None:
     """Give tensors of selected boxes room for the most, and the network an output for each number of boxes.
 
-    Raises UnsupportedError (code "selected_boxes") for a call that would read rows behind the selected ones.
+    Raises UnsupportedError (code "selected_boxes") for a call that may read rows behind the selected ones.
     """
-    if not draft.selections:
-        return
-    draft.materialised_outputs()
-    draft.prune()
-    for call in list(draft.calls):
-        if call.op == "sizes":
-            _give_count(draft, call)
-        elif not _keeps_rows(draft, call):
-            raise UnsupportedError(
-                f"{call.name} ({call.op}): it takes all selected boxes together, and their number is a result of the "
-                "run; end the network with the boxes, or with what is computed for each of them",
-                code="selected_boxes",
-            )
-    _add_counts(draft)
-    most = {key: size for key, (size, _) in draft.selections.items()}
-    draft.origins = [o for o in draft.origins if not any(_is_open(draft, size) for size in o.tensor.shape)]
-    for call in draft.calls:
-        for tensor in (*call.inputs, *call.outputs):
-            if tensor is not None:
-                tensor.shape = tuple(substitute(size, most) for size in tensor.shape)
-        call.attrs = {
-            key: tuple(substitute(item, most) for item in value) if isinstance(value, tuple) else value
-            for key, value in call.attrs.items()
-        }
-    draft.prune()
+    if draft.selections:
+        _Selections(draft).bind()
 
 
-def _is_open(draft: Draft, size: SizeLike) -> bool:
-    return isinstance(size, SizeExpression) and not symbols_of(size).isdisjoint(draft.selections)
+class _Number(NamedTuple):
+    """The number of boxes that an ``nms`` selects, or ``limit`` if it is smaller."""
+
+    key: SizeSymbol
+    limit: int
 
 
-def _open_axes(draft: Draft, tensor: Tensor) -> list[int]:
-    return [axis for axis, size in enumerate(tensor.shape) if _is_open(draft, size)]
+class _Selections:
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.counts: dict[_Number, Tensor] = {}
 
+    def bind(self) -> None:
+        self.draft.materialised_outputs()
+        for call in [call for call in self.draft.calls if call.op == "sizes"]:
+            self._give_count(call)
+        self._add_outputs()
+        self.draft.prune()  # calls that nobody reads may do anything
+        for call in self.draft.calls:
+            if not self._keeps_rows(call):
+                raise UnsupportedError(
+                    f"{call.name} ({call.op}): the number of selected boxes is a result of the run, and this takes "
+                    "boxes together, or computes a size of their number; end the network with the boxes, or with what "
+                    "is computed for each of them",
+                    code="selected_boxes",
+                )
+        self._put_most()
 
-def _keeps_rows(draft: Draft, call: DraftCall) -> bool:
-    """Return True if the elements of the selected boxes depend on no others, and stay in front of them."""
-    axes = [[] if tensor is None else _open_axes(draft, tensor) for tensor in call.inputs]
-    if not any(axes) or call.op in _ELEMENTWISE:
-        return True
-    if call.op in _ROW_WISE:
-        return not {call.argument(0).rank - 1} & set(axes[0])
-    rule = _RULES.get(call.op)
-    return rule is not None and rule(draft, call, axes)
+    def _open_axes(self, tensor: Tensor) -> list[int]:
+        return [axis for axis, size in enumerate(tensor.shape) if self.draft.is_open(size)]
 
+    def _number(self, size: SizeLike) -> _Number | None:
+        """Return the number that an open size is; None for another expression."""
+        parts = set(parts_of_minimum(size))
+        constants = [part for part in parts if isinstance(part, int)]
+        (name, *more) = parts.difference(constants)
+        for key in self.draft.selections:
+            if not more and name == SizeExpression({(key,): 1}):
+                return _Number(key, min([key.max, *constants]))
+        return None
 
-def _axis_is_closed(draft: Draft, call: DraftCall, axes: list[list[int]]) -> bool:
-    return all(call.attrs["axis"] not in found for found in axes)
+    # Numbers that are read as values.
 
+    def _give_count(self, call: DraftCall) -> None:
+        """Let those who read the number of boxes as a value read the count."""
+        (size, *more) = call.attrs["values"]
+        number = self._number(size) if self.draft.is_open(size) and not more else None
+        if number is not None:
+            self.draft.replace(call.output, self._count(number, call.name))
 
-def _gather(draft: Draft, call: DraftCall, axes: list[list[int]]) -> bool:
-    return call.attrs["axis"] not in axes[0]
-
-
-def _gather_nd(draft: Draft, call: DraftCall, axes: list[list[int]]) -> bool:
-    indices = call.argument(1)
-    first = call.attrs["batch_dims"]
-    depth = indices.shape[-1]
-    return (
-        isinstance(depth, int) and indices.rank - 1 not in axes[1] and not {*range(first, first + depth)} & {*axes[0]}
-    )
-
-
-def _reduce(draft: Draft, call: DraftCall, axes: list[list[int]]) -> bool:
-    return not set(call.attrs["axes"] or range(call.argument(0).rank)) & set(axes[0])
-
-
-def _matmul(draft: Draft, call: DraftCall, axes: list[list[int]]) -> bool:
-    a, b = call.argument(0), call.argument(1)
-    inner = (
-        a.rank - 2 if call.attrs["transpose_a"] else a.rank - 1,
-        b.rank - 1 if call.attrs["transpose_b"] else b.rank - 2,
-    )
-    return inner[0] not in axes[0] and inner[1] not in axes[1]
-
-
-def _slice(draft: Draft, call: DraftCall, axes: list[list[int]]) -> bool:
-    return all(call.attrs["begins"][axis] == 0 and call.attrs["steps"][axis] == 1 for axis in axes[0])
-
-
-def _reshape(draft: Draft, call: DraftCall, axes: list[list[int]]) -> bool:
-    """The selected boxes stay in front if as many elements are outside their axis as before."""
-    before, after = call.argument(0), call.output
-    (found, *more), others = axes[0], _open_axes(draft, after)
-    if more or len(others) != 1:
-        return False
-    return bool(product(before.shape[:found]) == product(after.shape[: others[0]]))
-
-
-_RULES: Final[dict[str, Callable[[Draft, DraftCall, list[list[int]]], bool]]] = {
-    "softmax": _axis_is_closed, "cumsum": _axis_is_closed, "arg_reduce": _axis_is_closed, "top_k": _axis_is_closed,
-    "concat": _axis_is_closed, "gather": _gather, "gather_elements": _gather, "gather_nd": _gather_nd,
-    "reduce": _reduce, "matmul": _matmul, "slice": _slice, "reshape": _reshape,
-}  # fmt: skip
-
-
-def _give_count(draft: Draft, call: DraftCall) -> None:
-    """Let those who read the number of boxes as a value read the count."""
-    values = call.attrs["values"]
-    if not any(_is_open(draft, size) for size in values):
-        return
-    count = _count_of(draft, values[0], call.name) if len(values) == 1 else None
-    if count is None:
-        raise UnsupportedError(
-            f"{call.name}: it computes with the number of selected boxes, which is a result of the run; return that "
-            "number only",
-            code="selected_boxes",
-        )
-    draft.replace(call.output, count)
-
-
-def _count_of(draft: Draft, size: SizeLike, name: str) -> Tensor | None:
-    """Return the count that a size is, or that it limits; None for another expression."""
-    for key, (_, count) in draft.selections.items():
-        whole = SizeExpression({(key,): 1})
-        if size == whole:
+    def _count(self, number: _Number, name: str) -> Tensor:
+        """Return a number of boxes as the run computes it, directly behind its ``nms``."""
+        count = self.draft.selections[number.key][1]
+        if number.limit == number.key.max:
             return count
-        limit = _limit_of(size, key)
-        if limit is not None and size in (smallest(whole, limit), smallest(limit, whole)):
-            return draft.add("binary", count, draft.constant([limit]), name=name, kind="min")
-    return None
+        if number not in self.counts:
+            calls = self.draft.calls
+            limit = self.draft.constant([number.limit])
+            self.counts[number] = self.draft.add("binary", count, limit, name=name, kind="min")
+            added = calls.pop()
+            calls.insert(next(i for i, call in enumerate(calls) if count in call.outputs) + 1, added)
+        return self.counts[number]
+
+    def _add_outputs(self) -> None:
+        """Add an output for the number of boxes of each output that has an axis of them."""
+        draft = self.draft
+        names: dict[_Number, str] = {}
+        for name, tensor in list(zip(draft.output_names, draft.outputs, strict=True)):
+            axes = self._open_axes(tensor)
+            if not axes:
+                continue
+            number = self._number(tensor.shape[axes[0]])
+            if len(axes) > 1 or number is None:
+                raise UnsupportedError(
+                    f"output {name}: expected one axis, of selected boxes or the first k, got {tensor}",
+                    code="selected_boxes",
+                    param=name,
+                )
+            if number not in names:
+                names[number] = self._free_output()
+                draft.output(names[number], self._count(number, name))
+            draft.counts[name] = (axes[0], names[number])
+
+    def _free_output(self) -> str:
+        taken = {*self.draft.output_names, *(tensor.name for tensor in self.draft.inputs)}
+        name, at = "num_selected", 0
+        while name in taken:
+            at += 1
+            name = f"num_selected_{at}"
+        return name
+
+    # Sizes.
+
+    def _keeps_rows(self, call: DraftCall) -> bool:
+        """Return True if the elements of the selected boxes depend on no others, and stay in front of them."""
+        inputs = [[] if tensor is None else self._open_axes(tensor) for tensor in call.inputs]
+        outputs = [self._open_axes(tensor) for tensor in call.outputs]
+        attrs = {key: [size for size in _sizes(value) if self.draft.is_open(size)] for key, value in call.attrs.items()}
+        attrs = {key: sizes for key, sizes in attrs.items() if sizes}
+        if call.op == "nms" or not (any(inputs) or any(outputs) or attrs):
+            return not any(inputs) and not attrs
+        if not all(len(axes) < 2 for axes in inputs) or not all(len(axes) == 1 for axes in outputs):
+            return False
+        if not attrs.keys() <= {_OPEN_ATTRS.get(call.op)}:
+            return False
+        ends = {self._number(size) for sizes in attrs.values() for size in sizes}
+        ends |= {self._number(t.shape[axis]) for t, (axis,) in zip(call.outputs, outputs, strict=True)}
+        begins = {
+            self._number(tensor.shape[axis])
+            for tensor, axes in zip(call.inputs, inputs, strict=True)
+            for axis in axes
+            if tensor is not None
+        }
+        if not _is_one_number(begins, ends, call.op == "slice"):
+            return False
+        rule = _RULES.get(call.op)
+        return rule is not None and rule(call, [axes[0] if axes else None for axes in inputs], outputs[0][0])
+
+    def _put_most(self) -> None:
+        draft = self.draft
+        most = {key: size for key, (size, _) in draft.selections.items()}
+        draft.origins = [origin for origin in draft.origins if not self._open_axes(origin.tensor)]
+        for call in draft.calls:
+            for tensor in (*call.inputs, *call.outputs):
+                if tensor is not None:
+                    tensor.shape = tuple(substitute(size, most) for size in tensor.shape)
+            key = _OPEN_ATTRS.get(call.op)
+            if key is not None:
+                call.attrs = {**call.attrs, key: tuple(substitute(size, most) for size in call.attrs[key])}
 
 
-def _limit_of(size: SizeLike, key: SizeSymbol) -> int | None:
-    """Return the most of "min(number, most)", the size of the first boxes."""
-    low, high = bounds(size)
-    return (
-        high if isinstance(size, SizeExpression) and symbols_of(size) == {key} and low == 0 < high < key.max else None
-    )
+def _sizes(value: Any) -> list[SizeLike]:
+    """Return the sizes with a name in an attribute."""
+    items = value if isinstance(value, (tuple, list)) else (value,)
+    return [item for item in items if isinstance(item, SizeExpression)]
 
 
-def _add_counts(draft: Draft) -> None:
-    """Add an output for the number of boxes of each output that has an axis of them."""
-    names: dict[SizeLike, str] = {}
-    for name, tensor in list(zip(draft.output_names, draft.outputs, strict=True)):
-        axes = _open_axes(draft, tensor)
-        if not axes:
-            continue
-        size = tensor.shape[axes[0]]
-        count = _count_of(draft, size, name) if len(axes) == 1 and size not in names else None
-        if size not in names and count is not None:
-            names[size] = "num_selected" if not names else f"num_selected_{len(names)}"
-            draft.output(names[size], count)
-        if len(axes) != 1 or size not in names:
-            raise UnsupportedError(
-                f"output {name}: expected one axis of selected boxes, got {tensor}", code="selected_boxes", param=name
-            )
-        draft.counts[name] = (axes[0], names[size])
+def _is_one_number(begins: set[_Number | None], ends: set[_Number | None], is_slice: bool) -> bool:
+    """Return True if all open sizes of a call are one number; a slice may take the first boxes of all."""
+    if len(ends) != 1 or None in ends or None in begins:
+        return False
+    (end,) = ends
+    whole = None if end is None else _Number(end.key, end.key.max)
+    return begins <= {end, whole} if is_slice else begins <= {end}
+
+
+# Rules: whether a call with these axes of selected boxes, None for an input without, and the axis of its outputs, keeps
+# the boxes apart.  Before, each output has exactly one such axis, an input one at most, and all are of one number.
+
+_Axes = list[int | None]
+
+
+def _always(call: DraftCall, axes: _Axes, to: int) -> bool:
+    return True
+
+
+def _broadcast(call: DraftCall, axes: _Axes, to: int) -> bool:
+    """Each input has the axis of the boxes, or 1 in its place."""
+    from_end = call.outputs[0].rank - to
+    for index, axis in enumerate(axes):
+        tensor = call.argument(index)
+        at = tensor.rank - from_end
+        if at != axis if axis is not None else at >= 0 and tensor.shape[at] != 1:
+            return False
+    return True
+
+
+def _other_axis(call: DraftCall, axes: _Axes, to: int) -> bool:
+    return axes[0] is not None and axes[0] != call.attrs["axis"]
+
+
+def _concat(call: DraftCall, axes: _Axes, to: int) -> bool:
+    present = [axis for axis, tensor in zip(axes, call.inputs, strict=True) if tensor is not None]
+    return to != call.attrs["axis"] and all(axis == to for axis in present)
+
+
+def _gather(call: DraftCall, axes: _Axes, to: int) -> bool:
+    return axes[0] is None or _other_axis(call, axes, to)
+
+
+def _gather_elements(call: DraftCall, axes: _Axes, to: int) -> bool:
+    if axes[0] is None:
+        return axes[1] == call.attrs["axis"]
+    return axes[0] == axes[1] != call.attrs["axis"]
+
+
+def _gather_nd(call: DraftCall, axes: _Axes, to: int) -> bool:
+    """Boxes are places outside the batch."""
+    return axes[0] is None and axes[1] is not None and call.attrs["batch_dims"] <= axes[1] < call.argument(1).rank - 1
+
+
+def _reduce(call: DraftCall, axes: _Axes, to: int) -> bool:
+    return axes[0] not in (call.attrs["axes"] or range(call.argument(0).rank))
+
+
+def _matmul(call: DraftCall, axes: _Axes, to: int) -> bool:
+    """Boxes are rows of a, or columns of b."""
+    a, b = call.argument(0).rank, call.argument(1).rank
+    rows, columns = a - 1 if call.attrs["transpose_a"] else a - 2, b - 2 if call.attrs["transpose_b"] else b - 1
+    return axes in ([rows, None], [None, columns])
+
+
+def _linear(call: DraftCall, axes: _Axes, to: int) -> bool:
+    """Boxes are no features, and weights have none."""
+    return axes[0] != call.argument(0).rank - 1 and not any(axis is not None for axis in axes[1:])
+
+
+def _slice(call: DraftCall, axes: _Axes, to: int) -> bool:
+    return axes[0] in (None, to) and call.attrs["begins"][to] == 0 and call.attrs["steps"][to] == 1
+
+
+def _reshape(call: DraftCall, axes: _Axes, to: int) -> bool:
+    """The boxes stay in front if as many elements are outside and inside their axis as before."""
+    axis, before, after = axes[0], call.argument(0).shape, call.output.shape
+    if axis is None:
+        return False
+    return product(before[:axis]) == product(after[:to]) and product(before[axis + 1 :]) == product(after[to + 1 :])
+
+
+def _iota(call: DraftCall, axes: _Axes, to: int) -> bool:
+    return all(isinstance(number, int) for number in call.attrs["range"][:2])
+
+
+_OPEN_ATTRS: Final = {"fill": "sizes", "expand": "sizes", "reshape": "sizes", "slice": "ends", "iota": "range"}
+"""The only attribute of an op that may hold the number of boxes."""
+
+_RULES: Final[dict[str, Callable[[DraftCall, _Axes, int], bool]]] = {
+    "unary": _always, "cast": _always, "permute": _always, "fill": _always, "iota": _iota,
+    "binary": _broadcast, "where": _broadcast, "expand": _broadcast, "concat": _concat,
+    "softmax": _other_axis, "cumsum": _other_axis, "arg_reduce": _other_axis, "top_k": _other_axis, "reduce": _reduce,
+    "gather": _gather, "gather_elements": _gather_elements, "gather_nd": _gather_nd,
+    "matmul": _matmul, "linear": _linear, "layer_norm": _linear, "rms_norm": _linear,
+    "slice": _slice, "reshape": _reshape,
+}  # fmt: skip

@@ -25,6 +25,7 @@ __all__ = [
     "evaluate",
     "is_equal",
     "largest",
+    "parts_of_minimum",
     "product",
     "smallest",
     "substitute",
@@ -151,6 +152,14 @@ def largest(a: SizeLike, b: SizeLike) -> SizeLike:
 def smallest(a: SizeLike, b: SizeLike) -> SizeLike:
     """Return the smaller of two sizes."""
     return _choose("min", a, b)
+
+
+def parts_of_minimum(size: SizeLike) -> list[SizeLike]:
+    """Return the sizes of which ``size`` is the smallest; only itself if it is no minimum."""
+    match list(_terms(size).items()):
+        case [((_Operation(kind="min", left=left, right=right),), 1)]:
+            return [*parts_of_minimum(left), *parts_of_minimum(right)]
+    return [size]
 
 
 def is_equal(a: SizeLike, b: SizeLike) -> bool | None:

@@ -100,7 +100,9 @@ def _non_max_suppression(site: Site) -> Tensor:
     boxes, scores = site.x(0), site.x(1)
     site.expect(boxes.rank == scores.rank == 3, "boxes [images, boxes, 4] and scores [images, classes, boxes]")
     limit: SizeLike = site.whole(2)[0] if site.has(2) else 0
-    score = float(site.numbers(4).reshape(-1)[0]) if site.has(4) else -np.inf
+    score = float(site.numbers(4).reshape(-1)[0]) if site.has(4) else 0.0
+    if not np.isfinite(score):
+        raise site.refused(f"score_threshold must be finite, not {score}; leave it out to keep all boxes")
     return select_boxes(
         site.draft,
         boxes,
@@ -108,7 +110,7 @@ def _non_max_suppression(site: Site) -> Tensor:
         smallest(max(limit, 0), scores.shape[2]),
         site.node.name,
         iou=float(site.numbers(3).reshape(-1)[0]) if site.has(3) else 0.0,
-        filtered=score > -np.inf,
-        score=score if score > -np.inf else 0.0,
+        filtered=site.has(4),
+        score=score,
         format="centers" if site.int_attr("center_point_box") else "corners",
     )

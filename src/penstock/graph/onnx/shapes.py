@@ -83,6 +83,8 @@ def _squeeze(site: Site) -> Tensor:
     axes = _axes(site, 13)
     gone = {site.axis(axis, x.rank) for axis in axes} if axes is not None else set()
     if axes is None:
+        if any(map(site.draft.is_open, x.shape)):
+            raise site.refused("axes are missing, and the number of selected boxes may be 1; give axes")
         gone = {at for at, size in enumerate(x.shape) if size == 1}
     return site.reshape(x, [size for at, size in enumerate(x.shape) if at not in gone])
 

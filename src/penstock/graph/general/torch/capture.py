@@ -32,7 +32,6 @@ from penstock.graph.general.sizes import (
     largest,
     smallest,
     symbol,
-    symbols_of,
 )
 from penstock.graph.general.torch import cells, detection, elementwise, layers, sampling, shapes, volumes
 from penstock.graph.general.torch.declared import add_declared_op, advice, overloads
@@ -292,10 +291,13 @@ def _export_once(
                 module, args, kwargs, dynamic_shapes=dynamic, strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )  # fmt: skip
-            return decomposed(exported, {*OPS, *_CHECKS}, table)
+            limit.check()
+            result = decomposed(exported, {*OPS, *_CHECKS}, table)
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+    limit.check()
+    return result
 
 
 def _own_words(error: Exception) -> str:
@@ -491,7 +493,7 @@ class _Capture:
             if not isinstance(own, SizeExpression) or not isinstance(size, torch.SymInt):
                 continue
             expr = size.node.expr
-            if expr.is_Symbol and not symbols_of(own).isdisjoint(self.draft.selections):
+            if expr.is_Symbol and self.draft.is_open(own):
                 self.symbols.setdefault(expr, own)
 
     def _types(self, value: Any) -> list[tuple[DType, Shape]]:

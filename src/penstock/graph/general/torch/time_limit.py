@@ -1,7 +1,8 @@
 """A limit of the time that PyTorch takes to trace a module.
 
 With free sizes ``torch.export`` decides at each view whether sizes divide each other, and simplifies what it decided
-before.  That takes longer with every view: MobileViT and RT-DETR with free heights and widths come to no end.
+before.  That takes longer with every view: MobileViT and RT-DETR with free heights and widths do not finish.
+Only the calls of PyTorch's functions can be refused: one that runs is not interrupted.
 """
 
 from __future__ import annotations

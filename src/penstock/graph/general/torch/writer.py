@@ -119,6 +119,8 @@ class Writer:
     def squeeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
         """Return x without those of the axes whose size is 1."""
         gone = {normalise_axis(axis, x.rank) for axis in axes}
+        if any(self.draft.is_open(x.shape[axis]) for axis in gone):
+            raise UnsupportedError("squeeze of selected boxes, of which there may be one", code="selected_boxes")
         return self.reshape(x, [size for i, size in enumerate(x.shape) if i not in gone or size != 1])
 
     def sliced(self, x: Tensor, axis: int, begin: Any, end: Any, step: int = 1) -> Tensor:
