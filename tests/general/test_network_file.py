@@ -68,6 +68,7 @@ REFUSED: dict[str, tuple[str, Patch]] = {
     "an input twice": (r"inputs\[1\]", field("inputs", ["x", "x"])),
     "an input that is a constant": (r"inputs\[1\]", field("inputs", ["x", "table"])),
     "an output that nothing makes": (r"outputs\[1\]", undefined_output),
+    "an output twice": (r"outputs\[1\].*listed twice", field("outputs", ["total", "total"])),
     "a size's name": (r"symbols\[0\].name", sizes(dataclasses.replace(N, name="a b"), H)),
     "a size that is a function": (r"symbols\[0\].name", sizes(dataclasses.replace(N, name="max"), H)),
     "a size twice": (r"symbols\[1\].name", sizes(N, dataclasses.replace(H, name="N"))),

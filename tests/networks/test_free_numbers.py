@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.general.lower import write_network
+from penstock.graph.general.torch import capture, time_limit
 from penstock.graph.general.torch.capture import capture_module
 from penstock.networks.predictor import open_predictor
 from tests.support.errors import raises
@@ -142,6 +144,31 @@ def test_tracing_that_takes_too_long_is_refused() -> None:
         capture_module(module, image, max_seconds=1e-9)
     with raises(InvalidArgumentError, param="max_seconds"):
         capture_module(module, image, max_seconds=0)
+
+
+@pytest.mark.parametrize("is_late_in", ["export", "decomposed"])
+def test_time_that_is_over_late_is_refused(is_late_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = types.SimpleNamespace(now=0.0)
+    clock.thread_time = lambda: clock.now
+    monkeypatch.setattr(time_limit, "time", clock)
+    split = capture.decomposed
+    calls: list[Any] = []
+
+    def last(x: Tensor) -> list[Tensor]:
+        results = [x + 1]
+        clock.now += 10 * (is_late_in == "export")
+        return results
+
+    def decomposed(*args: Any) -> Any:
+        calls.append(args)
+        result = split(*args)
+        clock.now += 10
+        return result
+
+    monkeypatch.setattr(capture, "decomposed", decomposed)
+    with raises(UnsupportedError, code="capture_timeout", param="max_seconds"):
+        capture_module(Function(last), torch.ones(2, 3), max_seconds=5)
+    assert len(calls) == (is_late_in == "decomposed")
 
 
 def test_a_size_that_the_module_fixes_is_named() -> None:

@@ -39,6 +39,11 @@ def onnx_file(folder: Path, nodes: list[Any], outputs: dict[str, int], constants
     return path
 
 
+def node(op: str, inputs: str, outputs: str, **attrs: Any) -> Any:
+    """Return a node whose inputs and outputs have names with spaces between them."""
+    return helper.make_node(op, inputs.split(" "), outputs.split(" "), **attrs)
+
+
 def arrays(images: int, classes: int, count: int) -> tuple[Any, Any]:
     generator = np.random.default_rng(count)
     return generator.random((images, count, 4), np.float32), generator.random((images, classes, count), np.float32)
@@ -69,27 +74,118 @@ def test_what_follows_selected_boxes_in_a_file(tmp_path: Path) -> None:
             assert len(rows) == images * classes * min(7, count)
             assert int(number[0]) == int(num_selected[0]) == len(expected)
             np.testing.assert_array_equal(rows[: len(expected)], expected)
-            assert (rows[len(expected) :] == -1).all()
+            assert (rows[len(expected) :] == 0).all()
             np.testing.assert_array_equal(chosen[: len(expected)], boxes[expected[:, 0], expected[:, 2]])
             np.testing.assert_array_equal(found_classes[: len(expected)], expected[:, 1])
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        helper.make_node("ReduceMax", ["rows"], ["y"], axes=[0]),
-        helper.make_node("Concat", ["rows", "rows"], ["y"], axis=0),
-        helper.make_node("Gather", ["rows", "first"], ["y"], axis=0),
-        helper.make_node("Reshape", ["rows", "pairs"], ["y"]),
-        helper.make_node("ArgMax", ["rows"], ["y"], axis=0),
+NUMBERS: dict[str, Any] = {
+    "zero": np.array(0), "step": np.array(1), "size": np.array(7), "first": np.int64([0]), "second": np.int64([1]), "third": np.int64([2]), "minus": np.int64([-1]),
+    "columns": np.int64([0, 2]), "pairs": np.int64([-1, 4]),
+    "seven": np.arange(21).reshape(7, 3), "two": np.arange(14).reshape(7, 2), "wide": np.float32(np.eye(3)),
+    "square": np.float32(np.arange(49).reshape(7, 7)), "many": np.int64([7, 3]), "image": np.zeros((1, 1, 4, 4), "f4"),
+}  # fmt: skip
+SHAPE = [node("Shape", "rows", "shape"), node("Gather", "shape first", "number")]
+NEXT = [*SHAPE, node("Add", "number second", "next")]
+SCALARS = [*SHAPE, node("Squeeze", "number first", "n"), node("Squeeze", "minus first", "end")]
+
+FOLLOWED: dict[str, tuple[list[Any], dict[str, int]]] = {
+    "only the number": (SHAPE, {"number": INT64}),
+    "only zeros": ([*SHAPE, node("ConstantOfShape", "number", "y")], {"y": FLOAT}),
+    "the smaller number as a value": (
+        [*SHAPE, node("Min", "number third", "least"), node("Add", "rows least", "y"),
+         node("Slice", "rows first least first", "z")],
+        {"y": INT64, "z": INT64, "rows": INT64},
+    ),
+    "only the smaller number": ([*SHAPE, node("Min", "number third", "y")], {"y": INT64}),
+    "places in all images": (
+        [node("Gather", "rows first", "i", axis=1), node("Gather", "rows third", "k", axis=1),
+         node("Shape", "boxes", "s"), node("Gather", "s second", "N"), node("Mul", "i N", "start"),
+         node("Add", "start k", "at"), node("Squeeze", "at second", "places"), node("Reshape", "boxes pairs", "all"),
+         node("Gather", "all places", "y"),],
+        {"y": FLOAT},
+    ),
+    "its own num_selected": ([node("Identity", "scores", "num_selected")], {"num_selected": FLOAT, "rows": INT64}),
+    "each box": (
+        [node("Cast", "rows", "f", to=FLOAT), node("MatMul", "f wide", "m"), node("Softmax", "m", "p", axis=1),
+         node("Concat", "p f", "c", axis=1), node("ReduceSum", "c second", "sum", keepdims=1),
+         node("Transpose", "c", "t", perm=[1, 0]), *SCALARS, node("Range", "zero n step", "range"),
+         node("Mod", "range size", "places"), node("Unsqueeze", "places second", "at"),
+         node("GatherElements", "square at", "e", axis=0)],
+        {"sum": FLOAT, "t": FLOAT, "e": FLOAT},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_what_is_computed_of_each_box(name: str, tmp_path: Path) -> None:
+    nodes, outputs = FOLLOWED[name]
+    network = penstock.read_network(onnx_file(tmp_path, nodes, outputs, NUMBERS))
+    assert [output.name for output in network.outputs][: len(outputs)] == list(outputs)
+    boxes, scores = arrays(2, 1, 20)
+    for wanted in (scores, np.where(np.arange(20) == 5, scores + 1, 0), scores * 0):
+        assert network.check([boxes, np.float32(wanted)]).passed
+
+
+REFUSED: dict[str, list[Any]] = {
+    "a maximum": [node("ReduceMax", "rows", "y", axes=[0])],
+    "one behind the other": [node("Concat", "rows rows", "y", axis=0)],
+    "one of them": [node("Gather", "rows first", "y", axis=0)],
+    "other sizes": [node("Reshape", "rows triple", "y")],
+    "the place of the largest": [node("ArgMax", "rows", "y", axis=0)],
+    "the last": [node("Slice", "rows minus far first", "y")],
+    "all but the last": [node("Slice", "rows first minus first", "y")],
+    "from the last to the first": [node("Slice", "rows minus before first minus", "y")],
+    "a row of a table by their number": [*NEXT, node("Slice", "seven number next first", "y")],
+    "what follows that row": [
+        *NEXT, node("Slice", "seven number next first", "x"), node("ReduceSum", "x", "y"),
     ],
-    ids=lambda node: node.op_type,
-)
-def test_what_mixes_selected_boxes_is_refused(node: Any, tmp_path: Path) -> None:
-    constants = {"first": np.int64([0]), "pairs": np.int64([3, -1])}
-    path = onnx_file(tmp_path, [node], {"y": INT64}, constants)
+    "numbers down from theirs": [*SCALARS, node("Add", "n end", "last"), node("Range", "last end end", "y")],
+    "a diagonal": [*SCALARS, node("Trilu", "square n", "y")],
+    "a scale": [*NEXT, node("Concat", "second second number next", "to", axis=0), node("Resize", "image   to", "y")],
+    "as many of a table": [*SHAPE, node("TopK", "square number", "y places", axis=1, sorted=0)],
+    "twice their number": [*SHAPE, node("Add", "number number", "y")],
+    "their number and a size": [node("Shape", "rows", "y")],
+    "a table of the most": [node("Add", "rows seven", "y")],
+    "a table of the most by their side": [node("Concat", "rows two", "y", axis=1)],
+    "as wide as the most": [node("Gather", "rows first", "x", axis=1), node("Expand", "x many", "y")],
+    "pairs of them": [
+        node("Cast", "rows", "f", to=FLOAT), node("Transpose", "f", "t"), node("MatMul", "f t", "y"),
+    ],
+    "boxes of boxes": [
+        node("Gather", "rows columns", "at", axis=1), node("GatherND", "boxes at", "x"),
+        node("Unsqueeze", "x first", "b"), node("ReduceSum", "b third", "s", keepdims=0),
+        node("Unsqueeze", "s first", "c"), node("NonMaxSuppression", "b c limit", "y"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_mixes_selected_boxes_is_refused(name: str, tmp_path: Path) -> None:
+    constants = {**NUMBERS, "triple": np.int64([-1]), "far": np.int64([99]), "before": np.int64([-99])}
+    path = onnx_file(tmp_path, REFUSED[name], {"y": INT64}, constants)
     with raises(UnsupportedError, code="selected_boxes"):
-        penstock.read_network(path)
+        penstock.read_network(path, sizes={"B": 1, "C": 1, "N": 20})
+
+
+def test_boxes_that_decide_what_runs_are_refused(tmp_path: Path) -> None:
+    branch = helper.make_graph(
+        [node("Identity", "rows", "z")], "branch", [], [helper.make_tensor_value_info("z", INT64, None)]
+    )
+    condition = [*SHAPE, node("Greater", "number second", "is_more")]
+    for nodes in (
+        [*condition, node("If", "is_more", "y", then_branch=branch, else_branch=branch)],
+        [node("Gather", "rows first", "x", axis=1), node("Squeeze", "x", "y")],
+    ):
+        with raises(UnsupportedError, code="unsupported_nodes"):
+            penstock.read_network(onnx_file(tmp_path, nodes, {"y": INT64}, NUMBERS))
+
+
+def test_thresholds_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    for value in (-np.inf, np.nan):
+        path = onnx_file(tmp_path, [], {"rows": INT64}, {"score": np.float32([value])})
+        with raises(UnsupportedError, code="unsupported_nodes"):
+            penstock.read_network(path)
 
 
 class Detections(nn.Module):
@@ -135,3 +231,49 @@ def test_boxes_that_a_module_selects(torchvision_nms: Any, tmp_path: Path) -> No
             np.testing.assert_array_equal(kept[: len(expected)], expected)
             wanted = np.concatenate([boxes[0] * 2, scores[0, 0, :, None]], 1)[expected[:10]]
             np.testing.assert_array_equal(rows[: len(wanted)], wanted)
+
+
+class Batched(nn.Module):
+    """``torchvision.ops.batched_nms``, as it is written there for up to 4000 numbers."""
+
+    def forward(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> list[Tensor]:
+        """Return the first five boxes with their scores and labels."""
+        if boxes.numel() > 4000:
+            raise NotImplementedError
+        if boxes.numel() == 0:
+            kept = torch.empty((0,), dtype=torch.int64, device=boxes.device)
+        else:
+            offsets = labels.to(boxes) * (boxes.max() + torch.tensor(1).to(boxes))
+            kept = torch.ops.torchvision.nms(boxes + offsets[:, None], scores, 0.4)
+        kept = kept[:5]
+        return [boxes[kept], scores[kept], labels[kept], boxes.new_ones(len(kept))]
+
+
+def test_boxes_that_a_module_selects_of_each_label(torchvision_nms: Any, tmp_path: Path) -> None:
+    example = {"boxes": torch.rand(20, 4), "scores": torch.rand(20), "labels": torch.arange(20) % 3}
+    network = penstock.capture(Batched(), example, shapes={"boxes": ("N", 4), "scores": ("N",), "labels": ("N",)})
+    network.save(tmp_path / "net.psm")
+    with penstock.open_predictor(tmp_path / "net.psm") as predictor:
+        for count in (1, 3, 40):
+            boxes, scores = (array[0] for array in arrays(1, 1, count))
+            boxes[:, 2:] += boxes[:, :2]
+            labels = np.arange(count) % 3
+            moved = boxes + np.float32(labels * (boxes.max() + 1))[:, None]
+            kept = expected_rows(moved[None], scores[None], count, 0.4, None, False)[:5, 2]
+            *found, number = predictor.run([boxes, scores[0], labels])
+            assert int(number[0]) == len(kept)
+            for ours, all_of_them in zip(found, (boxes, scores[0], labels, np.ones(count)), strict=True):
+                np.testing.assert_array_equal(ours[: len(kept)], all_of_them[kept])
+
+
+class Squeezed(nn.Module):
+    """Selected boxes in a form that one of them does not have."""
+
+    def forward(self, boxes: Tensor, scores: Tensor) -> Tensor:
+        """Return their places."""
+        return torch.ops.torchvision.nms(boxes, scores, 0.4)[None].squeeze()
+
+
+def test_a_squeeze_of_selected_boxes_is_refused(torchvision_nms: Any) -> None:
+    with raises(UnsupportedError, code="selected_boxes"):
+        penstock.capture(Squeezed(), {"boxes": torch.rand(20, 4), "scores": torch.rand(20)})
