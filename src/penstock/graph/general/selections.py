@@ -222,7 +222,7 @@ def _broadcast(call: DraftCall, axes: _Axes, to: int) -> bool:
 
 
 def _other_axis(call: DraftCall, axes: _Axes, to: int) -> bool:
-    return axes[0] is not None and axes[0] != call.attrs["axis"]
+    return axes[0] is not None and bool(axes[0] != call.attrs["axis"])
 
 
 def _concat(call: DraftCall, axes: _Axes, to: int) -> bool:
