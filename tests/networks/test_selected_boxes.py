@@ -80,8 +80,8 @@ def test_what_follows_selected_boxes_in_a_file(tmp_path: Path) -> None:
 
 
 NUMBERS: dict[str, Any] = {
-    "zero": np.array(0), "step": np.array(1), "size": np.array(7), "first": np.int64([0]), "second": np.int64([1]), "third": np.int64([2]), "minus": np.int64([-1]),
-    "columns": np.int64([0, 2]), "pairs": np.int64([-1, 4]),
+    "zero": np.array(0), "step": np.array(1), "size": np.array(7), "first": np.int64([0]), "second": np.int64([1]),
+    "third": np.int64([2]), "minus": np.int64([-1]), "columns": np.int64([0, 2]), "pairs": np.int64([-1, 4]),
     "seven": np.arange(21).reshape(7, 3), "two": np.arange(14).reshape(7, 2), "wide": np.float32(np.eye(3)),
     "square": np.float32(np.arange(49).reshape(7, 7)), "many": np.int64([7, 3]), "image": np.zeros((1, 1, 4, 4), "f4"),
 }  # fmt: skip
@@ -102,7 +102,7 @@ FOLLOWED: dict[str, tuple[list[Any], dict[str, int]]] = {
         [node("Gather", "rows first", "i", axis=1), node("Gather", "rows third", "k", axis=1),
          node("Shape", "boxes", "s"), node("Gather", "s second", "N"), node("Mul", "i N", "start"),
          node("Add", "start k", "at"), node("Squeeze", "at second", "places"), node("Reshape", "boxes pairs", "all"),
-         node("Gather", "all places", "y"),],
+         node("Gather", "all places", "y")],
         {"y": FLOAT},
     ),
     "its own num_selected": ([node("Identity", "scores", "num_selected")], {"num_selected": FLOAT, "rows": INT64}),

@@ -101,8 +101,8 @@ void run_select(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 constexpr Phase kSelect = {
     .split = SPLIT_ITEMS, .items = nms_items, .run = run_select, .reads_all = operands(0, 1), .writes_scratch = true};
 
-// One thread puts the selected boxes of all classes behind one another: their number is known only now.  The rows behind
-// them are 0: the first box of the first class is there whenever a row is, so what gathers by them stays in range.
+// One thread puts the selected boxes of all classes behind one another: their number is known only now.
+// The rows behind them are 0.  Where there is a row, there is a first box, so what gathers by them stays in range.
 int64_t one_item(const Call&) { return 1; }
 void run_collect(const Call& c, int64_t begin, int64_t end, int32_t) {
   if (begin == end) return;
