@@ -94,8 +94,8 @@ FOLLOWED: dict[str, tuple[list[Any], dict[str, int]]] = {
     "only zeros": ([*SHAPE, node("ConstantOfShape", "number", "y")], {"y": FLOAT}),
     "the smaller number as a value": (
         [*SHAPE, node("Min", "number third", "least"), node("Add", "rows least", "y"),
-         node("Slice", "rows first least first", "z")],
-        {"y": INT64, "z": INT64, "rows": INT64},
+         node("Slice", "rows first least first", "z"), node("Slice", "z first second first", "one")],
+        {"y": INT64, "z": INT64, "one": INT64, "rows": INT64},
     ),
     "only the smaller number": ([*SHAPE, node("Min", "number third", "y")], {"y": INT64}),
     "places in all images": (

@@ -192,12 +192,13 @@ def _sizes(value: Any) -> list[SizeLike]:
 
 
 def _is_one_number(begins: set[_Number | None], ends: set[_Number | None], is_slice: bool) -> bool:
-    """Return True if all open sizes of a call are one number; a slice may take the first boxes of all."""
-    if len(ends) != 1 or None in ends or None in begins:
+    """Return True if all open sizes of a call are one number; a slice may take the first boxes of more."""
+    (end, *others) = ends
+    if others or end is None:
         return False
-    (end,) = ends
-    whole = None if end is None else _Number(end.key, end.key.max)
-    return begins <= {end, whole} if is_slice else begins <= {end}
+    if is_slice:
+        return all(begin is not None and begin.key == end.key and begin.limit >= end.limit for begin in begins)
+    return begins <= {end}
 
 
 # Rules: whether a call with these axes of selected boxes, None for an input without, and the axis of its outputs, keeps
