@@ -99,8 +99,8 @@ class _Selections:
 
     def _give_count(self, call: DraftCall) -> None:
         """Let those who read the number of boxes as a value read the count."""
-        (size, *more) = call.attrs["values"]
-        number = self._number(size) if self.draft.is_open(size) and not more else None
+        values = call.attrs["values"]
+        number = self._number(values[0]) if len(values) == 1 and self.draft.is_open(values[0]) else None
         if number is not None:
             self.draft.replace(call.output, self._count(number, call.name))
 
