@@ -167,14 +167,14 @@ def test_lengths_and_ends() -> None:
             assert (len(result.token_ids), result.finish_reason) == (6, "length")
             with raises(InvalidArgumentError, param="prompt", match=r"^prompts\[1\]: .*holds 16"):
                 generate([[1], [1] * 16])
-            with raises(InvalidArgumentError, param="stream"):
+            with raises(InvalidArgumentError, code="not_ended"):
                 generate(["a", "b"], stream=True)
             with raises(InvalidArgumentError, param="max_length", match="max_tokens"):
                 generate("a", max_length=3)
             with raises(InvalidArgumentError, param="add_special_tokens"):
                 generate("a", add_special_tokens=1)
             assert generate([]) == []
-        with raises(InvalidArgumentError, param="pipeline"):
+        with raises(InvalidArgumentError, code="closed"):
             generate("a")
 
 
@@ -251,6 +251,8 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [(BUNDLE, "graph", None, eye)]
     with raises(UnsupportedError, param="audio_processor"):
         pipeline("shout", BUNDLE, audio_processor=eye)
+    with raises(InvalidArgumentError, param="colour"):
+        pipeline("shout", BUNDLE, colour=1)
     with raises(InvalidArgumentError, param="task_type", match="'shout'"):
         InferTask.register("shout", shout)
     assert "shout" in InferTask.support_list()
