@@ -228,7 +228,7 @@ def test_tasks() -> None:
     for name in ("image_processor", "audio_processor"):
         with raises(UnsupportedError, param=name):
             pipeline("text_generation", BUNDLE, **{name: object()})
-    with pytest.raises(InvalidArgumentError, match="unexpected keyword argument 'batch'"):
+    with raises(InvalidArgumentError, param="batch"):
         pipeline("text_generation", BUNDLE, batch=3)
     with raises(InvalidArgumentError, param="backend", match="graph, lite, eager .*'ascend'"):
         pipeline("text_generation", BUNDLE, backend="ascend")
@@ -251,8 +251,6 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [(BUNDLE, "graph", None, eye)]
     with raises(UnsupportedError, param="audio_processor"):
         pipeline("shout", BUNDLE, audio_processor=eye)
-    with raises(InvalidArgumentError, param="colour"):
-        pipeline("shout", BUNDLE, colour=1)
     with raises(InvalidArgumentError, param="task_type", match="'shout'"):
         InferTask.register("shout", shout)
     assert "shout" in InferTask.support_list()
