@@ -88,7 +88,7 @@ def test_damaged_safetensors_name_the_field(tmp_path: Path, data: bytes, message
 def test_unreadable_element_types_are_refused_when_read(tmp_path: Path) -> None:
     entry = {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
     checkpoint = Checkpoint.open(write_folder(tmp_path, safetensors({"ids": entry}, bytes(16))))
-    with raises(UnsupportedError, param="dtype", match="'ids'"):
+    with raises(UnsupportedError, param="ids"):
         checkpoint.read("ids")
 
 
@@ -199,7 +199,7 @@ def test_a_pipe_in_place_of_a_file_never_blocks(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     os.mkfifo(tmp_path / "model.safetensors")
-    with raises(InvalidFileError, param="path"):
+    with raises(InvalidFileError, param="path", match="regular file"):
         Checkpoint.open(tmp_path)
 
 

@@ -68,6 +68,22 @@ def test_an_array_without_a_zero_byte_names_its_array() -> None:
         read_header(memoryview(data[:place] + b"\xff" * 64), "m.gguf")
 
 
+def test_damage_of_the_header_names_its_field() -> None:
+    tensor = (0, (2, 2), bytes(16))
+    data = gguf_bytes({"key": 1}, {"a": tensor, "b": tensor})
+    table = data.index(struct.pack("<Q", 1) + b"b")
+    for place, value, field in (
+        (8, 1 << 40, "tensor_count"),
+        (16, 1 << 40, "metadata_kv_count"),
+        (data.index(b"key") + 3, 99, "key"),  # the type of its value
+        (table + 33, 0, "b"),  # the offset, which is that of the other tensor then
+    ):
+        changed = bytearray(data)
+        struct.pack_into("<I" if field == "key" else "<Q", changed, place, value)
+        with raises(InvalidFileError, param=field):
+            read_header(memoryview(changed), "m.gguf")
+
+
 @pytest.mark.parametrize("texts", [[""] * 100, ["a", *[""] * 99]])
 def test_little_of_a_file_is_searched_for_strings(texts: list[str]) -> None:
     """Zeros behind strings are as many as a file of tensors has; the memory is that of the strings."""

@@ -126,19 +126,25 @@ def test_every_float_of_8_bits_has_its_value(tmp_path: Path) -> None:
         (AWQ | {"bits": 8}, awq_layer, {}, "bits", "expected 4, got 8"),
         (AWQ | {"version": "gemv"}, awq_layer, {}, "version", "expected 'gemm', got 'gemv'"),
         (AWQ | {"zero_point": False}, awq_layer, {}, "zero_point", "expected true, got false"),
-        (AWQ, awq_layer, {"scales": torch.zeros(2, 3)}, "shape", "'a.scales': shape"),
+        (AWQ, awq_layer, {"scales": torch.zeros(2, 3)}, "a.scales", "shape"),
         (PACKED | {"format": "mxfp4-pack-quantized"}, packed_layer, {}, "format", "'mxfp4-pack-quantized'"),
         (PACKED | {"quantization_status": "frozen"}, packed_layer, {}, "quantization_status", "got 'frozen'"),
         (PACKED | {"transform_config": {"R1": {}}}, packed_layer, {}, "transform_config", "expected null"),
         (PACKED | {"sparsity_config": {"format": "sparse-24"}}, packed_layer, {}, "format", "expected one of dense"),
         (PACKED | {"config_groups": {}}, packed_layer, {}, "config_groups", "expected groups"),
         (compressed("pack-quantized", num_bits=3), packed_layer, {}, "num_bits", "expected 4 or 8, got 3"),
-        (PACKED, packed_layer, {"weight_shape": torch.tensor([32, 999])}, "values", "'a.weight_shape'"),
-        (PACKED, packed_layer, {"weight_scale": torch.zeros(32, 3)}, "shape", "'a.weight_scale'"),
+        (PACKED, packed_layer, {"weight_shape": torch.tensor([32, 999])}, "a.weight_shape", "values"),
+        (PACKED, packed_layer, {"weight_scale": torch.zeros(32, 3)}, "a.weight_scale", "shape"),
         (PACKED, packed_layer, {"weight_shape": None}, "a.weight_shape", "expected tensor 'a.weight_shape'"),
-        (INTEGERS, integer_layer, {"weight_zero_point": torch.zeros(2, dtype=torch.int8)}, "shape", "zero_point"),
+        (
+            INTEGERS,
+            integer_layer,
+            {"weight_zero_point": torch.zeros(2, dtype=torch.int8)},
+            "a.weight_zero_point",
+            "shape",
+        ),
         (INTEGERS, integer_layer, {"weight_scale": None}, "a.weight_scale", "expected tensor 'a.weight_scale'"),
-        (FP8, float8_layer, {}, "shape", r"'a.weight_scale_inv': shape: expected \[1, 2\]"),
+        (FP8, float8_layer, {}, "a.weight_scale_inv", r"shape: expected \[1, 2\]"),
         (FP8 | {"weight_block_size": [128]}, float8_layer, {}, "weight_block_size", "null or two numbers"),
         (FP8 | {"fmt": "e5m2"}, float8_layer, {}, "fmt", "expected one of e4m3"),
     ],
@@ -157,7 +163,7 @@ def test_a_float_of_8_bits_that_is_no_number_is_refused(tmp_path: Path) -> None:
     packed = float8_layer(np.random.default_rng(1), 32, 256)
     packed.tensors["weight"].view(torch.uint8)[3, 4] = 0xFF
     folder = one_layer(tmp_path, FP8 | {"weight_block_size": None}, packed)
-    with raises(InvalidFileError, param="values", match="'a.weight': values: expected numbers, got 'NaN'"):
+    with raises(InvalidFileError, param="a.weight", match="expected numbers, got 'NaN'"):
         Checkpoint.open(folder).read("a.weight")
 
 
@@ -191,12 +197,12 @@ def test_rows_that_are_not_whole_blocks_stay_exact(tmp_path: Path) -> None:
         ({"dynamic": {".*": {"bits": 8}}}, {}, "dynamic", "begin with -:"),
         ({"sym": "yes"}, {}, "sym", "expected true or false"),
         ({}, {"scales": None}, "a.scales", "expected tensor 'a.scales'"),
-        ({}, {"qzeros": torch.zeros(2, 3, dtype=torch.int32)}, "shape", r"'a.qzeros': shape: expected \[2, 4\]"),
-        ({}, {"qzeros": torch.zeros(2, 4)}, "dtype", "'a.qzeros': dtype: expected I32, got 'F32'"),
-        ({}, {"qzeros": torch.zeros(2, 4, dtype=torch.int32)}, "values", "'a.qzeros': values: expected 7 or 8 in each"),
-        ({"sym": False}, {"qzeros": torch.full((2, 4), -1, dtype=torch.int32)}, "values", "expected at most 14"),
-        ({}, {"g_idx": torch.full((256,), 2, dtype=torch.int32)}, "values", "expected groups from 0 to 1, got 2"),
-        ({}, {"g_idx": torch.full((256,), -1, dtype=torch.int32)}, "values", "expected groups from 0 to 1"),
+        ({}, {"qzeros": torch.zeros(2, 3, dtype=torch.int32)}, "a.qzeros", r"shape: expected \[2, 4\]"),
+        ({}, {"qzeros": torch.zeros(2, 4)}, "a.qzeros", "dtype: expected I32, got 'F32'"),
+        ({}, {"qzeros": torch.zeros(2, 4, dtype=torch.int32)}, "a.qzeros", "values: expected 7 or 8 in each"),
+        ({"sym": False}, {"qzeros": torch.full((2, 4), -1, dtype=torch.int32)}, "a.qzeros", "expected at most 14"),
+        ({}, {"g_idx": torch.full((256,), 2, dtype=torch.int32)}, "a.g_idx", "expected groups from 0 to 1, got 2"),
+        ({}, {"g_idx": torch.full((256,), -1, dtype=torch.int32)}, "a.g_idx", "expected groups from 0 to 1"),
         ({}, {"weight": torch.zeros(32, 256)}, "a.weight", "'a.weight': found its quantized form too"),
     ],
 )  # fmt: skip

@@ -115,20 +115,20 @@ def test_merges_are_all_pairs_of_pieces() -> None:
     found = [[left, right] for left, right in pairs if left in ids and right in ids]
     found.sort(key=lambda pair: (-scores["".join(pair)], ids["".join(pair)], ids[pair[0]], ids[pair[1]]))
     assert len(found) > 300
-    assert merges.merges_by_score(scores, ids, "pieces") == found
+    assert merges.merges_by_score(scores, ids, "pieces", "m.model") == found
 
 
 def test_long_pieces_and_many_merges_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"{number:04}" + "a" * 4000 for number in range(1000)]  # 4 million places to split a piece
     ids = {text: token for token, text in enumerate(texts)}
-    assert merges.merges_by_score(dict.fromkeys(texts, 0.0), ids, "pieces") == []
+    assert merges.merges_by_score(dict.fromkeys(texts, 0.0), ids, "pieces", "m.model") == []
     chain = {"a" * num_chars: 0.0 for num_chars in range(1, 300)}
     monkeypatch.setattr(merges, "MAX_MERGES", 40_000)
     with raises(InvalidFileError, param="pieces", match="expected pieces with at most 40000 merges"):
-        merges.merges_by_score(chain, dict.fromkeys(chain, 0), "pieces")
+        merges.merges_by_score(chain, dict.fromkeys(chain, 0), "pieces", "m.model")
     monkeypatch.setattr(merges, "MAX_CHARS", 44_849)
-    with pytest.raises(InvalidFileError, match="pieces: expected at most 44849 characters, got 44850"):
-        merges.merges_by_score(chain, dict.fromkeys(chain, 0), "pieces")
+    with raises(InvalidFileError, param="pieces", match="44849 characters, got 44850"):
+        merges.merges_by_score(chain, dict.fromkeys(chain, 0), "pieces", "m.model")
 
 
 DAMAGED = {

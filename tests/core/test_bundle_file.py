@@ -275,7 +275,7 @@ def test_writer_keeps_the_old_file_when_the_disk_is_full(tmp_path: Path, monkeyp
 def test_writer_refuses_a_graph_that_the_core_refuses(tmp_path: Path) -> None:
     graph: Graph = tiny_graph()
     graph.vocab_size = 77
-    with raises(InvalidFileError, param="metadata.output", match=r"nodes\[0\] \(embedding embed\)|metadata.output"):
+    with raises(InvalidFileError, param="metadata.output"):
         write_bundle(tmp_path / "x.psm", graph)
     assert list(tmp_path.iterdir()) == []
 

@@ -93,7 +93,7 @@ def test_a_stream_that_is_dropped_is_aborted(make_llm):
         break
     assert not llm.engine.scheduler.has_work
     stream = llm.stream("the", SamplingParams(max_tokens=400))
-    with raises(InvalidArgumentError, param="stream"):
+    with raises(InvalidArgumentError, code="not_ended"):
         stream.result()
     stream.abort()
     assert stream.result().finish_reason == "abort"
@@ -294,7 +294,7 @@ def test_a_closed_engine_says_so(make_llm):
     llm.close()
     llm.close()
     assert stream.result().finish_reason == "abort"
-    with raises(InvalidArgumentError, param="engine"):
+    with raises(InvalidArgumentError, code="closed"):
         llm.generate("the")
 
 

@@ -144,7 +144,7 @@ def test_closing_ends_what_runs(make_llm):
         await front.close()
         await front.close()
         assert (await reader).finish_reason == "abort"
-        with raises(InvalidArgumentError, param="llm"):
+        with raises(InvalidArgumentError, code="closed"):
             await front.stream([5])
 
     async def anext_to_the_end(stream):
@@ -278,7 +278,7 @@ def test_chat_and_score_are_those_of_the_llm(make_llm):
                     await call
             stream.abort()
         for call in (front.chat(messages), front.score("the")):
-            with raises(InvalidArgumentError, param="llm"):
+            with raises(InvalidArgumentError, code="closed"):
                 await call
 
     asyncio.run(main())
@@ -295,7 +295,7 @@ def test_a_second_event_loop_is_refused_and_may_close_it(make_llm):
     async def go_on(front, without_news) -> None:
         calls = (front.stream([5]), front.generate([5]), front.score("the"), front.embed("the"), anext(without_news))
         for call in calls:
-            with raises(InvalidArgumentError, param="llm"):
+            with raises(InvalidArgumentError, code="other_event_loop"):
                 await call
         await front.close()
 
@@ -362,7 +362,7 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
 
     with raises(FileAccessError, param="model", match=r"model\.psm"):
         asyncio.run(of_a_path())
-    with raises(InvalidArgumentError, param="llm"):
+    with raises(InvalidArgumentError, code="no_event_loop"):
         AsyncLLM(make_llm())
 
 

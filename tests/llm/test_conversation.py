@@ -130,7 +130,7 @@ def test_a_turn_is_kept_when_it_has_ended(llm):
     turn = conversation.stream(ASK, sampled(1, ignore_eos=True))
     first = next(turn)
     assert conversation.messages == []
-    with raises(InvalidArgumentError, param="conversation"):
+    with raises(InvalidArgumentError, code="not_ended"):
         conversation.ask("more")
     turn.abort()
     assert turn.result().finish_reason == "abort"
@@ -180,7 +180,7 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(llm):
         with raises(InvalidArgumentError, param=param):
             conversation.ask(content, **more)
         assert conversation.messages == before
-    with raises(InvalidArgumentError, param="retry"):
+    with raises(InvalidArgumentError, code="no_answer"):
         llm.conversation().retry()
     with raises(InvalidArgumentError, param="drop_oldest"):
         llm.conversation(drop_oldest=1)

@@ -73,7 +73,7 @@ def test_a_search_path_says_that_a_name_is_meant(
     (tmp_path / "demo" / "demo.psm").symlink_to(BUNDLE)
     monkeypatch.chdir(tmp_path)
     assert ids(pipeline("text_generation", "demo", search_path="demo")) == expected
-    with raises(InvalidFileError, param="model"):
+    with raises(InvalidFileError, param="model", match="one YAML file"):
         pipeline("text_generation", "demo")
 
 
@@ -100,7 +100,7 @@ def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> N
     from tests.support.lite_demo import folder, values
 
     export_bundle(folder(tmp_path / "new", values(1.25)), changed, scheme="w8a8")
-    with raises(InvalidArgumentError, param="increment_model_path"):
+    with raises(InvalidArgumentError, param="increment_model_path", match="checksum of weights"):
         pipeline("text_generation", (BUNDLE, changed), backend="lite")
     with raises(InvalidArgumentError, param="model"):
         pipeline("text_generation", (BUNDLE, BUNDLE, BUNDLE))
@@ -228,7 +228,7 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
     file.write_text("[model]\nverify = true\n")
     with raises(UnsupportedError, param="verify"):
         pipeline("text_generation", FOLDER, backend="eager", config_path=file)
-    with raises(InvalidFileError, param="model"):
+    with raises(InvalidFileError, param="model", match="expected a checkpoint folder"):
         pipeline("text_generation", BUNDLE.parents[1] / "docs")
 
 

@@ -50,5 +50,5 @@ def test_aliases_are_read(tmp_path: Path) -> None:
     base = {"x": 1, "y": [1, 2]}
     assert read_yaml(path) == {"base": base, "other": base, "merged": base | {"z": 3}}
     path.write_text("")
-    with raises(InvalidFileError, param="path"):
+    with raises(InvalidFileError, param="path", match="expected a mapping"):
         read_yaml(path)

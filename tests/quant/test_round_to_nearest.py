@@ -84,7 +84,7 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
     with raises(InvalidArgumentError, match="bf16"):
         RoundToNearestConfig("bf16")
     algorithm = RoundToNearest(RoundToNearestConfig("w8a8"))
-    with raises(InvalidArgumentError, param="network"):
+    with raises(InvalidArgumentError, param="network", match="linear layers"):
         algorithm.apply(nn.Sequential())
     with raises(InvalidArgumentError, param="network", match="apply"):
         algorithm.convert(make_network(tied=False))

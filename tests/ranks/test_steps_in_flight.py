@@ -154,7 +154,7 @@ def test_a_stage_that_fails_ends_all_waits(whole: Path, parts_of: PartsOf) -> No
         call.launch()
         call.collect()
         ranks.comms[2].abort("rank 2: out of luck")
-        with raises(UnavailableError, param="ranks"):
+        with raises(UnavailableError, param="ranks", match="out of luck"):
             ranks.program.run(steps(1)[2])
 
 

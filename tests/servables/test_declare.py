@@ -253,7 +253,7 @@ def test_declaration_errors_name_the_mistake(name: str) -> None:
     "text", ["", "{}", "[]", '{"settings": {}, "methods": [], "units": 3, "models": {}, "languages": []}']
 )
 def test_invalid_plans_are_refused(text: str) -> None:
-    with raises(InvalidFileError, param="manifest"):
+    with raises(InvalidFileError, code="invalid_manifest"):
         manifest_from_json(text)
 
 
@@ -268,7 +268,7 @@ def test_a_plan_whose_steps_do_not_fit_is_refused() -> None:
         ('"num_values": 2', '"num_values": 1'),
     ):
         assert old in text
-        with raises(InvalidFileError, param="manifest"):
+        with raises(InvalidFileError, code="invalid_manifest"):
             manifest_from_json(text.replace(old, new))
 
 

@@ -301,7 +301,7 @@ def test_over_http_and_grpc(tmp_path: Path) -> None:
                 ((place, error),) = found.errors.items()
                 assert (place, error.status, error.code) == (1, 400, "invalid_input")
                 assert "instance 1" in str(error) or "whole: one is not taken" in str(error)
-                with raises(ServiceError, code="invalid_input"):
+                with raises(ServiceError, code="invalid_input", match="one is not taken"):
                     client.infer("faults", asks, method="together", parameters={"per_instance_errors": False})
                 with raises(ServiceError, param="per_instance_errors"):
                     client.infer("faults", asks, method="together", parameters={"per_instance_errors": "yes"})

@@ -184,7 +184,7 @@ def test_names_taken_by_models_are_refused(tmp_path: Path) -> None:
             await servables.load("two")
             assert servables.find("two") is not None
             names.append("two")
-        with raises(InvalidArgumentError, param="name"):
+        with raises(InvalidArgumentError, param="name", match="model two;"):
             async with serving(tmp_path, others=lambda: names):
                 pass
 

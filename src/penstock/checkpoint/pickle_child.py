@@ -72,10 +72,10 @@ def _address_space() -> int:
 
 def _checked(state: Any) -> dict[str, PickledTensor]:
     if not isinstance(state, dict):
-        raise InvalidFileError(f"expected tensors by name, got {_kind_of(state)}", param="tensors")
+        raise InvalidFileError(f"expected tensors by name, got {_kind_of(state)}")
     for name, value in state.items():
         if not isinstance(name, str) or len(name) > _MAX_NAME:
-            raise InvalidFileError(f"expected names of tensors, got {name!r:.80}", param="tensors")
+            raise InvalidFileError(f"expected names of tensors, got {name!r:.80}")
         if not isinstance(value, PickledTensor):
             raise InvalidFileError(f"{name!r:.80}: expected a tensor, got {_kind_of(value)}")
         if not is_convertible(value):

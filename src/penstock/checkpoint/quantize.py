@@ -112,7 +112,7 @@ def _entries(checkpoint: Checkpoint, plan: dict[str, Scheme], names: list[str]) 
         if scheme is None:
             if info.dtype not in FLOATS:
                 raise UnsupportedError(
-                    f"{info.file}: tensor {show(name)}: dtype {info.dtype.upper()} is not supported", param="dtype"
+                    f"{info.file}: tensor {show(name)}: dtype {info.dtype.upper()} is not supported", param=name
                 )
             entries.append(TensorEntry(name, info.dtype.upper(), info.shape))
             continue

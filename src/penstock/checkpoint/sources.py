@@ -323,7 +323,7 @@ class MappedCheckpoint(Checkpoint):
         if not shape or (piece.transposed and len(shape) != 2):
             raise InvalidFileError(
                 f"{info.file}: tensor {show(piece.tensor)}: shape: expected a matrix, got {list(info.shape)}",
-                param="shape",
+                param=piece.tensor,
             )
         return shape[::-1] if piece.transposed else shape
 
@@ -387,9 +387,7 @@ class MappedCheckpoint(Checkpoint):
 
     def _wrong_size(self, tensor: str, expected: str, found: list[int]) -> InvalidFileError:
         file = self._stored[tensor].file
-        return InvalidFileError(
-            f"{file}: tensor {show(tensor)}: shape: expected {expected}, got {found}", param="shape"
-        )
+        return InvalidFileError(f"{file}: tensor {show(tensor)}: shape: expected {expected}, got {found}", param=tensor)
 
     def _info(self, name: str, expected: tuple[int, ...]) -> TensorInfo:
         """Return type and shape of a parameter; InvalidFileError names the stored tensor that does not fit."""
@@ -403,7 +401,7 @@ class MappedCheckpoint(Checkpoint):
                 raise InvalidFileError(
                     f"{info.file}: tensor {show(piece.tensor)}: dtype: expected {dtype.upper()}, as the other parts of "
                     f"{show(name)} have, got {own_dtype.upper()}",
-                    param="dtype",
+                    param=piece.tensor,
                 )
             piece_rows = sum(stop - start for start, stop in piece.rows) if piece.rows else shape[0]
             if piece.rows_transposed and len(shape) == 2:

@@ -180,7 +180,7 @@ class TensorFile:
             raise UnsupportedError(
                 f"{info.file}: tensor {show(name)}: dtype {info.dtype.upper()} is not supported; "
                 "expected F32, F16 or BF16",
-                param="dtype",
+                param=name,
             )
         if info.num_bytes == 0:
             return np.empty(info.shape, dtype)

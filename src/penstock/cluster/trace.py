@@ -76,7 +76,7 @@ def parse_trace(lines: Iterable[str], name: str = "trace") -> Iterator[TraceRequ
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InvalidFileError(f"{place}: expected one JSON object: {error}", param="line") from None
+            raise InvalidFileError(f"{place}: expected one JSON object: {error}") from None
         request = _request_of(fields, place)
         if request.time < last_time:
             raise _refuse(place, "time", f"at least that of the line before ({last_time:g})", request.time)

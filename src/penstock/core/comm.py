@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from penstock import env
-from penstock.config import show
+from penstock.config import check_number, show
 from penstock.core.library import CommStruct, JoinOptions, MpiOptions, SharedOptions, check, library, sized
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.logs import tell
@@ -22,6 +22,8 @@ __all__ = ["MAX_RANKS", "JoinedComm", "MpiComm", "RankComm", "SharedComm", "shar
 MAX_RANKS: Final = 64
 """PS_MAX_RANKS of penstock_ranks.h."""
 _JOIN_S: Final = 300.0
+_MAX_S: Final = 1e9
+"""Limit on a timeout; its nanoseconds fit into 64 bits."""
 _LATE: Final = " within "
 """In the core's message that the time is up (rendezvous.cpp)."""
 _SILENT_S: Final = 2.0
@@ -55,6 +57,11 @@ def shared_bytes(world: int, part_bytes: int) -> int:
     return out.value
 
 
+def _milliseconds(name: str, seconds: float) -> int:
+    """Return a timeout in the unit of the core, whose own errors name another field; 0 is its default."""
+    return int(check_number(name, seconds, _MAX_S, may_be_zero=True) * 1000)
+
+
 class SharedComm:
     """A rank's end of the shared memory.
 
@@ -84,7 +91,7 @@ class SharedComm:
             fd=fd,
             memory=memory or None,
             part_bytes=part_bytes,
-            timeout_ms=int(timeout_s * 1000),
+            timeout_ms=_milliseconds("timeout_s", timeout_s),
             epoch=epoch,
             yield_=int(oversubscribed),
         )
@@ -155,8 +162,8 @@ class JoinedComm(SharedComm):
             world=world,
             yield_=int(oversubscribed),
             part_bytes=part_bytes,
-            timeout_ms=int(timeout_s * 1000),
-            join_timeout_ms=int(join_timeout_s * 1000),
+            timeout_ms=_milliseconds("timeout_s", timeout_s),
+            join_timeout_ms=_milliseconds("join_timeout_s", join_timeout_s),
         )
         hint, waited = _meeting_hint(), False
 
@@ -200,6 +207,7 @@ class MpiComm(SharedComm):
         join_timeout_s: float = 0.0,
     ) -> None:
         self.rank, self.world = rank, world
+        _milliseconds("join_timeout_s", join_timeout_s)
         self._struct = found = ctypes.POINTER(CommStruct)()
         path, limit_s = env.mpi_library(), join_timeout_s or _JOIN_S
         options = sized(
@@ -208,7 +216,7 @@ class MpiComm(SharedComm):
             world=world,
             trusted_network=int(trusted_network),
             part_bytes=part_bytes,
-            timeout_ms=int(timeout_s * 1000),
+            timeout_ms=_milliseconds("timeout_s", timeout_s),
             library=path and os.fsencode(path),
         )
         reason = f"ranks: not all of {world} ranks joined over MPI within {limit_s:g} s"

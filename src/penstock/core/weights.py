@@ -97,7 +97,7 @@ def check_finite(values: npt.NDArray[Any], dtype: int, first_row: int = 0) -> No
         place[0] += first_row
         bits_found = int(piece[offset])
         what = "NaN" if bits_found & (sign - 1) > infinity else "-infinity" if bits_found & sign else "infinity"
-        raise InvalidArgumentError(f"expected finite values, got {what} at {place}", param="weights")
+        raise InvalidArgumentError(f"expected finite values, got {what} at {place}", param="values")
 
 
 def crc32(data: bytes | bytearray | memoryview | npt.NDArray[Any], value: int = 0) -> int:

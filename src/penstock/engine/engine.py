@@ -540,7 +540,7 @@ class Engine:
     def _check_open(self) -> None:
         self.check_process()
         if self.is_closed:
-            raise InvalidArgumentError("The engine is closed.", param="engine")
+            raise InvalidArgumentError("The engine is closed.", code="closed")
 
     def _settle(self) -> None:
         """Carry out aborts now, unless a step is running: its thread does so when it ends."""

@@ -42,5 +42,5 @@ def check_row(rows: Sampled, row: int) -> None:
         raise InvalidArgumentError(
             "No token can be sampled: bad_words, logit_bias, allowed_token_ids and the grammar together forbid every "
             "token.",
-            param="bad_words",
+            code="no_token_allowed",
         )

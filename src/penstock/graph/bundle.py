@@ -138,7 +138,7 @@ class BundleWriter:
 
     def _write(self, offset: int, data: memoryview) -> None:
         if self._file is None:
-            raise InvalidArgumentError(f"{self.path}: expected an open writer, got one that is closed", param="writer")
+            raise InvalidArgumentError(f"{self.path}: expected an open writer, got one that is closed", code="closed")
         try:
             while data.nbytes:
                 written = os.pwrite(self._file, data, offset)

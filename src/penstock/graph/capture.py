@@ -262,8 +262,7 @@ class _Builder(GraphBuilder):
         line = line_in_stack(node.meta.get("stack_trace") or "", self.script)
         return UnsupportedError(
             f"{line or 'capture'}: {node.target} in module {_module_path(node) or '(root)'} is not supported in graph "
-            f"mode; use {expected}",
-            param=str(node.target),
+            f"mode; use {expected}"
         )
 
 

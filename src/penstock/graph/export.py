@@ -371,7 +371,7 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
     else:
         if info.dtype not in FLOAT_DTYPES:
             raise UnsupportedError(
-                f"{where}: dtype: expected F32, F16 or BF16, got {info.dtype.upper()}", param="dtype"
+                f"{where}: dtype: expected F32, F16 or BF16, got {info.dtype.upper()}", param=part.name
             )
         if checkpoint.scheme is not None and layout_bits is not None:
             raise InvalidFileError(
@@ -381,7 +381,7 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
         if weight.rows == 1 and len(found) == 2 and found[0] == 1:
             found = found[1:]
     if expected != found:
-        raise InvalidFileError(f"{where}: shape: expected {expected}, got {found}", param="shape")
+        raise InvalidFileError(f"{where}: shape: expected {expected}, got {found}", param=part.name)
 
 
 def _part_shape(weight: Weight, part: Part) -> list[int]:

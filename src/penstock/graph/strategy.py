@@ -200,7 +200,7 @@ class _Cuts:
                 raise InvalidFileError(
                     f"{self._info(name, name).file}: tensor {show(name)}: shape: expected {expected} rows, got "
                     f"{list(self._info(name, name).shape)}",
-                    param="shape",
+                    param=name,
                 )
             yield from select_rows(pieces, rows, self._size_of)
 

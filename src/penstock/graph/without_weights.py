@@ -73,9 +73,7 @@ def cut_layers(graph: Graph, count: int) -> Graph:
         return graph
     layers = [_layer_of(name) for name in graph.states]
     if count < 2 or layers != list(range(total)):
-        raise UnsupportedError(
-            f"{graph.network}: expected numbered layers, of which at least two remain", param="network"
-        )
+        raise UnsupportedError(f"{graph.network}: expected numbered layers, of which at least two remain")
     graph = graph.copy()
     last, new_last = f".{total - 1}", f".{count - 1}"
 
@@ -102,11 +100,7 @@ def _keep_used(graph: Graph) -> None:
     while more := {v.name for v in graph.values.values() if v.base in available} - available:
         available |= more
     if missing := used.get("value", set()) - available:
-        raise UnsupportedError(
-            f"{graph.network}: layers differ: {sorted(missing)[0]} is not computed without them", param="network"
-        )
+        raise UnsupportedError(f"{graph.network}: layers differ: {sorted(missing)[0]} is not computed without them")
     if {state.group for state in graph.states.values()} != set(range(len(graph.page_groups))):
-        raise UnsupportedError(
-            f"{graph.network}: layers differ: some page groups belong to later layers only", param="network"
-        )
+        raise UnsupportedError(f"{graph.network}: layers differ: some page groups belong to later layers only")
     graph.values = {name: value for name, value in graph.values.items() if name in available}

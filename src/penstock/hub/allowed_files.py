@@ -50,7 +50,7 @@ def choose_files(model: RemoteModel, home: str = "") -> tuple[RemoteFile, ...]:
     missing = next((name for name in weights if model.find(name) is None), None)
     if missing is not None:
         raise InvalidFileError(
-            f"{model.name}: expected the file {show(missing)} in the repository, got none", param="repository"
+            f"{model.name}: expected the file {show(missing)} in the repository, got none", param="siblings"
         )
     has_modules, chosen = model.find("modules.json") is not None, set(weights)
     sides = [file for file in model.files if file.name not in chosen and _is_side_file(file.name, home, has_modules)]
@@ -93,7 +93,7 @@ def choose_gguf(model: RemoteModel, name: str) -> tuple[RemoteFile, ...]:
     missing = next((part for part in parts if part not in files), None)
     if missing is not None:
         raise InvalidFileError(
-            f"{model.name}: expected {show(missing)} beside {show(name)} in the repository", param="repository"
+            f"{model.name}: expected {show(missing)} beside {show(name)} in the repository", param="siblings"
         )
     return tuple(files[part] for part in parts)
 

@@ -134,7 +134,7 @@ def read_values(path: Path) -> dict[str, Any]:
         if section not in SECTIONS:
             raise InvalidFileError(
                 f"{path}: expected the section [{_SECTION}], or those of MindSpore Lite, got [{section:.60}]",
-                param="section",
+                param=section[:60],
             )
     tell_settings(str(path), others)
     texts = dict(parser[_SECTION]) if parser.has_section(_SECTION) else {}

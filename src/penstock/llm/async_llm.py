@@ -151,7 +151,7 @@ class AsyncLLM:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise InvalidArgumentError(
-                "No running event loop. Create AsyncLLM inside `async def`.", param="llm"
+                "No running event loop. Create AsyncLLM inside `async def`.", code="no_event_loop"
             ) from None
         if not isinstance(llm, LLM):
             llm = LLM(llm, **options)
@@ -304,7 +304,7 @@ class AsyncLLM:
     def _check_open(self) -> None:
         self.llm.engine.check_process()
         if self._closing:
-            raise InvalidArgumentError("The AsyncLLM is closed.", param="llm")
+            raise InvalidArgumentError("The AsyncLLM is closed.", code="closed")
         _check_loop(self._loop)
 
     async def _in_thread(self, call: Callable[..., _Returned], *arguments: Any) -> _Returned:
@@ -364,4 +364,6 @@ class AsyncLLM:
 def _check_loop(own: asyncio.AbstractEventLoop) -> None:
     """Refuse to wait in an event loop other than the one that new tokens are delivered to."""
     if asyncio.get_running_loop() is not own:
-        raise InvalidArgumentError("AsyncLLM: called from another event loop than the one that created it", param="llm")
+        raise InvalidArgumentError(
+            "AsyncLLM: called from another event loop than the one that created it", code="other_event_loop"
+        )

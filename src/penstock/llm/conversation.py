@@ -146,7 +146,7 @@ class Conversation:
         """
         params = sampling_params(params, sampling, self._llm.generation.temperature, "retry")
         if not self._messages or self._messages[-1]["role"] != "assistant":
-            raise InvalidArgumentError("retry: the conversation has no answer yet", param="retry")
+            raise InvalidArgumentError("retry: the conversation has no answer yet", code="no_answer")
         return self._begin(self._messages[:-1], params, options)
 
     def _say(
@@ -168,7 +168,7 @@ class Conversation:
         last = self._open() if self._open is not None else None
         if last is not None and not last.is_finished:
             raise InvalidArgumentError(
-                "The last answer has not ended. Read it to its end or abort it.", param="conversation"
+                "The last answer has not ended. Read it to its end or abort it.", code="not_ended"
             )
         if check_options(options).truncate_prompt:
             raise InvalidArgumentError(

@@ -102,5 +102,5 @@ def _embedding(request: Request, normalize: bool | None) -> Embedding:
     if request.error is not None:
         raise request.error
     if request.finish_reason != "stop" or request.pooling is None:
-        raise InvalidArgumentError("embed: the request was aborted", param="embed")
+        raise InvalidArgumentError("embed: the request was aborted", code="aborted")
     return Embedding(request.prompt_ids, request.pooling.vector(normalize), request.num_cached)

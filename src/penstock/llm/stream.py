@@ -86,5 +86,5 @@ class Stream:
         if self._is_aborted:
             self._engine.await_abort(self._request)
         if self._request.status is not RequestStatus.FINISHED:
-            raise InvalidArgumentError("The stream has not ended. Iterate over it or abort it first.", param="stream")
+            raise InvalidArgumentError("The stream has not ended. Iterate over it or abort it first.", code="not_ended")
         return make_result([self._request], self._params)

@@ -81,12 +81,12 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
     if tuple(info.shape) != shape:
         raise InvalidFileError(
             f"{info.file}: tensor {show(name)}: shape: expected {list(shape)}, got {list(info.shape)}",
-            param="shape",
+            param=name,
         )
     if info.dtype != "f32" and info.dtype not in _BITS:
         raise UnsupportedError(
             f"{info.file}: tensor {show(name)}: dtype: expected F32, F16 or BF16, got {info.dtype.upper()}",
-            param="dtype",
+            param=name,
         )
     values = torch.from_numpy(np.array(checkpoint.read(name))).reshape(info.shape)
     return values if info.dtype == "f32" else values.view(_BITS[info.dtype])
@@ -113,7 +113,7 @@ def read_quantized(checkpoint: Checkpoint, network: nn.Module) -> dict[str, Quan
             raise InvalidFileError(
                 f"{checkpoint.folder}: tensor {show(name)}: shape: expected {list(parameter.shape)}, got "
                 f"{list(rows[name].q.shape)}",
-                param="shape",
+                param=name,
             )
     return rows
 

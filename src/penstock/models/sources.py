@@ -93,7 +93,7 @@ def check_tensors(checkpoint: Checkpoint, network: nn.Module, name: str) -> None
         found = list(info.shape[1:] if len(info.shape) == 2 and info.shape[0] == 1 == len(expected) else info.shape)
         if found != expected and not checkpoint.is_quantized(own):
             raise InvalidFileError(
-                f"{info.file}: tensor {show(own)}: shape: expected {expected}, got {found}", param="shape"
+                f"{info.file}: tensor {show(own)}: shape: expected {expected}, got {found}", param=own
             )
 
 

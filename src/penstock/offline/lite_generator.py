@@ -238,5 +238,5 @@ class LiteStream:
     def result(self) -> Result:
         """Return the complete answer; InvalidArgumentError before the stream has ended or was aborted."""
         if not self._ended:
-            raise InvalidArgumentError("The stream has not ended. Iterate over it or abort it first.", param="stream")
+            raise InvalidArgumentError("The stream has not ended. Iterate over it or abort it first.", code="not_ended")
         return make_result(self._run.requests, self._params)

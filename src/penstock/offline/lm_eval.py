@@ -43,7 +43,7 @@ class Evaluator:
             if token is not None:
                 return token
         raise UnsupportedError(
-            "the tokenizer has neither bos_token nor eos_token, one of which must precede a text", param="tokenizer"
+            "the tokenizer has neither bos_token nor eos_token, one of which must precede a text", param="bos_token"
         )
 
     def loglikelihood(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[float, bool]]:

@@ -95,11 +95,13 @@ class InferTask:
         for name in PROCESSORS:
             if name not in task.uses and options.pop(name, None) is not None:
                 raise UnsupportedError(f"{name}: not used by the task {task_type}", param=name)
+        signature = inspect.signature(task.make)
         try:
-            inspect.signature(task.make).bind(config, **options)
+            signature.bind(config, **options)
         except TypeError as error:
-            known = ", ".join(list(inspect.signature(task.make).parameters)[1:])
-            raise InvalidArgumentError(f"{task_type}: {error}; it takes {known}", param="task_type") from None
+            unknown = next((name for name in options if name not in signature.parameters), None)
+            known = ", ".join(list(signature.parameters)[1:])
+            raise InvalidArgumentError(f"{task_type}: {error}; it takes {known}", param=unknown) from None
         return task.make(config, **options)
 
     @classmethod

@@ -171,7 +171,7 @@ class TextGeneration:
         if accelerated not in (None, True, False):
             raise refusal("is_sample_acceleration", "True, False or None", accelerated)
         if self._closed:
-            raise InvalidArgumentError("The pipeline is closed.", param="pipeline")
+            raise InvalidArgumentError("The pipeline is closed.", code="closed")
         tail = tail_of(self._generator)
         if accelerated is False and tail:
             raise UnsupportedError(

@@ -26,7 +26,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise UnsupportedError(f"{path}: PyYAML is not installed. Run `pip install pyyaml`.", param="path") from None
+        raise UnsupportedError(
+            f"{path}: PyYAML is not installed. Run `pip install pyyaml`.", code="missing_package"
+        ) from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """The safe loader, changed to refuse duplicate keys instead of keeping the last one."""
@@ -37,7 +39,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
                 name = key.value if isinstance(key, yaml.ScalarNode) else str(key)
                 if name in seen:
                     line = key.start_mark.line + 1
-                    raise InvalidFileError(f"{path}: line {line}: duplicate key {name!r:.60}", param=name)
+                    raise InvalidFileError(f"{path}: line {line}: duplicate key {name!r:.60}", param=name[:60])
                 seen.add(name)
             mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
             return mapping

@@ -185,15 +185,15 @@ class ShardedFolder:
         if not (path / MANIFEST).exists():
             raise InvalidFileError(
                 f"{path}: expected {MANIFEST}, got none: `penstock shard` did not finish, or did not make this folder",
-                param=MANIFEST,
+                param="path",
             )
         manifest = Manifest.parse(read_small_file(path / MANIFEST, _MAX_BYTES))
         if not (path / STRATEGY).exists():
-            raise InvalidFileError(f"{path}: expected {STRATEGY}, got no file", param=STRATEGY)
+            raise InvalidFileError(f"{path}: expected {STRATEGY}, got no file", param="path")
         strategy = Strategy.read(path / STRATEGY)
         if strategy.checksum != manifest.strategy:
             raise InvalidFileError(
-                f"{path / STRATEGY}: expected the one that {MANIFEST} was written with, got another", param=STRATEGY
+                f"{path / STRATEGY}: expected the one that {MANIFEST} was written with, got another", param="strategy"
             )
         if len(manifest.parts) != strategy.world:
             raise InvalidFileError(
@@ -223,7 +223,7 @@ class ShardedFolder:
             wrong = next(iter(checksums.keys() ^ names), None)
             if wrong is not None:
                 raise InvalidFileError(
-                    f"{MANIFEST}: expected the tensors of {STRATEGY}, got {show(wrong)} in one only", param=STRATEGY
+                    f"{MANIFEST}: expected the tensors of {STRATEGY}, got {show(wrong)} in one only", param=wrong
                 )
 
     def check_sides(self) -> None:
@@ -232,10 +232,10 @@ class ShardedFolder:
             if name not in _KEPT_FILES and not any(form.fullmatch(name) for form in (MODULE_FILE, TEMPLATE_FILE)):
                 raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint", param="sides")
             if not (self.folder / name).exists():
-                raise InvalidFileError(f"{self.folder}: expected {name}, got no file", param=name)
+                raise InvalidFileError(f"{self.folder}: expected {name}, got no file", param="sides")
             if hashlib.sha256(read_small_file(self.folder / name)).hexdigest() != checksum:
                 raise InvalidFileError(
-                    f"{name}: expected the checksum in {MANIFEST}, got another: it was changed", param=name
+                    f"{name}: expected the checksum in {MANIFEST}, got another: it was changed", param="sides"
                 )
 
         wrong = next((name for name in self.manifest.made if name not in self.manifest.sides), None)
@@ -247,10 +247,7 @@ class ShardedFolder:
         if rank not in self._files:
             path = self.folder / rank_name(rank) / WEIGHTS
             if not path.exists():
-                raise InvalidFileError(
-                    f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, got no file",
-                    param=f"{rank_name(rank)}/{WEIGHTS}",
-                )
+                raise InvalidFileError(f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, got no file")
             file = TensorFile(path)
             where = f"{rank_name(rank)}/{WEIGHTS}"
             parameters = self.strategy.parameters

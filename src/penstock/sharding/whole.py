@@ -56,7 +56,7 @@ class MergedWeights:
         if info.dtype not in _NUMPY:
             raise UnsupportedError(
                 f"{info.file}: tensor {show(name)}: dtype: expected F32, F16 or BF16, got {info.dtype.upper()}",
-                param="dtype",
+                param=name,
             )
         if len(info.shape) >= _STACKED_DIMS:
             with self._lock:

@@ -37,7 +37,7 @@ def untraceable(operation: str, expected: str = "an op of penstock.nn") -> Unsup
     trace = active_trace.get()
     path = (trace.module_path() if trace else "") or "(root)"
     return UnsupportedError(
-        f"capture: {operation} in module {path} is not supported in a built-in network; use {expected}", param=operation
+        f"capture: {operation} in module {path} is not supported in a built-in network; use {expected}"
     )
 
 

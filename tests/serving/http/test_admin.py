@@ -68,6 +68,7 @@ def test_models_change_while_the_public_port_answers(tmp_path: Path) -> None:
 
 def test_refusals_by_name(tmp_path: Path) -> None:
     (tmp_path / "bad.psm").write_bytes(DEMO.read_bytes()[:5000])
+    (tmp_path / "notes.txt").write_text("no model")
 
     async def main() -> None:
         async with service() as running, admin(running.models, tmp_path / "admin.sock") as (asked, _):
@@ -79,6 +80,7 @@ def test_refusals_by_name(tmp_path: Path) -> None:
             wrong = {"path": str(tmp_path / "bad.psm")}
             assert await refused("load", **wrong) == (400, "invalid_model", "path")
             assert await refused("load", path=str(tmp_path / "none.psm")) == (400, "invalid_model", "path")
+            assert await refused("load", path=str(tmp_path / "notes.txt")) == (400, "invalid_model", "path")
             assert await refused("load", path="demo.psm") == (400, "invalid_value", "path")
             assert await refused("load", path=str(DEMO), name="a/b") == (400, "invalid_value", "name")
             assert await refused("load", name="a") == (400, "missing_required_parameter", "path")
@@ -241,12 +243,12 @@ def test_a_worker_is_drained_and_replaced(tmp_path: Path) -> None:
 def test_a_socket_replaces_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     path.write_text("mine")
-    with raises(InvalidArgumentError, param="path"):
+    with raises(InvalidArgumentError, param="path", match="not a socket"):
         UnixSocket(path)
     assert path.read_text() == "mine"
     path.unlink()
     first = UnixSocket(path)
-    with raises(InvalidArgumentError, param="path"):
+    with raises(InvalidArgumentError, param="path", match="in use"):
         UnixSocket(path)
     first.socket.close()  # as one that was killed leaves it
     second = UnixSocket(path)
@@ -260,10 +262,10 @@ def test_a_socket_replaces_no_other_file(tmp_path: Path) -> None:
 def test_a_socket_lies_in_a_folder_of_its_owners(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     os.chmod(tmp_path / "open", 0o777)  # noqa: S103 - to be refused
-    with raises(InvalidArgumentError, param="path"):
+    with raises(InvalidArgumentError, param="path", match="other users"):
         UnixSocket(tmp_path / "open" / "a.sock")
     (tmp_path / "file").touch()
-    with raises(InvalidArgumentError, param="path"):
+    with raises(InvalidArgumentError, param="path", match="expected a folder"):
         UnixSocket(tmp_path / "file" / "a.sock")
     for wrong in (tmp_path / "none" / "a.sock", tmp_path / ("a" * 120)):
         with pytest.raises(FileAccessError):

@@ -101,16 +101,20 @@ class GgufHeader:
 
 
 class _Cursor:
-    """Reads values one after another from ``data``; an error names what was read."""
+    """Reads values one after another from ``data``; an error names what was read.
+
+    ``field``: the key, the tensor or the number of the header that is read, for errors.
+    """
 
     def __init__(self, data: memoryview, file: str) -> None:
         self.data = data
         self.file = file
         self.at = 0
         self.num_strings = 0
+        self.field: str | None = None
 
     def error(self, message: str) -> InvalidFileError:
-        return InvalidFileError(f"{self.file}: {message}", param=message.partition(":")[0].strip("'"))
+        return InvalidFileError(f"{self.file}: {message}", param=self.field)
 
     def take(self, num_bytes: int, what: str) -> int:
         """Step over ``num_bytes`` and return where they begin."""
@@ -161,7 +165,7 @@ class _Cursor:
     def _array(self, what: str) -> Value:
         kind, count = self.u32(what), self.u64(what)
         if kind == _ARRAY:
-            raise UnsupportedError(f"{self.file}: {what}: arrays of arrays are not supported")
+            raise UnsupportedError(f"{self.file}: {what}: arrays of arrays are not supported", param=self.field)
         if kind != _STRING:
             if kind not in _NUMBERS:
                 raise self.error(f"{what}: expected an element type from 0 to 12, got {kind}")
@@ -242,19 +246,23 @@ def read_header(data: memoryview, file: str) -> GgufHeader:
     cursor = _Cursor(data, file)
     if bytes(data[:4]) != MAGIC:
         raise InvalidFileError(f"{file}: expected a GGUF file, got other first bytes")
-    cursor.at = 4
+    cursor.at, cursor.field = 4, "version"
     version = cursor.u32("version")
     if version not in VERSIONS:
         order = "a file in big-endian byte order" if version and version & 0xFFFF == 0 else f"version {version}"
         raise UnsupportedError(f"{file}: expected GGUF version 2 or 3, got {order}")
-    num_tensors, num_keys = cursor.u64("the number of tensors"), cursor.u64("the number of keys")
+    cursor.field = "tensor_count"
+    num_tensors = cursor.u64("the number of tensors")
     if num_tensors > MAX_TENSORS:
         raise cursor.error(f"expected at most {MAX_TENSORS} tensors, got {num_tensors}")
+    cursor.field = "metadata_kv_count"
+    num_keys = cursor.u64("the number of keys")
     if num_keys > MAX_KEYS:
         raise cursor.error(f"expected at most {MAX_KEYS} keys, got {num_keys}")
     metadata: dict[str, Value] = {}
     for _ in range(num_keys):
-        key = cursor.string("a key", MAX_KEY_BYTES)
+        cursor.field = None
+        cursor.field = key = cursor.string("a key", MAX_KEY_BYTES)
         if key in metadata:
             raise cursor.error(f"{show(key)}: expected each key once, got it twice")
         metadata[key] = cursor.value(show(key))
@@ -264,7 +272,8 @@ def read_header(data: memoryview, file: str) -> GgufHeader:
 
 def _read_entry(cursor: _Cursor) -> StoredTensor:
     """Return an entry of the table, whose offset still counts from the start of the data."""
-    name = cursor.string("a tensor's name", MAX_NAME_BYTES)
+    cursor.field = None
+    cursor.field = name = cursor.string("a tensor's name", MAX_NAME_BYTES)
     what = f"tensor {show(name)}"
     rank = cursor.u32(what)
     if not 1 <= rank <= MAX_RANK:
@@ -283,7 +292,7 @@ def _read_entry(cursor: _Cursor) -> StoredTensor:
                 f"{kind.instead}` makes one from the original in F16 or BF16"
             )
         )
-        raise UnsupportedError(f"{cursor.file}: {what}: expected one of {names}, got {found}{remedy}", param="dtype")
+        raise UnsupportedError(f"{cursor.file}: {what}: expected one of {names}, got {found}{remedy}", param=name)
     if sizes[0] % kind.block_len:
         raise cursor.error(f"{what}: expected rows of a multiple of {kind.block_len} values, got {sizes[0]}")
     num_bytes = kind.block_bytes
@@ -298,6 +307,7 @@ def _read_entry(cursor: _Cursor) -> StoredTensor:
 
 def _data_start(cursor: _Cursor, metadata: Mapping[str, Value]) -> tuple[int, int]:
     """Return where the data begins, and the alignment of tensors."""
+    cursor.field = "general.alignment"
     alignment = metadata.get("general.alignment", 32)
     valid = type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT and alignment & (alignment - 1) == 0
     if not isinstance(alignment, int) or not valid:
@@ -312,7 +322,7 @@ def _place(entries: list[StoredTensor], data: tuple[int, int], cursor: _Cursor) 
     start, alignment = data
     tensors: dict[str, StoredTensor] = {}
     for entry in entries:
-        what = f"tensor {show(entry.name)}"
+        what, cursor.field = f"tensor {show(entry.name)}", entry.name
         if entry.name in tensors:
             raise cursor.error(f"{what}: expected each tensor once, got it twice")
         if entry.offset % alignment:
@@ -326,5 +336,6 @@ def _place(entries: list[StoredTensor], data: tuple[int, int], cursor: _Cursor) 
     ordered = sorted(tensors.values(), key=lambda tensor: tensor.offset)
     for before, after in pairwise(ordered):
         if before.offset + before.num_bytes > after.offset:
+            cursor.field = after.name
             raise cursor.error(f"tensor {show(after.name)}: overlaps tensor {show(before.name)}")
     return tensors

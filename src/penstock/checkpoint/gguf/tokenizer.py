@@ -142,7 +142,7 @@ def _sentencepiece(metadata: Metadata, vocab: Vocab) -> tuple[dict[str, Any], bo
     if scores is None:
         raise metadata.error("tokenizer.ggml.scores", "an array of numbers")
     normal = {text: scores[token] for text, token in vocab.ids.items() if vocab.types[token] == TokenType.NORMAL}
-    merges = merges_by_score(normal, vocab.ids, f"{metadata.file}: tokenizer.ggml.tokens")
+    merges = merges_by_score(normal, vocab.ids, "tokenizer.ggml.tokens", metadata.file)
     has_prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     decoders = decoder_steps(has_prefix)
     unknown = next((text for token, text in enumerate(vocab.texts) if vocab.types[token] == TokenType.UNKNOWN), None)

@@ -239,7 +239,7 @@ def _entries(pairs: Iterable[Any], present: dict[Any, Any]) -> dict[Any, Any]:
     entries: dict[Any, Any] = {}
     for key, value in pairs:
         if not isinstance(key, str) and not is_integer(key, 0, _MAX_KEY):
-            raise InvalidFileError(f"expected names of tensors, got {type(key).__name__}", param="tensors")
+            raise InvalidFileError(f"expected names of tensors, got {type(key).__name__}")
         if key in entries or key in present:
             raise InvalidFileError(f"expected each name once, got {show(key)} again")
         entries[key] = value

@@ -34,7 +34,7 @@ def read_linear(stored: Tensors, name: str, activation: str) -> HeadLayer:
     bias = _read(stored, f"{name}.bias", 1) if f"{name}.bias" in stored.tensors else None
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InvalidFileError(
-            f"tensor {name}.bias: shape: expected {[weight.shape[0]]}, got {list(bias.shape)}", param="shape"
+            f"tensor {name}.bias: shape: expected {[weight.shape[0]]}, got {list(bias.shape)}", param=f"{name}.bias"
         )
     return HeadLayer(weight, bias, activation)
 

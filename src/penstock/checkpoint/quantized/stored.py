@@ -64,10 +64,10 @@ class StoredTensors:
         return info
 
     def error(self, name: str, field: str, expected: str, found: object) -> InvalidFileError:
-        """Return the error to raise when a field of a tensor is not as ``expected``."""
+        """Return the error of a tensor whose ``field`` is not as ``expected``."""
         file = self._home[name].path.name
         return InvalidFileError(
-            f"{file}: tensor {show(name)}: {field}: expected {expected}, got {show(found)}", param=field
+            f"{file}: tensor {show(name)}: {field}: expected {expected}, got {show(found)}", param=name
         )
 
     def read(self, name: str) -> NDArray[Any]:

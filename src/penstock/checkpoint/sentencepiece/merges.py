@@ -14,16 +14,18 @@ MAX_CHARS: Final = 1 << 23
 """Limit on the characters of all pieces: the time to find the merges grows with it."""
 
 
-def merges_by_score(scores: Mapping[str, float], ids: Mapping[str, int], field: str) -> list[list[str]]:
+def merges_by_score(scores: Mapping[str, float], ids: Mapping[str, int], field: str, file: str) -> list[list[str]]:
     """Return every way to make a piece of two others, in the order in which SentencePiece prefers them.
 
     ``scores``: the score of each piece that merges may make or join; the highest is merged first, of equal ones that
-    with the lowest id.  ``field``: the file and the field of the pieces, for errors.  The time is proportional to the
+    with the lowest id.  ``field`` and ``file``: where the pieces are, for errors.  The time is proportional to the
     number of characters and merges, however long a piece is.  Raises InvalidFileError above MAX_CHARS or MAX_MERGES.
     """
     num_chars = sum(map(len, scores))
     if num_chars > MAX_CHARS:
-        raise InvalidFileError(f"{field}: expected at most {MAX_CHARS} characters, got {num_chars}")
+        raise InvalidFileError(
+            f"{file}: {field}: expected at most {MAX_CHARS} characters, got {num_chars}", param=field
+        )
     heads = _prefix_lens(scores)
     tails = _prefix_lens(text[::-1] for text in scores)
     merges = []
@@ -35,7 +37,9 @@ def merges_by_score(scores: Mapping[str, float], ids: Mapping[str, int], field: 
                 left, right = text[:at], text[at:]
                 merges.append((-score, ids[text], ids[left], ids[right], left, right))
         if len(merges) > MAX_MERGES:
-            raise InvalidFileError(f"{field}: expected pieces with at most {MAX_MERGES} merges, got more", param=field)
+            raise InvalidFileError(
+                f"{file}: {field}: expected pieces with at most {MAX_MERGES} merges, got more", param=field
+            )
     merges.sort(key=lambda merge: merge[:4])
     return [[left, right] for *_, left, right in merges]
 

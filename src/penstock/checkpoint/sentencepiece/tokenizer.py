@@ -129,7 +129,7 @@ def _merges(model: SentencePieceModel, ids: dict[str, int]) -> list[list[str]]:
     """Return the merges of the normal pieces."""
     known = zip(model.texts, model.scores, model.kinds, strict=True)
     scores = {text: score for text, score, kind in known if kind == NORMAL}
-    return merges_by_score(scores, ids, f"{model.file}: pieces")
+    return merges_by_score(scores, ids, "pieces", model.file)
 
 
 def _added_tokens(reader: ConfigReader, model: SentencePieceModel, ids: dict[str, int]) -> list[dict[str, Any]]:

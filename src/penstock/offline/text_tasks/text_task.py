@@ -117,7 +117,7 @@ class TextTask(ABC, Generic[OptionsT]):
         """Return the options of a call of an open task."""
         check_process(self._pid, "pipeline")
         if self._closed:
-            raise InvalidArgumentError("The pipeline is closed.", param="pipeline")
+            raise InvalidArgumentError("The pipeline is closed.", code="closed")
         return self._options(self._defaults, options)
 
     def _options(self, base: OptionsT, given: Mapping[str, Any]) -> OptionsT:

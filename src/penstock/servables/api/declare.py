@@ -136,21 +136,21 @@ class Declarations:
     def add_stage(self, stage: Stage) -> None:
         """Add a stage; raise InvalidArgumentError if its name is taken."""
         if stage.name in self.stages:
-            raise InvalidArgumentError(f"stage {stage.name} is declared twice", param=stage.name)
+            raise InvalidArgumentError(f"stage {stage.name} is declared twice", code="declared_twice")
         self.stages[stage.name] = stage
 
     def add_model(self, model: Model) -> None:
         """Add a model; raise InvalidArgumentError if its file is declared already."""
         if model.path in self.models:
             raise InvalidArgumentError(
-                f"model {model.path} is declared twice; call the first declaration twice instead", param="model"
+                f"model {model.path} is declared twice; call the first declaration twice instead", param="path"
             )
         self.models[model.path] = model
 
     def add_method(self, method: Method) -> None:
         """Add a method; raise InvalidArgumentError if its name is taken."""
         if method.name in self.methods:
-            raise InvalidArgumentError(f"method {method.name} is declared twice", param=method.name)
+            raise InvalidArgumentError(f"method {method.name} is declared twice", code="declared_twice")
         self.methods[method.name] = method
 
 
@@ -286,7 +286,8 @@ def language_model(
         raise InvalidArgumentError(f"language_model: {error}", param="language_model") from None
     if sampling.get("n", 1) != 1 or sampling.get("best_of", 1) != 1:
         raise InvalidArgumentError(
-            "language_model returns one text per prompt: n and best_of must be 1", param="sampling"
+            "language_model returns one text per prompt: n and best_of must be 1",
+            param="n" if sampling.get("n", 1) != 1 else "best_of",
         )
     if path:
         _check_inside(path)

@@ -170,7 +170,7 @@ def manifest_from_json(text: str) -> ServableManifest:
             _check_steps(method, manifest.units)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise InvalidFileError(
-            f"the process sent an invalid manifest of the servable: {error!r:.200}", param="manifest"
+            f"the process sent an invalid manifest of the servable: {error!r:.200}", code="invalid_manifest"
         ) from error
     return manifest
 

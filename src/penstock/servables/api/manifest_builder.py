@@ -61,7 +61,7 @@ def build_manifest(declared: Declarations) -> tuple[ServableManifest, dict[int, 
     Raises InvalidArgumentError, which names the line of the method at fault.
     """
     if not declared.methods:
-        raise InvalidArgumentError("servable.py declares no method; add one with @servable.method", param="method")
+        raise InvalidArgumentError("servable.py declares no method; add one with @servable.method")
     settings = declared.settings or Settings()
     builder = _ManifestBuilder(settings)
     methods = []
@@ -72,7 +72,7 @@ def build_manifest(declared: Declarations) -> tuple[ServableManifest, dict[int, 
             raise error.with_message(f"line {method.line}: method {method.name}: {error}") from error
     unused = [model.path for model in declared.models.values() if model.path not in builder.models]
     if unused:
-        raise InvalidArgumentError(f"the model {unused[0]} is not used by any method", param="model")
+        raise InvalidArgumentError(f"the model {unused[0]} is not used by any method")
     if settings.default_method and settings.default_method not in declared.methods:
         raise refusal("default_method", f"one of {', '.join(declared.methods)}", settings.default_method)
     manifest = ServableManifest(
@@ -97,7 +97,7 @@ class _ManifestBuilder:
         trace, outputs = trace_method(method.function, method.inputs, method.outputs)
         _check_used(trace, outputs)
         if not trace.nodes:
-            raise InvalidArgumentError("it calls no stage and no model", param="method")
+            raise InvalidArgumentError("it calls no stage and no model")
         steps = [self._add_step(trace, nodes, outputs) for nodes in _group_nodes(trace)]
         num_values, limit = len(trace.values), method.max_open
         return MethodManifest(method.name, method.inputs, method.outputs, num_values, outputs, tuple(steps), limit)
@@ -151,9 +151,7 @@ def _check_used(trace: MethodTrace, outputs: tuple[int, ...]) -> None:
     used = {value for node in trace.nodes for value in node.inputs} | {*outputs}
     for node in trace.nodes:
         if not used.intersection(node.outputs):
-            raise InvalidArgumentError(
-                f"the result of {node.operation.kind} {node.operation.name} is not used", param="result"
-            )
+            raise InvalidArgumentError(f"the result of {node.operation.kind} {node.operation.name} is not used")
 
 
 def _group_nodes(trace: MethodTrace) -> list[list[CallNode]]:

@@ -55,10 +55,10 @@ class TracedUnit:
         if inputs is not None and set(inputs) != set(parameters):
             raise InvalidArgumentError(
                 f"{kind} {name}: its parameters ({', '.join(parameters)}) differ from its inputs ({', '.join(inputs)})",
-                param=name,
+                param="inputs",
             )
         if not parameters:
-            raise InvalidArgumentError(f"{kind} {name}: expected at least one parameter", param=name)
+            raise InvalidArgumentError(f"{kind} {name}: expected at least one parameter")
         self.kind, self.name, self.parameters = kind, name, parameters
         self.inputs, self.outputs = inputs, outputs
 
@@ -81,7 +81,7 @@ class Outputs:
     def __getitem__(self, name: str) -> SymbolicValue:
         if name not in self._values:
             raise InvalidArgumentError(
-                f"unknown output {name!r}; the outputs are {', '.join(self._values)}", param="output"
+                f"unknown output {name!r}; the outputs are {', '.join(self._values)}", param="name"
             )
         return self._values[name]
 
@@ -105,9 +105,7 @@ def record_call(operation: TracedUnit, values: Sequence[Any], named: Mapping[str
     """Check the arguments of a call, add its node to the trace, and return its symbolic output or ``Outputs``."""
     title = f"{operation.kind} {operation.name}"
     if len(values) > len(operation.parameters):
-        raise InvalidArgumentError(
-            f"{title} takes {len(operation.parameters)} arguments, got {len(values)}", param=operation.name
-        )
+        raise InvalidArgumentError(f"{title} takes {len(operation.parameters)} arguments, got {len(values)}")
     arguments = dict(zip(operation.parameters, values, strict=False))
     for name, value in named.items():
         if name not in operation.parameters:
@@ -155,12 +153,12 @@ def trace_method(
     if isinstance(returned, Mapping) and not isinstance(returned, Outputs):
         if set(returned) != set(outputs):
             raise InvalidArgumentError(
-                f"it returns {', '.join(map(str, returned))}; the outputs are {', '.join(outputs)}", param="return"
+                f"it returns {', '.join(map(str, returned))}; the outputs are {', '.join(outputs)}", param="outputs"
             )
         returned = [returned[name] for name in outputs]
     if not isinstance(returned, (tuple, list, Outputs)) or len(returned) != len(outputs):
         raise InvalidArgumentError(
-            f"it must return {len(outputs)} values ({', '.join(outputs)}), got {returned!r:.100}", param="return"
+            f"it must return {len(outputs)} values ({', '.join(outputs)}), got {returned!r:.100}", param="outputs"
         )
     indexes = []
     for (name, spec), value in zip(outputs.items(), returned, strict=True):

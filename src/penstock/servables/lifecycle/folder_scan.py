@@ -86,7 +86,7 @@ def scan_servable(root: Path, name: str) -> ServableFolder:
             "_ and -"
         )
     if not path.is_dir() or not os.path.lexists(path / SCRIPT):
-        raise NotFoundError(f"{path / SCRIPT} does not exist", param="path")
+        raise NotFoundError(f"{path / SCRIPT} does not exist")
     if not resolve_inside(root, path / SCRIPT).is_file():
         raise InvalidFileError(f"{path / SCRIPT} is not a file")
     beside, numbers, refused = hashlib.sha256(), [], {}

@@ -84,7 +84,7 @@ class ServableRepository:
             tell("servable_refused", f"{root / name}: {reason}", logging.WARNING, servable=name)
         duplicates = [name for name in folders if name in self._servables]
         if duplicates:
-            raise InvalidArgumentError(f"two folders contain a servable {duplicates[0]}", param="name")
+            raise InvalidArgumentError(f"two folders contain a servable {duplicates[0]}", param="root")
         for name in folders:
             self._check_name(name)
         for name in folders:

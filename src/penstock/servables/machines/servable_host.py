@@ -55,7 +55,7 @@ def find_versions(folders: Sequence[Path]) -> list[VersionSource]:
     if not sources:
         names = ", ".join(map(str, folders))
         raise InvalidArgumentError(
-            f"{names}: expected a folder with servables that have versions, got none", param="path"
+            f"{names}: expected a folder with servables that have versions, got none", param="folders"
         )
     return [*sources.values()]
 

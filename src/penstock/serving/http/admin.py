@@ -163,6 +163,10 @@ def _refusals_of_files() -> Iterator[None]:
     """Report why a file does not open.  Only the admin listener does, because its client chose the file."""
     try:
         yield
+    except InvalidArgumentError as error:
+        if error.param is None or error.param in LoadRequest.__struct_fields__:
+            raise
+        raise RefusalError(400, str(error), param="path", code="invalid_model") from error
     except (InvalidFileError, FileAccessError, UnsupportedError) as error:
         raise RefusalError(400, str(error), param="path", code="invalid_model") from error
     except OutOfMemoryError as error:

@@ -32,7 +32,7 @@ ServeMachine: TypeAlias = Callable[[FrameStream[pb.FromMachine], str], Awaitable
 
 async def refuse_machine(stream: FrameStream[pb.FromMachine], address: str) -> None:
     """Refuse a machine because the service has no servables."""
-    raise InvalidArgumentError("this service has no servables", param="versions")
+    raise InvalidArgumentError("this service has no servables")
 
 
 async def serve_servable_machine(

@@ -44,7 +44,7 @@ def read_token(path: Path) -> str:
     """
     token = read_secret(path).decode("utf-8", "replace").strip().splitlines()
     if not token or not is_token(token[0]):
-        raise InvalidArgumentError(f"{path}: expected {TOKEN_RULE}", param="token_file")
+        raise InvalidArgumentError(f"{path}: expected {TOKEN_RULE}", param="path")
     return token[0]
 
 
@@ -53,7 +53,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FileAccessError(f"{path}: {error.strerror}", param="token_file") from error
+        raise FileAccessError(f"{path}: {error.strerror}", param="path") from error
 
 
 async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = True) -> int:
