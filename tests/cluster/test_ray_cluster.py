@@ -29,7 +29,7 @@ from tests.support.worker_processes import DEMO, HASTY, pids, service, tokens_of
 pytestmark = [pytest.mark.skipif(bool(skip_reason()), reason=skip_reason()), pytest.mark.long]
 SERVE = ("-m", "penstock", "serve")
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-wait_until = partial(until_true, pause_s=0.05)  # a look asks the service
+wait_until = partial(until_true, pause_s=0.05, num_looks=2_400)  # a look asks the service
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,20 @@ _LOOK_S = 0.005
 _LOOKS = 24_000
 
 
-def until(condition: Callable[[], Any], what: Any = "it", *, process: Any = None, pause_s: float = _LOOK_S) -> None:
+def until(
+    condition: Callable[[], Any],
+    what: Any = "it",
+    *,
+    process: Any = None,
+    pause_s: float = _LOOK_S,
+    num_looks: int = _LOOKS,
+) -> None:
     """Wait until a condition holds, for two minutes or more.
 
     ``what``: its name in the failure, or a function that returns the text of the failure.  ``process``: one that must
-    not end meanwhile.  ``pause_s``: longer for a condition that costs much.
+    not end meanwhile.  ``pause_s``: longer for a condition that costs much; ``num_looks``: fewer then.
     """
-    for _ in range(_LOOKS):
+    for _ in range(num_looks):
         if condition():
             return
         assert process is None or process.poll() is None, process.communicate()

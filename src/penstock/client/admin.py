@@ -54,13 +54,16 @@ class AdminClient:
         return self._send("POST", f"/admin/models/{path_segment(name)}/drain", fields)
 
     def profile(
-        self, name: str, *, steps: int = 200, seconds: float = 60.0, limits: bool = False, worker: str = ""
+        self, name: str, *, steps: int = 200, seconds: float | None = None, limits: bool = False, worker: str = ""
     ) -> Answer:
         """Record steps of a model while it answers requests, and return the report.
 
-        ``limits``: measure the machine's limits as well.  ``worker``: "" is the one with most open requests.
+        ``seconds``: limit on the time to record, at most 60 by default.  ``limits``: measure the machine's limits as
+        well.  ``worker``: "" is the one with most open requests.
         """
-        fields = {"steps": steps, "seconds": seconds, "limits": limits, "worker": worker}
+        fields: dict[str, Any] = {"steps": steps, "limits": limits, "worker": worker}
+        if seconds is not None:
+            fields["seconds"] = seconds
         return self._send("POST", f"/admin/models/{path_segment(name)}/profile", fields)
 
     def _send(self, method: str, route: str, fields: Mapping[str, Any] | None = None) -> Answer:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
-    "CAUSES", "LOOP_DEATHS", "LOST_RANK_STATUS", "QUICK_DEATH_S", "Death", "SupervisionPolicy", "has_crashed",
-    "is_stopped", "signal_name",
+    "CAUSES", "LOOP_DEATHS", "LOOP_KILLS", "LOST_RANK_STATUS", "QUICK_DEATH_S", "Death", "SupervisionPolicy",
+    "has_crashed", "is_stopped", "signal_name",
 ]  # fmt: skip
 
 CAUSES: Final = ("signal", "exit", "hang", "start")
@@ -17,6 +17,11 @@ QUICK_DEATH_S: Final = 10.0
 """A process that ends within this time of its start counts as crashing repeatedly."""
 LOOP_DEATHS: Final = 3
 """Number of such ends in a row after which the process counts as failing."""
+LOOP_KILLS: Final = 10
+"""Number of such ends in a row, kills from outside included, after which a worker counts as failing.
+
+Where the kernel does not count its kills for lack of memory, they look like kills from outside.
+"""
 
 LOST_RANK_STATUS: Final = 75
 """The exit status of a worker one of whose ranks was killed from outside, or whose machine was lost."""
@@ -65,7 +70,8 @@ class Death:
     """The end of a process.
 
     ``cause``: one of ``CAUSES``, "stream" for a process that sent an invalid message, or "lost" with its machine.
-    ``why`` is a sentence for people.  ``was_killed``: a signal from outside ended it.
+    ``why`` is a sentence for people.  ``was_killed``: a signal from outside ended it, or a
+    worker's machine was lost.
     """
 
     cause: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 __all__ = [
     "Memory", "OomKills", "affinity", "cgroup_cpus", "huge_pages", "memory", "num_oom_kills", "peak_rss_bytes",
@@ -14,6 +16,8 @@ __all__ = [
 ]  # fmt: skip
 
 _CGROUP = Path("/sys/fs/cgroup")
+_SHORTAGE_S: Final = 10.0
+"""Kills for lack of memory within this time are of one shortage."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +111,30 @@ def num_oom_kills() -> int:
 
 
 class OomKills:
-    """Tells whether the kernel has killed a process of this service for lack of memory since the last look."""
+    """Tells whether the kernel has killed a process of this service for lack of memory since the last look.
+
+    A shortage can end several processes, so each kill counts for one look.  Those that no look asked for within seconds
+    were of other programs.
+    """
 
     def __init__(self) -> None:
         self._count = num_oom_kills()
+        self._num_left = 0
+        self._end = 0.0
 
     def look(self) -> bool:
-        """Return True if there was one since the last call."""
+        """Return True if there was one that no earlier call has counted."""
         before, self._count = self._count, num_oom_kills()
-        return self._count > before
+        now = time.monotonic()
+        if now > self._end:
+            self._num_left = 0
+        if self._count > before:
+            self._num_left += self._count - before
+            self._end = now + _SHORTAGE_S
+        if not self._num_left:
+            return False
+        self._num_left -= 1
+        return True
 
 
 def _physical_bytes() -> int:

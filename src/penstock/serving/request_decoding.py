@@ -268,6 +268,8 @@ def _expected(info: inspect.Type) -> str:
             return f"an integer from {info.ge} to {info.le}"
         case inspect.IntType():
             return "an integer"
+        case inspect.FloatType() if info.le is not None and info.gt is not None:
+            return f"a number above {info.gt:g}, at most {info.le:g}"
         case inspect.FloatType() if info.le is not None:
             return f"a number from {info.ge:g} to {info.le:g}"
         case inspect.FloatType():

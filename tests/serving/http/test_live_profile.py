@@ -68,6 +68,7 @@ def test_a_profile_is_refused_or_ended_by_name(tmp_path: Path) -> None:
                 return status, answer["error"]["code"], answer["error"]["param"]
 
             assert await refused(steps=0) == (400, "invalid_value", "steps")
+            assert await refused(seconds=0) == (400, "invalid_value", "seconds")
             assert await refused(worker="none") == (404, "worker_not_found", "worker")
             status, found = await asked("POST", PROFILE, {"seconds": 0.01})
             assert (status, found["phases"], found["requests"]) == (200, [], [])
@@ -106,10 +107,9 @@ def test_a_url_is_profiled_with_an_admin_key(tmp_path: Path, capsys: pytest.Capt
             command = ["profile", "demo", "--service", url, "--steps", "4", "--timeline", str(tmp_path / "steps.svg")]
             assert penstock([*command, "--admin-key-file", str(keys), "--seconds", "26"]) == 2
             assert "--max-seconds" in capsys.readouterr().err, "its response would end before its report"
-            command += ["--seconds", "25"]
             assert penstock([*command, "--admin-key-file", str(others)]) == 1
             assert "--admin-key-file" in capsys.readouterr().err
-            assert penstock([*command, "--admin-key-file", str(keys)]) == 0
+            assert penstock([*command, "--admin-key-file", str(keys), "--seconds", "25"]) == 0
             text = capsys.readouterr().out
             assert " in worker demo-1\n" in text
             assert "of its limit" not in text, "no column without values"

@@ -12,16 +12,25 @@ import pytest
 
 from penstock.engine.options import RequestOptions
 from penstock.llm.answer import EventAnswer
-from penstock.processes.supervision import LOOP_DEATHS, LOST_RANK_STATUS, Death, has_crashed, signal_name
+from penstock.processes.supervision import (
+    LOOP_KILLS,
+    LOST_RANK_STATUS,
+    QUICK_DEATH_S,
+    Death,
+    has_crashed,
+    signal_name,
+)
 from penstock.runtime import machine
 from penstock.runtime.machine import OomKills
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers import crash_tracker
+from penstock.serving.workers import crash_tracker, worker_group, worker_process
 from penstock.serving.workers.crash_tracker import CrashTracker, Loss, Verdict
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.worker_config import WorkerConfig
 from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerConnection
 from penstock.serving.workers.worker_group import WorkerGroup
+from penstock.serving.workers.worker_process import EndedEarlyError, WorkerProcess
+from tests.support.waiting import eventually
 
 FREE, SUSPECT, ALONE, PAUSED, REFUSED = Verdict
 
@@ -182,37 +191,98 @@ def test_a_kill_for_lack_of_memory_is_no_kill_from_outside(tmp_path: Path, monke
         assert [kills.look(), kills.look()] == [True, False]
 
 
-@pytest.mark.parametrize("was_killed", [True, False])
-def test_kills_from_outside_are_no_crash_loop(was_killed: bool) -> None:
-    """A request waits for the next worker, as long as workers are killed only after they were ready."""
+def test_each_kill_of_a_shortage_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kills that no look asked for in time were of other programs: they explain no later kill from outside."""
+    num_kills, now = 4, 100.0
+    monkeypatch.setattr(machine, "num_oom_kills", lambda: num_kills)
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: now))
+    kills = OomKills()
+    num_kills = 6
+    assert [kills.look(), kills.look(), kills.look()] == [True, True, False]
+    num_kills = 9
+    assert kills.look()
+    now += 11.0
+    assert not kills.look()
+    num_kills = 10
+    assert [kills.look(), kills.look()] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("status", "was_oom", "is_stopped", "was_killed"),
+    [(-9, False, False, True), (-9, True, False, False), (3, False, False, False), (None, False, False, True),
+     (LOST_RANK_STATUS, False, False, True), (LOST_RANK_STATUS, True, False, False), (-9, False, True, True)],
+)  # fmt: skip
+def test_requests_and_crash_loop_agree_on_the_cause(
+    status: int | None, was_oom: bool, is_stopped: bool, was_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``is_stopped``: it makes no progress until it is killed, because a signal has stopped it."""
+    monkeypatch.setattr(worker_process, "is_stopped", lambda _: is_stopped)
+
+    async def main() -> None:
+        causes: list[bool] = []
+        ended = asyncio.get_running_loop().create_future()
+        process: Any = SimpleNamespace(
+            pid=7, wait=lambda: ended, kill=lambda: ended.done() or ended.set_result(status), release=lambda: None
+        )
+        kills: Any = SimpleNamespace(look=lambda: was_oom)
+        link = WorkerConnection("m", 7)
+        link.on_cause(causes.append)
+        if is_stopped:
+            link.is_hung = True
+            link.fail("no progress")
+        else:
+            process.kill()
+        death = await WorkerProcess(process, link, 600.0, kills).wait_exit()
+        assert (death.was_killed, causes) == (was_killed, [not was_killed])
+        if not is_stopped:
+            assert EndedEarlyError(status, kills).was_killed is was_killed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("deaths", "is_failing"),
+    [("ccc", True), ("ckckc", True), ("ccC", True), ("cCkC", True), ("kkk", False), ("kkc", False), ("ckkkc", False),
+     ("kkK", False), ("kkKKc", False), ("kkN", False), ("cclc", False), ("k" * (LOOP_KILLS - 1), False),
+     ("k" * LOOP_KILLS, True), ("k" + "K" * (LOOP_KILLS - 1), True)],
+)  # fmt: skip
+def test_only_many_kills_are_a_crash_loop(deaths: str, is_failing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """c: a crash, k: a kill, l: a crash after a long life; C, K, N: a crash, a kill, the loss of a machine that loads.
+
+    They are of one worker, after each other.
+    """
+    monkeypatch.setattr(worker_group, "time", SimpleNamespace(monotonic=lambda: now))
+    now = 0.0
 
     class Launcher:
         supervision = SimpleNamespace(min_pause_s=0.0, max_pause_s=0.0)
         num_starts = 0
-        has_restarted = asyncio.Event()
 
         async def launch(self, config: WorkerConfig, *, is_known: bool = False) -> Any:
             self.num_starts += 1
-            if self.num_starts > LOOP_DEATHS:  # the end of the last worker is known, and the next is not yet ready
-                self.has_restarted.set()
+            if self.num_starts > len(deaths):  # the end of the last worker is known, and the next is not yet ready
                 await asyncio.Event().wait()
+            kind = deaths[self.num_starts - 1]
+            if kind.isupper():
+                raise EndedEarlyError({"C": 3, "K": -9, "N": None}[kind])
             link = SimpleNamespace(
                 plan=None, card=None, name="w", node="", pid=1, num_lost=0, max_open=0, state_id="", role=""
             )
 
             async def ended() -> Death:
+                nonlocal now
                 await asyncio.sleep(0)
-                return Death("signal", "", was_killed)
+                now += QUICK_DEATH_S if kind == "l" else 0.0
+                return Death("signal", "", kind == "k")
 
             return SimpleNamespace(connection=link, wait_exit=ended)
 
-    async def main() -> bool:
-        launcher = Launcher()
-        group = WorkerGroup(launcher, WorkerConfig("", "", "m", "m.psm"), 1, lambda: None, Counter())  # type: ignore[arg-type]
+    async def main() -> None:
+        launcher: Any = Launcher()
+        group = WorkerGroup(launcher, WorkerConfig("", "", "m", "m.psm"), 1, lambda: None, Counter())
         await group.start()
-        await launcher.has_restarted.wait()
-        is_failing = group.is_failing
+        await eventually(lambda: launcher.num_starts > len(deaths))
+        assert group.is_failing is is_failing
         await group.stop()
-        return is_failing
 
-    assert asyncio.run(main()) is not was_killed
+    asyncio.run(main())

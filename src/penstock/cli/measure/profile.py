@@ -28,9 +28,11 @@ _WIDE = 106
 
 
 _SERVICE_STEPS: Final = 200
+_RECORD_SECONDS: Final = 60.0
+"""The longest that a service records by default."""
 _ANSWER_SECONDS: Final = 60.0
 """Limit on the time that a service may take to answer, beside the time to record."""
-_SERVICE_OPTIONS: Final = {"seconds": 60.0, "worker": "", "limits": False, "admin_key_file": None, "tls_ca": None}
+_SERVICE_OPTIONS: Final = {"seconds": None, "worker": "", "limits": False, "admin_key_file": None, "tls_ca": None}
 _LOCAL_OPTIONS: Final[dict[str, Any]] = {
     "phase": "both", "prompt_tokens": None, "context": None, "batch": None, "scheme": None, "threads": 0,
     "kv_cache": "auto", "weights": "mmap", "verify": "once", "network": None, "ops": [],
@@ -111,7 +113,10 @@ def _add_service_options(parser: argparse.ArgumentParser) -> None:
         help="PEM file of the authorities to trust for an https URL (default: the system's)",
     )
     service.add_argument(
-        "--seconds", type=float, default=60.0, metavar="S", help="limit on the time to record (default: 60)"
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="limit on the time to record (default: 60, or less if the service's --max-seconds leaves less)",
     )
     service.add_argument(
         "--worker", default="", metavar="NAME", help="the worker to record (default: the one with most open requests)"
@@ -195,8 +200,8 @@ def _profile_service(args: argparse.Namespace) -> tuple[ProfileReport, dict[str,
         ) from None
     if not report.phases:
         raise ServiceError(
-            f"{args.model}: no step was recorded in worker {answer['worker']} in {args.seconds:g} s: no request ran "
-            "there. Send requests meanwhile, or name another worker with --worker.",
+            f"{args.model}: no step was recorded in worker {answer['worker']}: no request ran there. Send requests "
+            "meanwhile, or name another worker with --worker.",
             0,
         )
     return report, live
@@ -221,7 +226,7 @@ def _admin_client(args: argparse.Namespace) -> AdminClient:
         message = "--service: expected --admin-key-file with a URL, or the path of the service's --admin-socket"
         raise InvalidArgumentError(message, param="admin_key_file")
     key = read_keys(args.admin_key_file)[0]
-    timeout_s = args.seconds + _ANSWER_SECONDS
+    timeout_s = (args.seconds or _RECORD_SECONDS) + _ANSWER_SECONDS
     return AdminClient(None, Address(path, api_key=key, timeout_s=timeout_s, retries=0, tls_ca=args.tls_ca))
 
 

@@ -18,13 +18,18 @@ __all__ = ["profile_operation"]
 
 _REPORT_S: Final = 5.0
 """Time for the report after the last step, at most half of the time of a response."""
+_RECORD_S: Final = 60.0
+"""Limit on the time to record, if the request has none."""
 
 
 class ProfileRequest(Body):
     """The body of a profile."""
 
     steps: Annotated[int, Meta(ge=1, le=1000, description="Steps to record.")] = 200
-    seconds: Annotated[float, Meta(gt=0, le=600, description="Limit on the time to record.")] = 60.0
+    seconds: Annotated[
+        Annotated[float, Meta(gt=0, le=600)] | None,
+        Meta(description="Limit on the time to record. Default: 60, or less if a response may not take so long."),
+    ] = None
     limits: Annotated[
         bool, Meta(description="Measure the machine's limits. No step runs meanwhile, for half a second.")
     ] = False
@@ -53,8 +58,7 @@ async def _profile(call: Call) -> Reply:
     """Record steps of a model while it answers, and the times of the requests that end meanwhile."""
     body: ProfileRequest = call.body
     name = call.facts["model"] = call.path_values["model"]
-    _check_seconds(body.seconds, deadline_s(call))
-    settings = ProfileSettings(body.steps, body.seconds, body.limits)
+    settings = ProfileSettings(body.steps, _record_s(body.seconds, deadline_s(call)), body.limits)
     followers, requests = call.metrics.of_model(call.models.get(name).name).followers, list[dict[str, float]]()
     followers.append(requests)
     try:
@@ -64,9 +68,11 @@ async def _profile(call: Call) -> Reply:
     return json_reply({"model": name, "worker": worker, **json.loads(report), "requests": requests})
 
 
-def _check_seconds(seconds: float, limit_s: float) -> None:
-    """Refuse a profile that the limit on the time of a response would cut off, report and all."""
+def _record_s(seconds: float | None, limit_s: float) -> float:
+    """Return the time to record; refuse one whose report the limit on the time of a response would cut off."""
     allowed_s = limit_s - min(_REPORT_S, limit_s / 2)
+    if seconds is None:
+        return min(_RECORD_S, allowed_s)
     if seconds > allowed_s:
         raise RefusalError(
             400,
@@ -75,6 +81,7 @@ def _check_seconds(seconds: float, limit_s: float) -> None:
             code="invalid_value",
             param="seconds",
         )
+    return seconds
 
 
 def profile_operation(*, is_admin: bool = False) -> Operation:

@@ -233,12 +233,12 @@ class Primary:
         exited = asyncio.ensure_future(process.wait())
         try:
             async with asyncio.timeout(self.supervision.load_s):
-                connection = await _first(joined, exited)
+                connection = await self._first(joined, exited)
                 if not connection.gone.is_set():
                     connection.on_planned, connection.on_gone = note_planned, partial(self._forget_plan, connection)
                     if connection.plan is not None:
                         note_planned()
-                return self._checked(await _first(connection.ready, exited), path)
+                return self._checked(await self._first(connection.ready, exited), path)
         except BaseException as error:
             process.kill()
             await process.wait()
@@ -248,6 +248,17 @@ class Primary:
             raise
         finally:
             exited.cancel()
+
+    async def _first(self, connected: Expected, exited: asyncio.Future[int | None]) -> WorkerConnection:
+        """Wait for ``connected``; raise UnavailableError if the process exits, or its connection ends, before that."""
+        await asyncio.wait((connected, exited), return_when=asyncio.FIRST_COMPLETED)
+        if not connected.done():  # its last message may be on its way; a lost connection says less than an exit status
+            await asyncio.wait((connected,), timeout=_FLUSH_S)
+        if connected.done() and not isinstance(connected.exception(), LostWorkerError):
+            return connected.result()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(exited), _FLUSH_S)
+        raise EndedEarlyError(exited.result() if exited.done() else None, self._oom_kills)
 
     def _checked(self, connection: WorkerConnection, path: str) -> WorkerConnection:
         """Return a ready worker; InvalidArgumentError if it has opened another bundle on its machine."""
@@ -385,15 +396,3 @@ def _resources(config: WorkerConfig, num_bytes: int) -> Resources:
     """Return what a worker needs on its machine, with ``num_bytes`` of memory."""
     options = config.options
     return Resources(options.layout.num_computing, max(1, options.threads), num_bytes)
-
-
-async def _first(connected: Expected, exited: asyncio.Future[int | None]) -> WorkerConnection:
-    """Wait for ``connected``; raise UnavailableError if the process exits, or its connection ends, before that."""
-    await asyncio.wait((connected, exited), return_when=asyncio.FIRST_COMPLETED)
-    if not connected.done():  # its last message may be on its way; a lost connection says less than an exit status
-        await asyncio.wait((connected,), timeout=_FLUSH_S)
-    if connected.done() and not isinstance(connected.exception(), LostWorkerError):
-        return connected.result()
-    with suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(exited), _FLUSH_S)
-    raise EndedEarlyError(exited.result() if exited.done() else None)

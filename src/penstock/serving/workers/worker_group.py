@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.errors import PenstockError, UnavailableError
 from penstock.file_kinds import is_gguf
 from penstock.logs import tell
-from penstock.processes.supervision import LOOP_DEATHS, QUICK_DEATH_S, Death, SupervisionPolicy
+from penstock.processes.supervision import LOOP_DEATHS, LOOP_KILLS, QUICK_DEATH_S, Death, SupervisionPolicy
 from penstock.serving.workers.worker_process import EndedEarlyError
 from penstock.serving.workers.worker_roles import NO_ROLES, WorkerRoles
 
@@ -187,7 +187,7 @@ class WorkerGroup:
 
     async def _supervise(self, slot: int, first_start: asyncio.Future[None]) -> None:
         """Run a process, and replace it when it ends; ``first_start`` gets the outcome of the first start."""
-        num_deaths = 0
+        num_deaths = num_crashes = 0
         while not self._stopping.is_set():
             lived_s, num_lost, name, node = 0.0, 0, "", ""
             try:
@@ -203,7 +203,8 @@ class WorkerGroup:
                 gone = worker.connection
                 num_lost, name, node = gone.num_lost, gone.name, gone.node
             except Exception as error:  # of any kind: only this task starts the next process
-                death = Death("start", str(error) or type(error).__name__)
+                was_killed = isinstance(error, EndedEarlyError) and error.was_killed
+                death = Death("start", str(error) or type(error).__name__, was_killed)
                 may_try_again = isinstance(error, EndedEarlyError) and num_deaths + 1 < LOOP_DEATHS
                 if not first_start.done() and not may_try_again:
                     first_start.set_exception(
@@ -216,8 +217,11 @@ class WorkerGroup:
                 return
             self.error = death.why
             self.deaths[death.cause] += 1
-            num_deaths = num_deaths + 1 if lived_s < QUICK_DEATH_S else 1
-            if num_deaths >= LOOP_DEATHS and not death.was_killed:  # kills from outside only lead to pauses
+            if lived_s >= QUICK_DEATH_S:
+                num_deaths = num_crashes = 0
+            num_deaths += 1
+            num_crashes += not death.was_killed  # a few kills from outside only lead to pauses
+            if num_crashes >= LOOP_DEATHS or num_deaths >= LOOP_KILLS:
                 self._failing.add(slot)
             pause_s = self._pause_s(num_deaths)
             tell(

@@ -51,18 +51,18 @@ class WorkerProcess:
         finally:
             gone.cancel()
             exited.cancel()
-        was_oom = not has_crashed(status) and self._oom_kills is not None and self._oom_kills.look()
+        was_oom = _was_oom(status, self._oom_kills)
         if self.connection.is_hung:
             death = Death("hang", "it was stopped by a signal" if was_stopped else "its engine made no progress")
         elif was_killed_here and status is not None:
             death = Death("exit", "it closed its connection and did not exit")
         else:
             cause = "signal" if status is not None and status < 0 else "exit"
-            death = Death(cause, _describe(status) + ", as the kernel had no memory left" * was_oom)
+            death = Death(cause, _describe(status, was_oom=was_oom))
         self._end(death.why)
-        is_own_end = was_killed_here or was_oom or has_crashed(status)
-        self.connection.note_cause(status is not None and is_own_end and not was_stopped)
-        return replace(death, was_killed=not is_own_end and status is not None)
+        is_own_end = status is not None and (was_killed_here or was_oom or has_crashed(status)) and not was_stopped
+        self.connection.note_cause(is_own_end)
+        return replace(death, was_killed=not is_own_end)
 
     async def stop(self) -> None:
         """Tell the process to exit, and kill it if it does not."""
@@ -84,8 +84,15 @@ class WorkerProcess:
         self._process.release()
 
 
-def _describe(status: int | None) -> str:
+def _was_oom(status: int | None, oom_kills: OomKills | None) -> bool:
+    """Return True if the kernel ended the process for lack of memory, as far as it says so."""
+    return not has_crashed(status) and oom_kills is not None and oom_kills.look()
+
+
+def _describe(status: int | None, *, was_oom: bool) -> str:
     """Describe an exit status; None: see PlacedGroup.wait."""
+    if was_oom:
+        return f"{_describe(status, was_oom=False)}, as the kernel had no memory left"
     if status is None:
         return "its machine is lost or does not answer"
     if status < 0:
@@ -96,7 +103,9 @@ def _describe(status: int | None) -> str:
 
 
 class EndedEarlyError(UnavailableError):
-    """A process ended before its model was loaded, without an error of its own."""
+    """A process ended before its model was loaded, without an error of its own; ``was_killed``: as in ``Death``."""
 
-    def __init__(self, status: int | None) -> None:
-        super().__init__(f"the worker ended while it loaded the model: {_describe(status)}")
+    def __init__(self, status: int | None, oom_kills: OomKills | None = None) -> None:
+        was_oom = _was_oom(status, oom_kills)
+        super().__init__(f"the worker ended while it loaded the model: {_describe(status, was_oom=was_oom)}")
+        self.was_killed = not was_oom and not has_crashed(status)
