@@ -11,7 +11,7 @@ from penstock.config import check_flag, check_integer
 from penstock.engine.options import BeamSettings
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.llm.sampling_keywords import KEYWORDS, sampling_of_keywords
+from penstock.llm.sampling_keywords import KEYWORDS, sampling_of_keywords, with_sampled_defaults
 from penstock.validation import MAX_TOKEN, nearest, token_ids, wrong_type
 
 __all__ = ["OPTIONS", "GenerateOptions", "GenerateOutput", "GenerationConfig", "read_options"]
@@ -167,7 +167,8 @@ class GenerateOptions:
 def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults: ModelDefaults) -> GenerateOptions:
     """Return the options of a call: ``options``, and what they leave open from ``configs``, the last one first.
 
-    ``defaults``: those of the model.  Raises InvalidArgumentError or UnsupportedError, which names the option.
+    ``defaults``: those of the model, with which ``do_sample`` samples as in transformers.  Raises InvalidArgumentError
+    or UnsupportedError, which names the option.
     """
     values: dict[str, Any] = {}
     for layer in (*map(_config_options, configs), _known(options, "generate")):
@@ -190,7 +191,7 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
         if isinstance(values.get(name), (list, tuple)) and len(values[name]) == 1:
             values[name] = values[name][0]
     suppressed: dict[str, Any] = {name: token_ids(name, values.pop(name, None) or ()) for name in _SUPPRESSED}
-    params = sampling_of_keywords(values, defaults.temperature)
+    params = sampling_of_keywords(with_sampled_defaults(values, defaults), defaults.temperature)
     forced = defaults.forced_bos_token_id if params.forced_bos_token_id is None else params.forced_bos_token_id
     return GenerateOptions(
         params,
