@@ -12,6 +12,7 @@ import transformers
 from penstock import AutoModel, InvalidArgumentError, PenstockError, SamplingParams, UnsupportedError, pipeline
 from penstock.checkpoint.generation import read_generation_config
 from penstock.engine.params import ResolvedSampling
+from penstock.llm.generate import options as generate_options
 from penstock.llm.generate.options import read_options
 from penstock.llm.resolve import default_sampling
 from tests.support.errors import raises
@@ -296,9 +297,24 @@ def test_options_that_are_off_change_nothing(ours):
         "guidance_scale": 1.5,
         "sequence_bias": {(5,): 2.0},
         "synced_gpus": True,
+        "cache_implementation": "quantized",
+        "remove_invalid_values": True,
+        "disable_compile": "yes",
     }.items():
         with raises(UnsupportedError, param=name):
             greedy_tokens(ours, **{name: value})
+
+
+def test_options_without_effect_are_named_once_in_the_log(ours, caplog):
+    generate_options._tell.cache_clear()
+    expected = greedy_tokens(ours)
+    without = {"cache_implementation": "static", "disable_compile": True, "tokenizer": object()}
+    for _ in range(2):
+        assert greedy_tokens(ours, **without) == expected
+    config = transformers.GenerationConfig(cache_implementation="hybrid", disable_compile=True)
+    assert greedy_tokens(ours, generation_config=config) == expected
+    assert len(caplog.records) == 3
+    assert all(name in record.getMessage() for name, record in zip(without, caplog.records, strict=True))
 
 
 @pytest.mark.parametrize(
