@@ -46,7 +46,7 @@ MIN_REPETITION_PENALTY: Final = 0.01
 
 @dataclass(frozen=True)
 class SampledDefaults:
-    """What generation_config.json says of sampling, also one without ``do_sample``, and transformers' own defaults."""
+    """The sampling of generation_config.json, also of one without ``do_sample``, or else transformers' defaults."""
 
     temperature: float = 1.0
     top_k: int = 50
