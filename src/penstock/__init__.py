@@ -161,6 +161,10 @@ _HOMES = {
 }
 
 
+_TRAINING = (
+    "your own trainer on PyTorch, because training is not part of Penstock, and then penstock.export(network, OUT, "
+    "config=FOLDER)"
+)
 _MODULES = ("client", "lite", "models", "nn", "ops", "servable")
 _INSTEAD = {
     "AsyncEngineArgs": "AsyncLLM",
@@ -175,6 +179,8 @@ _INSTEAD = {
     "OpenAI": "Client",
     "Tensor": "lite.Tensor",
     "TextIteratorStreamer": "LLM.stream",
+    "Trainer": _TRAINING,
+    "TrainingArguments": _TRAINING,
     "serve": "the command `penstock serve`",
 }
 """Names of other libraries, and the names that replace them here."""

@@ -281,3 +281,6 @@ def test_every_public_name_is_there():
     assert all(getattr(penstock, name) is not None for name in penstock.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Model'"):
         _ = penstock.Model
+    for name in ("Trainer", "TrainingArguments"):
+        with pytest.raises(AttributeError, match=r"training is not part of .*penstock\.export"):
+            getattr(penstock, name)

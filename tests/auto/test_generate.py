@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 import transformers
 
-from penstock import AutoModel, InvalidArgumentError, PenstockError, SamplingParams, UnsupportedError
+from penstock import AutoModel, InvalidArgumentError, PenstockError, SamplingParams, UnsupportedError, pipeline
+from penstock.checkpoint.generation import read_generation_config
+from penstock.engine.params import ResolvedSampling
+from penstock.llm.generate import options as generate_options
+from penstock.llm.generate.options import read_options
+from penstock.llm.resolve import default_sampling
 from tests.support.errors import raises
 from tests.support.families import build, prompt, save
 
@@ -74,6 +81,54 @@ def test_scores_have_minus_infinity_where_filters_cut(ours, theirs):
         assert (np.isfinite(row) == np.isfinite(expected)).all()
         np.testing.assert_allclose(row[np.isfinite(row)], expected[np.isfinite(row)], rtol=1e-3, atol=1e-3)
         assert np.isfinite(row[found.sequences[0][len(PROMPT) + step]])
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        {},
+        {"temperature": 0.6, "top_k": 7, "min_p": 0.1},
+        {"do_sample": False, "top_p": 0.9, "typical_p": 0.5},
+        {"do_sample": True, "top_k": 0},
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.8},
+    ],
+    ids=str,
+)
+def test_calls_that_sample_have_transformers_defaults(theirs, file):
+    """What the call leaves open is that of the file, also of one without do_sample, or that of transformers."""
+    own, theirs.generation_config = theirs.generation_config, transformers.GenerationConfig(**file)
+    defaults = read_generation_config({"generation_config.json": json.dumps(file).encode()})
+    calls = [{}, {"do_sample": True}, {"do_sample": False}, {"do_sample": True, "top_k": 0, "temperature": None},
+             {"do_sample": True, "temperature": 0.9, "top_p": 0.5}, {"do_sample": True, "top_k": 5}]  # fmt: skip
+    for call in calls:
+        config = transformers.GenerationConfig(**call)
+        expected, _ = theirs._prepare_generation_config(config)
+        for read in (
+            read_options((), call, defaults),
+            read_options((call,), {}, defaults),
+            read_options((config,), {}, defaults),
+        ):
+            found = ResolvedSampling.of(read.params, default_sampling(defaults, "", False))
+            assert (found.temperature > 0) == expected.do_sample, call
+            for name in ("temperature", "top_k", "top_p", "min_p", "typical_p") if expected.do_sample else ():
+                assert getattr(found, name) == (getattr(expected, name) or 0), (call, name)
+    theirs.generation_config = own
+
+
+def test_without_top_k_the_50_likeliest_tokens_are_drawn(ours, theirs):
+    expected = reference(theirs, PROMPT, max_new_tokens=1, do_sample=True).scores[0][0].numpy()
+    found = ours.generate(PROMPT, 1, do_sample=True, output_scores=True).scores[0][0]
+    assert np.isfinite(expected).sum() == 50
+    assert (np.isfinite(found) == np.isfinite(expected)).all()
+    (_, *drawn), (_, *every) = (
+        ours.llm.generate([PROMPT], SamplingParams(max_tokens=NEW, temperature=1, seed=3, top_k=top_k))[0].token_ids
+        for top_k in (50, 0)
+    )
+    assert drawn != every  # LLM has vLLM's defaults
+    assert ours.generate(PROMPT, NEW, do_sample=True, seed=3)[0][-len(drawn) :] == drawn
+    with pipeline("text_generation", ours.llm) as generate:
+        assert generate(PROMPT, max_new_tokens=NEW, do_sample=True, seed=3).token_ids[1:] == drawn
+        assert generate(PROMPT, max_new_tokens=NEW, do_sample=True, seed=3, top_k=0).token_ids[1:] == every
 
 
 class Favour(transformers.LogitsProcessor):
@@ -242,9 +297,24 @@ def test_options_that_are_off_change_nothing(ours):
         "guidance_scale": 1.5,
         "sequence_bias": {(5,): 2.0},
         "synced_gpus": True,
+        "cache_implementation": "quantized",
+        "remove_invalid_values": True,
+        "disable_compile": "yes",
     }.items():
         with raises(UnsupportedError, param=name):
             greedy_tokens(ours, **{name: value})
+
+
+def test_options_without_effect_are_named_once_in_the_log(ours, caplog):
+    generate_options._tell.cache_clear()
+    expected = greedy_tokens(ours)
+    without = {"cache_implementation": "static", "disable_compile": True, "tokenizer": object()}
+    for _ in range(2):
+        assert greedy_tokens(ours, **without) == expected
+    config = transformers.GenerationConfig(cache_implementation="hybrid", disable_compile=True)
+    assert greedy_tokens(ours, generation_config=config) == expected
+    assert len(caplog.records) == 3
+    assert all(name in record.getMessage() for name, record in zip(without, caplog.records, strict=True))
 
 
 @pytest.mark.parametrize(

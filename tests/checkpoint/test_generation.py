@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from penstock.checkpoint.generation import (
     ADDITIONAL_TEMPLATES,
     GenerationDefaults,
+    SampledDefaults,
     clean_generation_config,
     read_chat_templates,
     read_generation_config,
@@ -59,6 +59,7 @@ def test_end_tokens_fall_back_to_config() -> None:
 def test_without_sampling_the_defaults_are_greedy() -> None:
     config = read_generation_config(files(generation_config={"temperature": 0.6, "top_k": 4}))
     assert (config.temperature, config.top_k) == (0.0, 0)
+    assert config.sampled == SampledDefaults(temperature=0.6, top_k=4)  # of a call that samples
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,8 @@ def test_a_default_that_says_nothing_is_off(
     values: dict[str, object], expected: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = read_generation_config(files(generation_config={"do_sample": True} | values))
-    assert config == replace(GenerationDefaults(do_sample=True, temperature=1.0, top_k=50), **expected)
+    sampled = SampledDefaults(**expected)
+    assert config == GenerationDefaults(do_sample=True, temperature=1.0, top_k=sampled.top_k, sampled=sampled)
     assert not caplog.records
     data = json.dumps({"do_sample": True} | values).encode()
     assert clean_generation_config(data) == data or values == {"do_sample": 1}

@@ -84,7 +84,12 @@ def test_a_file_means_the_same_to_every_reader(
     assert from_pipeline(file, "lite") == ids
     with pipeline(model=BUNDLE) as generate:
         assert len(ids) == len(generate(PROMPT, ignore_eos=True, max_new_tokens=len(ids)).token_ids) < 24
-    assert not caplog.records
+    used_otherwise = ["trainer", "runner_config", "seed", "model.arch", "model_config.num_layers", "use_past: False"]
+    for record in caplog.records:
+        assert text.startswith("\nseed")
+        assert all(name in record.getMessage() for name in used_otherwise)
+        assert "do_sample" not in record.getMessage()
+    assert len(caplog.records) == (4 if text.startswith("\nseed") else 0)  # one for each reader
 
 
 def test_defaults_of_a_file_are_those_that_the_call_leaves_open(tmp_path: Path) -> None:
@@ -98,6 +103,19 @@ def test_defaults_of_a_file_are_those_that_the_call_leaves_open(tmp_path: Path) 
         assert list(generate(PROMPT, stream=True, ignore_eos=True))[-1].finish_reason == "length"
         with raises(InvalidArgumentError, param="max_length"):
             generate(list(range(5, 40)))
+
+
+def test_do_sample_of_a_call_takes_the_filters_of_the_file(tmp_path: Path) -> None:
+    """The demo's generation_config.json has a temperature and top_k as well, which the file replaces."""
+    file = written(tmp_path / "run.yaml", f"load_checkpoint: {BUNDLE}\nmodel: {{model_config: {{temperature: 1.9}}}}\n")
+    call: dict[str, Any] = {"seed": 3, "max_new_tokens": 9, "ignore_eos": True}
+    with pipeline(model=file) as generate, pipeline(model=BUNDLE) as plain:
+        expected = [plain(PROMPT, temperature=1.9, top_k=top_k, **call).token_ids for top_k in (40, 300)]
+        assert expected[0] != expected[1]
+        assert generate(PROMPT, do_sample=True, **call).token_ids == expected[0]
+        assert generate(PROMPT, do_sample=True, top_k=300, **call).token_ids == expected[1]
+        with raises(UnsupportedError, param="temperature"):
+            generate(PROMPT, do_sample=True, is_sample_acceleration=True)
 
 
 @pytest.mark.parametrize(

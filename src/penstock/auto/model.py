@@ -109,9 +109,10 @@ class AutoModel:
 
         ``input_ids``, or ``inputs``: a list of token ids, a list of lists, an array or a tensor.  ``attention_mask``: 0
         marks padding on either side, which is not computed; without one it is the padding token that does, unless it
-        ends answers.  ``do_sample``: False is greedy; True samples with ``temperature``, by
-        default the model's or 1; None follows the model's defaults.  ``streamer``: for one prompt, gets the token ids
-        as they are generated.  ``generation_config``: options that the call leaves open, ours or transformers'.
+        ends answers.  ``do_sample``: False is greedy; True samples, and filters that the call leaves open are those of
+        generation_config.json or of transformers (``temperature`` 1, ``top_k`` 50); None follows the model's defaults.
+        ``streamer``: for one prompt, gets the token ids as they are generated.  ``generation_config``: options that the
+        call leaves open, ours or transformers'.
         ``return_tensors``: "np" or "pt" return an array or a tensor [num_sequences, longest], whose rows begin with the
         prompts as they were given; None returns lists that begin with the prompts without padding, or a tensor if
         ``input_ids`` is one.

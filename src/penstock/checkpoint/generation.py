@@ -21,6 +21,7 @@ __all__ = [
     "ADDITIONAL_TEMPLATES",
     "SPECIAL_ROLES",
     "GenerationDefaults",
+    "SampledDefaults",
     "TokenizerConfig",
     "clean_generation_config",
     "end_token_ids",
@@ -44,13 +45,25 @@ MIN_REPETITION_PENALTY: Final = 0.01
 
 
 @dataclass(frozen=True)
+class SampledDefaults:
+    """The sampling of generation_config.json, also of one without ``do_sample``, or else transformers' defaults."""
+
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+
+
+@dataclass(frozen=True)
 class GenerationDefaults:
     """The checkpoint's defaults for generation; missing fields mean greedy generation without a limit.
 
     ``temperature`` 0 is greedy.  ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1, ``repetition_penalty`` 1,
     ``no_repeat_ngram_size`` 0 and a forced token -1 are off.  A ``top_p`` or ``typical_p`` below 1e-6, which keeps only
     the likeliest token, is raised to 1e-6.  ``max_new_tokens`` None leaves the choice to the caller.  Any of
-    ``eos_token_ids`` ends a text.  ``pad_token_id`` fills the shorter rows of a batch.
+    ``eos_token_ids`` ends a text.  ``pad_token_id`` fills the shorter rows of a batch.  ``sampled``: the values of a
+    call that samples whatever ``do_sample`` is here.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -67,6 +80,7 @@ class GenerationDefaults:
     forced_bos_token_id: int = -1
     forced_eos_token_id: int = -1
     pad_token_id: int | None = None
+    sampled: SampledDefaults = SampledDefaults()
 
 
 def read_generation_config(files: Mapping[str, bytes | memoryview]) -> GenerationDefaults:
@@ -122,7 +136,7 @@ def _sampling_defaults(defaults: _Defaults) -> dict[str, Any]:
     do_sample = defaults.flag("do_sample")
     top_k = 0 if defaults.is_one_of("top_k", (0, -1)) else defaults.count("top_k") or 50
     typical_p = defaults.number("typical_p", 1.0, high=1.0)  # 0, which transformers refuses, is off
-    values = {
+    values: dict[str, Any] = {
         "temperature": defaults.number("temperature", 1.0, high=1000.0),
         "top_k": top_k,
         "top_p": max(defaults.number("top_p", 1.0, high=1.0), MIN_SHARE),
@@ -132,6 +146,7 @@ def _sampling_defaults(defaults: _Defaults) -> dict[str, Any]:
     return {
         **(values if do_sample else {}),
         "do_sample": do_sample,
+        "sampled": SampledDefaults(**values),
         "repetition_penalty": defaults.number("repetition_penalty", 1.0, low=MIN_REPETITION_PENALTY, high=100.0),
         "max_new_tokens": defaults.count("max_new_tokens", off=(0, -1)),
         "no_repeat_ngram_size": defaults.count("no_repeat_ngram_size", off=(0,)) or 0,

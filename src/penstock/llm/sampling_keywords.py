@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
+from penstock.checkpoint.generation import GenerationDefaults
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.sampling_fields import FIELD_NAMES
 from penstock.validation import nearest, refusal, wrong_type
 
-__all__ = ["KEYWORDS", "SYNONYMS", "sampling_of_keywords", "sampling_params"]
+__all__ = ["KEYWORDS", "SYNONYMS", "sampling_of_keywords", "sampling_params", "with_sampled_defaults"]
 
 SYNONYMS: Final = {
     "max_new_tokens": "max_tokens",
@@ -72,6 +74,19 @@ def sampling_of_keywords(keywords: Mapping[str, Any], temperature: float) -> Sam
         values["ignore_eos"] = True
     _apply_do_sample(values, temperature)
     return SamplingParams(**values)
+
+
+def with_sampled_defaults(keywords: Mapping[str, Any], defaults: GenerationDefaults) -> dict[str, Any]:
+    """Return keywords of transformers' ``generate``, which fills the filters of a call with ``do_sample``.
+
+    Their values are those of generation_config.json, or else transformers' own: the 50 likeliest tokens.
+    """
+    values = {name: value for name, value in keywords.items() if value is not None}
+    if not values.get("do_sample"):
+        return values
+    sampled = asdict(defaults.sampled)
+    sampled["temperature"] = sampled["temperature"] or 1.0
+    return sampled | values
 
 
 def _apply_do_sample(values: dict[str, Any], temperature: float) -> None:

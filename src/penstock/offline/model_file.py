@@ -59,7 +59,7 @@ _FOR_OTHERS: Final = frozenset((
     "resume_training", "runner", "runner_config", "runner_wrapper", "save_file", "seed", "train_dataset",
     "train_dataset_task", "trainer", "wrapper",
 ))  # fmt: skip
-"""Sections of MindFormers about training, data and devices, which say nothing about what a model computes."""
+"""Sections of MindFormers about training, data and devices, which change no token: no misspelled ones of SECTIONS."""
 _TYPO: Final = 0.8
 """The similarity from which on an unknown name probably means a known one."""
 _LOG: Final = logging.getLogger("penstock.offline")
@@ -99,16 +99,19 @@ class ModelFile:
 def read_model_file(path: Path, *, skip: tuple[str, ...] | None = None) -> ModelFile:
     """Read and check a configuration file; ``skip``: fields of ``infer`` that are not checked, by default its paths.
 
-    A section that is not used is ignored, with a line in the log unless it is one of MindFormers.  Raises
-    InvalidFileError, UnsupportedError or FileAccessError, which names the file and the field.
+    Sections and fields that are not used are named in a line of the log.  Raises InvalidFileError, UnsupportedError or
+    FileAccessError, which names the file and the field.
     """
     values = read_yaml(path)
     _check_names(path, values)
-    config = _mapping(path, "model.model_config", _mapping(path, "model", values.get("model")).get("model_config"))
+    model = _mapping(path, "model", values.get("model"))
+    config = _mapping(path, "model.model_config", model.get("model_config"))
     _check_typos(f"{path}: model_config", config, MODEL_FIELDS)
     for name in ("use_past", "is_sample_acceleration"):
         if name in config and not isinstance(config[name], bool):
             raise _wrong(path, f"model_config.{name}", "true or false", config[name])
+    ranks = _ranks(path, values)
+    _tell_unused(path, values, model, config)
     infer = with_bundles(path, _mapping(path, "infer", values.get("infer")))
     if skip is None:
         check_file(infer, path)
@@ -123,7 +126,7 @@ def read_model_file(path: Path, *, skip: tuple[str, ...] | None = None) -> Model
         infer,
         _seq_length(path, config.get("seq_length")),
         _generation(path, config),
-        _ranks(path, values),
+        ranks,
         bool(config.get("is_sample_acceleration")),
     )
 
@@ -142,9 +145,21 @@ def _check_names(path: Path, values: Mapping[str, Any]) -> None:
         )
     others = {name: value for name, value in values.items() if name not in _FOR_OTHERS}
     _check_typos(str(path), others, SECTIONS)
-    unused = sorted(others.keys() - {*SECTIONS})
+
+
+def _tell_unused(path: Path, values: Mapping[str, Any], model: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Log the names of what a file has for training, data and devices, and of what checkpoints have in config.json."""
+    parallel = _mapping(path, "parallel_config", values.get("parallel_config"))
+    unused = [
+        *values.keys() - {*SECTIONS},
+        *(f"model.{name}" for name in model if name != "model_config"),
+        *(f"model.model_config.{name}" for name in config if name not in MODEL_FIELDS),
+        *(f"parallel_config.{name}" for name in parallel if name not in {*_RANKS, *_OF_OTHERS}),
+    ]
+    if config.get("use_past") is False:  # a graph without keys and values would make the same tokens
+        unused.append("model.model_config.use_past: False")
     if unused:
-        _LOG.warning("%s: not used: %s", path, ", ".join(repr(name[:60]) for name in unused))
+        _LOG.warning("%s: not used: %s", path, ", ".join(repr(name[:80]) for name in sorted(unused)))
 
 
 def _check_typos(where: str, values: Mapping[str, Any], known: tuple[str, ...]) -> None:

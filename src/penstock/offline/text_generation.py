@@ -18,7 +18,7 @@ from penstock.lite.model import Model
 from penstock.llm.llm import LLM
 from penstock.llm.prompts import check_each, split_prompts
 from penstock.llm.result import Result
-from penstock.llm.sampling_keywords import sampling_of_keywords, sampling_params
+from penstock.llm.sampling_keywords import sampling_of_keywords, sampling_params, with_sampled_defaults
 from penstock.offline.backends import (
     Answers,
     Generator,
@@ -111,18 +111,19 @@ class TextGeneration:
         text. ``is_sample_acceleration``: True lets the graph choose the likeliest token: the tokens of ``temperature``
         0 with less work, whatever the model's defaults are; None keeps the graph of the file.  Pass sampling as
         ``params`` or as its fields (``max_tokens``, ``temperature``, ``seed`` ...) or by transformers' names
-        (``max_new_tokens``, ``do_sample`` ...).  Raises InvalidArgumentError or
-        UnsupportedError, which names the prompt or the field.
+        (``max_new_tokens``, ``do_sample`` ...); ``do_sample=True`` fills the filters as transformers does.  Raises
+        InvalidArgumentError or UnsupportedError, which names the prompt or the field.
         """
         for name, value in (("stream", stream), ("add_special_tokens", add_special_tokens)):
             check_flag(name, value)
         check_process(self._pid, "pipeline")
         generator = self._choose(is_sample_acceleration)
         call_params = self._params(params, sampling)
+        samples, is_accelerated = bool(sampling.get("do_sample")), generator is self._accelerated
         several, is_one = split_prompts(inputs)
         ids = check_each(several, is_one, lambda prompt: self._encode(prompt, add_special_tokens))
         each_params = check_each(
-            ids, is_one, lambda prompt: self._with_defaults(call_params, len(prompt), generator is self._accelerated)
+            ids, is_one, lambda prompt: self._with_defaults(call_params, samples, len(prompt), is_accelerated)
         )
         if stream:
             if not is_one:
@@ -137,18 +138,28 @@ class TextGeneration:
         built = sampling_params(params, keywords, temperature, "text_generation")
         if built is not None and not isinstance(built, SamplingParams):
             raise wrong_type("params", "SamplingParams", built)
+        if keywords.get("do_sample") and keywords.get("temperature") is None:  # that of the YAML file or of the model
+            return replace(built, temperature=None)
         return built or SamplingParams()
 
-    def _with_defaults(self, params: SamplingParams, num_prompt_tokens: int, is_accelerated: bool) -> SamplingParams:
-        """Return the sampling of a prompt: what the call leaves open is as the YAML file says."""
-        if not self._defaults:
+    def _with_defaults(
+        self, params: SamplingParams, samples: bool, num_prompt_tokens: int, is_accelerated: bool
+    ) -> SamplingParams:
+        """Return the sampling of a prompt: what the call leaves open is as the YAML file says.
+
+        ``samples``: the call has ``do_sample``, which fills the filters as in transformers; that of the file does, too.
+        """
+        if not self._defaults and not samples:
             return params
         values = dict(self._defaults)
         max_len = values.pop("max_length", None)
         if is_accelerated:  # the graph chooses the likeliest token
             values = {name: values[name] for name in ("max_new_tokens",) if name in values}
-        base = sampling_of_keywords(values, getattr(self._generator, "generation", GenerationDefaults()).temperature)
-        names = ("temperature", "top_k", "top_p", "repetition_penalty", "max_tokens")
+        if samples:
+            values["do_sample"] = True
+        generation = getattr(self._generator, "generation", GenerationDefaults())
+        base = sampling_of_keywords(with_sampled_defaults(values, generation), generation.temperature)
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "max_tokens")
         chosen = {name: getattr(base, name) for name in names if getattr(params, name) is None}
         if max_len is not None and params.max_tokens is None:
             if max_len <= num_prompt_tokens:

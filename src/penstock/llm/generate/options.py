@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from penstock.checkpoint.generation import GenerationDefaults as ModelDefaults
@@ -11,11 +13,12 @@ from penstock.config import check_flag, check_integer
 from penstock.engine.options import BeamSettings
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.llm.sampling_keywords import KEYWORDS, sampling_of_keywords
+from penstock.llm.sampling_keywords import KEYWORDS, sampling_of_keywords, with_sampled_defaults
 from penstock.validation import MAX_TOKEN, nearest, token_ids, wrong_type
 
 __all__ = ["OPTIONS", "GenerateOptions", "GenerateOutput", "GenerationConfig", "read_options"]
 
+_LOG: Final = logging.getLogger("penstock.generate")
 _LENGTHS: Final = ("max_length", "min_length")
 _FLAGS: Final = ("return_dict_in_generate", "output_scores", "output_logits")
 _BEAMS: Final = ("num_beams", "length_penalty", "early_stopping")
@@ -23,11 +26,20 @@ _CALLABLES: Final = ("logits_processor", "stopping_criteria", "prefix_allowed_to
 _SUPPRESSED: Final = ("suppress_tokens", "begin_suppress_tokens")
 OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, *_BEAMS[1:], *_CALLABLES, *_SUPPRESSED, "pad_token_id", "use_cache")
 """The names of all options."""
-_WITHOUT_EFFECT: Final = ("transformers_version", "bos_token_id", "_from_model_config", "tokenizer", "disable_compile")
-"""Options of transformers that change no result here."""
+_OF_FILES: Final = ("transformers_version", "bos_token_id", "_from_model_config")
+"""Fields of generation_config.json that do nothing in transformers either, where a call has ``input_ids``."""
+_CACHES: Final = (
+    "dynamic", "static", "offloaded", "offloaded_static", "paged", "sliding_window", "hybrid", "hybrid_chunked",
+    "offloaded_hybrid", "offloaded_hybrid_chunked",
+)  # fmt: skip
+_WITHOUT_EFFECT: Final[dict[str, tuple[tuple[object, ...], str]]] = {
+    "cache_implementation": (_CACHES, "keys and values are always in pages; kv_cache of LLM chooses their type"),
+    "disable_compile": ((False, True), "no call compiles anything"),
+    "tokenizer": ((), "stop_strings are found with the tokenizer of the model"),
+}
+"""Options of transformers that change no token here: their values, () for any, and what there is instead."""
 _OFF: Final[dict[str, tuple[object, ...]]] = {
     "assistant_model": (),
-    "cache_implementation": ("dynamic", "static"),
     "constraints": (),
     "custom_generate": (),
     "decoder_start_token_id": (),
@@ -49,9 +61,9 @@ _OFF: Final[dict[str, tuple[object, ...]]] = {
     "output_hidden_states": (False,),
     "penalty_alpha": (0,),
     "prompt_lookup_num_tokens": (),
-    "remove_invalid_values": (False, True),
+    "remove_invalid_values": (False,),
     "renormalize_logits": (False,),
-    "return_legacy_cache": (False, True),
+    "return_legacy_cache": (False,),
     "sequence_bias": ([], {}),
     "synced_gpus": (False,),
     "token_healing": (False,),
@@ -167,7 +179,8 @@ class GenerateOptions:
 def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults: ModelDefaults) -> GenerateOptions:
     """Return the options of a call: ``options``, and what they leave open from ``configs``, the last one first.
 
-    ``defaults``: those of the model.  Raises InvalidArgumentError or UnsupportedError, which names the option.
+    ``defaults``: those of the model, with which ``do_sample`` samples as in transformers.  Raises InvalidArgumentError
+    or UnsupportedError, which names the option.
     """
     values: dict[str, Any] = {}
     for layer in (*map(_config_options, configs), _known(options, "generate")):
@@ -190,7 +203,7 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
         if isinstance(values.get(name), (list, tuple)) and len(values[name]) == 1:
             values[name] = values[name][0]
     suppressed: dict[str, Any] = {name: token_ids(name, values.pop(name, None) or ()) for name in _SUPPRESSED}
-    params = sampling_of_keywords(values, defaults.temperature)
+    params = sampling_of_keywords(with_sampled_defaults(values, defaults), defaults.temperature)
     forced = defaults.forced_bos_token_id if params.forced_bos_token_id is None else params.forced_bos_token_id
     return GenerateOptions(
         params,
@@ -209,14 +222,33 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
 
 def _known(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the options without those of transformers that change nothing.  Raises an error for other names."""
-    known = {name: value for name, value in options.items() if name not in _WITHOUT_EFFECT and name not in _OFF}
-    for name in options.keys() & _OFF.keys():
-        value = options[name]
-        if value is not None and not (isinstance(value, (int, float, str, list, dict)) and value in _OFF[name]):
-            expected = " or ".join(["None", *map(repr, _OFF[name])])
-            raise UnsupportedError(f"{where}: {name}: expected {expected}, got {value!r:.60}", param=name)
+    others = {*_OF_FILES, *_WITHOUT_EFFECT, *_OFF}
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in _WITHOUT_EFFECT:
+            values, instead = _WITHOUT_EFFECT[name]
+            if values:
+                _check_value(where, name, value, values)
+            _tell(name, instead)
+        elif name in _OFF:
+            _check_value(where, name, value, _OFF[name])
+    known = {name: value for name, value in options.items() if name not in others}
     _check_names(known, where)
     return known
+
+
+def _check_value(where: str, name: str, value: object, values: tuple[object, ...]) -> None:
+    """Raise UnsupportedError for a value that would compute something else."""
+    if not (isinstance(value, (int, float, str, list, dict)) and value in values):
+        expected = " or ".join(["None", *map(repr, values)])
+        raise UnsupportedError(f"{where}: {name}: expected {expected}, got {value!r:.60}", param=name)
+
+
+@cache
+def _tell(name: str, instead: str) -> None:
+    """Log once that an option has no effect."""
+    _LOG.warning("penstock: generate: %s is not used: %s", name, instead)
 
 
 def _check_names(options: Mapping[str, Any], where: str) -> None:
