@@ -19,7 +19,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +100,20 @@ def write_floats(source: Path, out: Path) -> None:
     writer.close()
 
 
-def float_file(model: Path, out: Path) -> Path:
-    if out.exists():
-        return out
-    if model.is_dir():
-        penstock_command("convert", str(model), str(out), "--dtype", "f32")
-    else:
-        write_floats(model, out)
+def write_once(out: Path, write: Callable[[Path], object]) -> Path:
+    """Write a file unless it exists; it appears whole or not at all."""
+    if not out.exists():
+        partial = out.with_suffix(f".partial{out.suffix}")
+        partial.unlink(missing_ok=True)
+        write(partial)
+        partial.replace(out)
     return out
+
+
+def float_file(model: Path, out: Path) -> Path:
+    if model.is_dir():
+        return write_once(out, lambda part: penstock_command("convert", str(model), str(part), "--dtype", "f32"))
+    return write_once(out, lambda part: write_floats(model, part))
 
 
 def importance(path: Path, out: Path) -> Path:
@@ -120,6 +126,11 @@ def importance(path: Path, out: Path) -> Path:
             means[name.removesuffix(".in_sum2")] = (sums / counts).astype(np.float32).reshape(-1)
     np.savez(out, **means)
     return out
+
+
+def quantize_rival(args: argparse.Namespace, floats: Path, matrix: Path, out: Path) -> None:
+    means = importance(matrix, args.work / "imatrix.npz")
+    subprocess.run([args.llama, SIDE, "quantize", floats, out, means], check=True)
 
 
 def judge(model: Path, floats: Path, args: argparse.Namespace, scheme: str = "") -> Mapping[str, Any]:
@@ -190,10 +201,7 @@ def main() -> None:
         if not out.exists():
             extra = ["--imatrix-out", str(matrix)] if method == "imatrix" else []
             penstock_command("quantize", str(floats), str(out), "--scheme", "w4a8", "--method", method, *data, *extra)
-    rival = args.work / "q4_k_s.gguf"
-    if not rival.exists():
-        means = importance(matrix, args.work / "imatrix.npz")
-        subprocess.run([args.llama, SIDE, "quantize", floats, rival, means], check=True)
+    rival = write_once(args.work / "q4_k_s.gguf", lambda out: quantize_rival(args, floats, matrix, out))
     print("| model | bytes of weights | bits | KL | same likeliest token | perplexity |\n|---|---|---|---|---|---|")
     report = judge(rival, floats, args)
     line("llama.cpp Q4_K_S, imatrix", report)

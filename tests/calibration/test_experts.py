@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from penstock.calibration.collect import CalibrationProgram, LinearNode
+from penstock.calibration import collect
+from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups
 from penstock.calibration.quantize import MIN_EXPERT_TOKENS, DataOptions, quantize_with_data
 from penstock.calibration.texts import CalibrationData
 from penstock.checkpoint.folder import Checkpoint
@@ -27,6 +29,7 @@ from tests.support.families import build, prompt, save
 NUM_EXPERTS, COLS = 5, {"w1": 160, "w3": 160, "w2": 72}
 SEQUENCES = [prompt(40), prompt(23)]
 Inputs = dict[str, NDArray[np.float32]]
+_W1 = "block_sparse_moe.experts.1.w1.weight"
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,9 @@ def test_statistics_are_those_of_the_routed_rows(mixtral: Path, tmp_path: Path) 
             routed = [linear for linear in program.linears if linear.expert >= 0]
             hessians = program.hessians(routed, lambda _: None)
             found.append(b"".join(own.squares.tobytes() for own in statistics.weights.values()))
+            shared = shared_by_layers(routed)
+            program.linears = [shared]
+            merged, products_of_both = program.statistics(lambda _: None), program.hessians([shared], lambda _: None)
     assert statistics.expert_tokens == {name: len(x) for name, x in expected.items()}
     assert len(set(statistics.expert_tokens.values())) > 3
     assert sum(len(x) for name, x in expected.items() if "layers.0" in name and "w2" in name) == 2 * 63
@@ -87,6 +93,30 @@ def test_statistics_are_those_of_the_routed_rows(mixtral: Path, tmp_path: Path) 
         products = x.T @ x
         np.testing.assert_allclose(of_weight(hessians, name), products, atol=2e-4 * np.abs(products).max())
     assert len(set(found)) == 1
+    first, second = (expected[f"model.layers.{layer}.{_W1}"] for layer in (0, 1))
+    assert merged.expert_tokens[f"model.layers.0.{_W1}"] == len(first) + len(second)
+    assert merged.weights[f"model.layers.0.{_W1}"].count == len(first) + len(second)
+    products = first.T @ first + second.T @ second
+    np.testing.assert_allclose(products_of_both[shared], products, atol=2e-4 * np.abs(products).max())
+
+
+def shared_by_layers(linears: list[LinearNode]) -> LinearNode:
+    """The linear of a network whose two layers have one weight: gate of an expert of the first layer."""
+    first, second = (next(own for own in linears if f"model.layers.{layer}.{_W1}" in own.names) for layer in (0, 1))
+    return replace(first, indices=first.indices + second.indices, reads=first.reads + second.reads)
+
+
+def test_gate_and_up_share_a_hessian(mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export_bundle(mixtral, tmp_path / "f32.psm", scheme="f32")
+    with CalibrationProgram(tmp_path / "f32.psm", CalibrationData([prompt(9)], "test")) as program:
+        linears = [linear for linear in program.linears if "w2" not in linear.names[0] and linear.expert >= 0]
+        monkeypatch.setattr(collect, "_HESSIAN_BYTES", 3 * linears[0].hessian_bytes)
+        groups = linear_groups(linears)
+        assert sorted(map(len, groups)) == [2, 6, 6, 6]
+        hessians = program.hessians(groups[0], lambda _: None)
+    gate, up = (of_weight(hessians, f"model.layers.0.{name}") for name in (_W1, _W1.replace("w1", "w3")))
+    assert gate is up
+    assert len({id(products) for products in hessians.values()}) == 3
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file, save_file
 
 from penstock.calibration import quantize
 from penstock.calibration.quantize import DataOptions, DataReport, quantize_with_data
+from penstock.calibration.texts import CalibrationData
 from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.quantize import QuantizeReport
 from penstock.cli.main import main
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from tests.support.encoders import build
 from tests.support.errors import raises
 from tests.support.families import prompt, save
 from tests.support.invariant_checkpoints import write_checkpoint
@@ -92,6 +96,29 @@ def test_the_output_counts_experts_without_data(
     shown = capsys.readouterr().err
     assert f"of {len(experts)} weights of experts saw too few" in shown
     assert f"0 of {len(experts)} weights of experts" not in shown
+
+
+def test_smooth_does_not_claim_data_for_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {"method": "smooth", "calibration": "texts", "calibration_tokens": 9, "calibration_sha256": 64 * "0"}
+    files = QuantizeReport("w8a8", 1, 1, 1, 1.0)
+    report = DataReport(files, recipe, (), (), 1.0, {"experts.0.w1.weight": 40, "experts.1.w1.weight": 50})
+    monkeypatch.setattr(quantize, "quantize_with_data", lambda *args: report)
+    assert main(["quantize", str(DEMO), str(tmp_path / "out"), "--scheme", "w8a8", "--method", "smooth"]) == 0
+    shown = capsys.readouterr().err
+    assert "40 to 50 calibration tokens" in shown
+    assert "smooth rounds all weights of experts to nearest" in shown
+
+
+def test_layers_that_share_weights_use_all_inputs(tmp_path: Path) -> None:
+    """ALBERT has one weight for all layers: GPTQ rounds it once, by the inputs of all of them."""
+    sizes = {"embedding_size": 32, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 2}
+    build(transformers.AutoModelForMaskedLM, "albert", **sizes).save_pretrained(tmp_path / "model")
+    data = CalibrationData([prompt(90), prompt(70)], "test")
+    report = quantize_with_data(tmp_path / "model", tmp_path / "out", "w8a8", DataOptions("gptq", data=data))
+    assert report.without_gptq == ()
+    assert Checkpoint.open(tmp_path / "out").scheme == "w8a8"
 
 
 @pytest.mark.parametrize(("method", "value"), [("smooth", np.nan), ("gptq", np.inf)])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock.calibration import rotate
+from penstock.calibration.unfinished import UnfinishedWeights
+from penstock.checkpoint.folder import Checkpoint
 from penstock.cli.models import quantize
 from penstock.cli.parser import CommandParser
+from penstock.core.native import QuantizedRows
 from penstock.errors import PenstockError
 from tests.support.command import FOLDER
 from tests.support.errors import raises
@@ -127,3 +132,29 @@ def test_options_are_checked_before_rotating(
     with raises(PenstockError, param=param):
         quantize.run(args)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_weights", [False, True], ids=["nothing_finished", "weights_finished"])
+def test_an_interrupted_run_names_the_folders_it_keeps(
+    has_weights: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, out = write_tiny_llama(tmp_path / "model"), tmp_path / "out"
+
+    def interrupted(args: argparse.Namespace) -> int:
+        assert args.checkpoint == str(tmp_path / ".out.rotated" / "rotated")
+        if has_weights:
+            rows = QuantizedRows(np.ones((4, 8), np.int8), np.ones(4, np.float32), None)
+            UnfinishedWeights(out, {}, Checkpoint.open(args.checkpoint)).write("w", rows)
+        raise MemoryError
+
+    monkeypatch.setattr(quantize, "_round", interrupted)
+    parser = CommandParser()
+    quantize.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["quantize", str(source), str(out), "--scheme", "w8a8", "--rotate", "r2"])
+    with pytest.raises(MemoryError):
+        quantize.run(args)
+    kept = [".out.rotated", ".out.unfinished"] if has_weights else []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "model"]
+    shown = capsys.readouterr().err
+    assert all(str(tmp_path / name) in shown for name in kept)
+    assert bool(shown) == has_weights

@@ -32,12 +32,14 @@ _EXPERT_IDS: Final = 2
 
 @dataclass(frozen=True)
 class LinearNode:
-    """A linear of a graph: the index of its node, the tensors that its weight is made of, and its columns.
+    """A weight of linears: the indices of its nodes, the values that they read, its tensors and its columns.
 
+    Layers that share their weights have several nodes with one weight, and their inputs count together.
     ``expert``: the number of the expert whose rows of an ``expert_linear`` this is; -1 of others.
     """
 
-    index: int
+    indices: tuple[int, ...]
+    reads: tuple[str, ...]
     names: tuple[str, ...]
     cols: int
     expert: int = -1
@@ -46,6 +48,11 @@ class LinearNode:
     def hessian_bytes(self) -> int:
         """The size of the sum of ``x^T x``."""
         return self.cols * self.cols * _HESSIAN_ITEM_BYTES
+
+    @property
+    def source(self) -> tuple[tuple[str, ...], int]:
+        """What weights with the same inputs, such as gate and up of an expert, have in common."""
+        return self.reads, self.expert
 
 
 @dataclass(frozen=True)
@@ -65,14 +72,22 @@ class _Routing:
 
 def _linears(graph: Graph) -> tuple[list[LinearNode], dict[int, _Routing]]:
     """Return the linears, those of experts one by one, and the routing of the nodes that have experts."""
-    found: list[LinearNode] = []
+    found: dict[tuple[str, int], LinearNode] = {}
     routed: dict[int, _Routing] = {}
+
+    def add(index: int, names: tuple[str, ...], expert: int = -1) -> None:
+        x, weight, *ids = (operand.name for operand in graph.nodes[index].inputs[: _EXPERT_IDS + 1])
+        known = found.get((weight, expert))
+        before = ((), ()) if known is None else (known.indices, known.reads)
+        reads = (*before[1], x) if expert < 0 else (*before[1], x, *ids)
+        found[weight, expert] = LinearNode((*before[0], index), reads, names, graph.weights[weight].cols, expert)
+
     for index, node in enumerate(graph.nodes):
         if node.op not in ("linear", "expert_linear"):
             continue
         weight = graph.weights[node.inputs[1].name]
         if node.op == "linear":
-            found.append(LinearNode(index, tuple(part.name for part in weight.parts), weight.cols))
+            add(index, tuple(part.name for part in weight.parts))
             continue
         num_experts, num_rows = int(node.attrs["num_experts"]), int(node.attrs["out_features"])
         x, ids = (graph.values[node.inputs[at].name].shape for at in (0, _EXPERT_IDS))
@@ -85,20 +100,23 @@ def _linears(graph: Graph) -> tuple[list[LinearNode], dict[int, _Routing]]:
                 if part.row_start in own and part.row_start + part.num_rows - 1 in own
             )
             if names:  # else one tensor has the rows of several experts
-                found.append(LinearNode(index, names, weight.cols, expert))
-    return found, routed
+                add(index, names, expert)
+    return list(found.values()), routed
 
 
 def linear_groups(linears: list[LinearNode]) -> list[list[LinearNode]]:
-    """Divide linears, in their order, into groups whose Hessians fit into memory together."""
+    """Divide linears into groups whose Hessians fit into memory together; those with the same inputs have one."""
+    by_source: dict[Any, list[LinearNode]] = {}
+    for linear in linears:
+        by_source.setdefault(linear.source, []).append(linear)
     groups: list[list[LinearNode]] = []
     num_bytes = 0
-    for linear in linears:
-        if not groups or num_bytes + linear.hessian_bytes > _HESSIAN_BYTES:
+    for same in by_source.values():
+        if not groups or num_bytes + same[0].hessian_bytes > _HESSIAN_BYTES:
             groups.append([])
             num_bytes = 0
-        groups[-1].append(linear)
-        num_bytes += linear.hessian_bytes
+        groups[-1] += same
+        num_bytes += same[0].hessian_bytes
     return groups
 
 
@@ -176,7 +194,7 @@ class CalibrationProgram:
         maxima: dict[int, NDArray[np.float32]] = {}
         counts = {index: np.zeros(own.num_experts, np.int64) for index, own in self._routed.items()}
         experts = {index: self._expert_buffer(index) for index in self._routed}
-        for index, cols in {linear.index: linear.cols for linear in self.linears}.items():
+        for index, cols in _columns(self.linears).items():
             num = self._routed[index].num_experts if index in self._routed else 1
             squares[index], maxima[index] = np.zeros((num, cols)), np.zeros((num, cols), np.float32)
             self._program.sum_inputs(index, squares=squares[index], maxima=maxima[index], experts=experts.get(index))
@@ -187,35 +205,44 @@ class CalibrationProgram:
         weights: dict[str, WeightInputs] = {}
         expert_tokens: dict[str, int] = {}
         for linear in self.linears:
-            self._program.sum_inputs(linear.index)
-            row, count = max(linear.expert, 0), self.data.num_tokens
-            if linear.expert >= 0:
-                count = int(counts[linear.index][linear.expert])
-                expert_tokens |= dict.fromkeys(linear.names, count)
-            _check_finite(squares[linear.index][row], linear)
-            inputs = WeightInputs(squares[linear.index][row], count, maxima[linear.index][row])
-            for name in linear.names:
-                weights[name] = _merged(weights[name], inputs) if name in weights else inputs
+            for index in linear.indices:
+                self._program.sum_inputs(index)
+                row, count = max(linear.expert, 0), self.data.num_tokens
+                if linear.expert >= 0:
+                    count = int(counts[index][linear.expert])
+                    expert_tokens |= {name: expert_tokens.get(name, 0) + count for name in linear.names}
+                _check_finite(squares[index][row], linear)
+                inputs = WeightInputs(squares[index][row], count, maxima[index][row])
+                for name in linear.names:
+                    weights[name] = _merged(weights[name], inputs) if name in weights else inputs
         return InputStatistics(weights, self.data.num_tokens, self.data.digest, self.data.source, expert_tokens)
 
     def hessians(
         self, linears: Sequence[LinearNode], on_step: StepCallback
     ) -> Mapping[LinearNode, NDArray[np.float32]]:
-        """Return the sum of ``x^T x`` over all tokens for each of these linears, of an expert over its own tokens."""
-        sums = {linear: np.zeros((linear.cols, linear.cols), np.float32) for linear in linears}
-        for inputs in self.inputs(linears, on_step):
+        """Return the sum of ``x^T x`` over all tokens for each of these linears, of an expert over its own tokens.
+
+        Linears with the same inputs share an array.
+        """
+        of_source = {linear.source: linear for linear in reversed(linears)}
+        sums = {linear: np.zeros((linear.cols, linear.cols), np.float32) for linear in of_source.values()}
+        for inputs in self.inputs(list(sums), on_step):
             for linear, x in inputs.items():
-                sums[linear] += x.T @ x
-        for linear in linears:
+                if len(x):  # else the step has no token of the expert
+                    sums[linear] += x.T @ x
+        for linear in sums:
             _check_finite(np.diagonal(sums[linear]), linear)
-        return sums
+        return {linear: sums[of_source[linear.source]] for linear in linears}
 
     def inputs(
         self, linears: Sequence[LinearNode], on_step: StepCallback
     ) -> Iterator[Mapping[LinearNode, NDArray[np.float32]]]:
-        """Yield the inputs [tokens, columns] of these linears in each step: views, of an expert copies of its own."""
+        """Yield the inputs [tokens, columns] of these linears in each step.
+
+        They are views; of an expert, and of layers that share their weights, copies.
+        """
         rows, experts = {}, {}
-        for index, cols in {linear.index: linear.cols for linear in linears}.items():
+        for index, cols in _columns(linears).items():
             routing = self._routed.get(index)
             slots = (routing.num_slots,) if routing is not None and routing.has_own_rows else ()
             rows[index] = np.zeros((self._len, *slots, cols), np.float32)
@@ -224,21 +251,35 @@ class CalibrationProgram:
             self._program.sum_inputs(index, rows=rows[index], experts=experts.get(index))
         try:
             for length in self._steps():
-                yield {
-                    own: rows[own.index][:length]
-                    if own.expert < 0
-                    else self._routed[own.index].rows_of(
-                        own.expert, rows[own.index][:length], experts[own.index][:length]
-                    )
-                    for own in linears
-                }
+                yield {own: self._inputs_of(own, rows, experts, length) for own in linears}
                 on_step(length)
         finally:
             for index in rows:
                 self._program.sum_inputs(index)
 
+    def _inputs_of(
+        self,
+        linear: LinearNode,
+        rows: Mapping[int, NDArray[np.float32]],
+        experts: Mapping[int, NDArray[np.int32]],
+        length: int,
+    ) -> NDArray[np.float32]:
+        """Return the inputs of a linear in a step of ``length`` tokens, those of its nodes one after another."""
+        parts = [rows[index][:length] for index in linear.indices]
+        if linear.expert >= 0:
+            parts = [
+                self._routed[index].rows_of(linear.expert, part, experts[index][:length])
+                for index, part in zip(linear.indices, parts, strict=True)
+            ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
     def _expert_buffer(self, index: int) -> NDArray[np.int32]:
         return np.zeros((self._len, self._routed[index].num_slots), np.int32)
+
+
+def _columns(linears: Sequence[LinearNode]) -> dict[int, int]:
+    """Return the columns of the weight of each node."""
+    return {index: linear.cols for linear in linears for index in linear.indices}
 
 
 def _check_finite(sums: NDArray[Any], linear: LinearNode) -> None:

@@ -43,11 +43,15 @@ from penstock.quant.methods.weighted import round_weighted
 from penstock.quant.scheme import Scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
-__all__ = ["METHODS", "MIN_EXPERT_TOKENS", "DataOptions", "DataReport", "check_data", "quantize_with_data"]
+__all__ = [
+    "METHODS", "MIN_EXPERT_TOKENS", "SCALING_METHODS", "DataOptions", "DataReport", "check_data", "quantize_with_data",
+]  # fmt: skip
 
 METHODS: Final = (
     "imatrix", "gptq", "smooth", "smooth+imatrix", "smooth+gptq", "awq", "awq+imatrix", "awq+gptq",
 )  # fmt: skip
+SCALING_METHODS: Final = ("smooth", "awq")
+"""Methods that fold scales into weights and then round to nearest; experts have no folds."""
 
 
 MIN_EXPERT_TOKENS: Final = 32
@@ -218,9 +222,8 @@ def _rotated_squares(
     for inputs in program.inputs(linears, passes.begin("rotated statistics")):
         for own, x in inputs.items():
             squares[own] += np.square(rotate_inputs(x * factors[own])).sum(axis=0, dtype=np.float64)
-    counts, most = rounding.statistics.expert_tokens, program.data.num_tokens
     return {
-        name: (squares[own] / max(counts.get(name, most), 1)).astype(np.float32)
+        name: (squares[own] / max(rounding.statistics.weights[name].count, 1)).astype(np.float32)
         for own in linears
         for name in own.names
     }
@@ -301,7 +304,7 @@ class _DataRounding:
         finished = None if self.unfinished is None else self.unfinished.read(name, matrix.shape, scheme)
         if finished is not None:
             yield finished
-        elif self.has_data(name) and self.recipe["method"] not in ("smooth", "awq"):
+        elif self.has_data(name) and self.recipe["method"] not in SCALING_METHODS:
             yield self.weighted(context, name, self.smoothing.values(name, matrix, dtype), scheme)
         elif name in self.smoothing.columns or name in self.smoothing.rows:
             yield from quantize_rows(context, scheme, self.smoothing.values(name, matrix, dtype), "f32")

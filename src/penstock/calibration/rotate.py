@@ -20,14 +20,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.calibration.unfinished import ROTATED, Workspace, is_unfinished
+from penstock.calibration.unfinished import ROTATED, Workspace
 from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.quantize import check_float_weights
 from penstock.checkpoint.side_files import write_side_files
 from penstock.config import check_choice
-from penstock.errors import PenstockError, UnsupportedError
+from penstock.errors import UnsupportedError
 from penstock.models.mapped import open_mapped
 from penstock.quant.folder import ROTATION_KEY, check_new_folder, new_folder
 from penstock.quant.hadamard import ROTATIONS
@@ -181,17 +181,11 @@ def rotated_folder(source: Path | str, final: Path, rotation: str) -> Iterator[P
     """Rotate a checkpoint into a hidden folder beside ``final``, which is removed when the block has succeeded.
 
     A run that was killed leaves it, and the next one for the same files takes it: what it finished belongs to the files
-    in there.  A refused run leaves it only beside such weights or measurements.
+    in there.  ``resumable_output``, around this block, removes the folder after an exception if nothing was finished.
     """
     check_new_folder(final)
     work = Workspace(final, {"rotate": rotation}, open_mapped(source), ROTATED)
-    folder = work.folder / "rotated"
-    try:
-        if not folder.is_dir():
-            rotate_checkpoint(source, folder, rotation)
-        yield folder
-    except PenstockError:
-        if not is_unfinished(final):
-            work.remove()
-        raise
+    if not work.rotated.is_dir():
+        rotate_checkpoint(source, work.rotated, rotation)
+    yield work.rotated
     work.remove()

@@ -404,10 +404,12 @@ class CoreProgram(Handle):
 
         ``squares`` [cols]: to which the squares of each column are added.  ``maxima`` [cols]: the largest magnitudes.
         ``rows`` [max_tokens, cols]: where each step copies its input to.  None: not.  The sums do not depend on the
-        number of threads.  Of an ``expert_linear``, the first two are [experts, cols], each over the rows routed to the
-        expert, and ``experts`` [max_tokens, k] is where each step copies the numbers of the experts to; an input of
-        each expert of a token has rows [max_tokens, k, cols].  Raises InvalidArgumentError for a program without
-        ``INPUT_SUMS``.
+        number of threads.
+
+        The first two of an ``expert_linear`` are [experts, cols], each over the rows that are routed to the expert, and
+        each step copies the numbers of the experts to ``experts`` [max_tokens, k].  An ``expert_linear`` whose experts
+        of a token have an input each has ``rows`` [max_tokens, k, cols].  Raises InvalidArgumentError for a program
+        without ``INPUT_SUMS``.
         """
         self._check_parents()
         named = {"squares": squares, "maxima": maxima, "rows": rows, "experts": experts}

@@ -107,13 +107,24 @@ def run(args: argparse.Namespace) -> int:
         return run_network(args)
     _check_options(args)
     quantize = _prepared(args)
-    if args.rotate is None:
-        return quantize()
-    from penstock.calibration.rotate import rotated_folder
+    from penstock.calibration.unfinished import resumable_output
 
-    with rotated_folder(downloaded_path(args.checkpoint), Path(args.out), args.rotate) as folder:
-        args.checkpoint = str(folder)
-        return quantize()
+    with resumable_output(Path(args.out), _tell_kept):
+        if args.rotate is None:
+            return quantize()
+        from penstock.calibration.rotate import rotated_folder
+
+        with rotated_folder(downloaded_path(args.checkpoint), Path(args.out), args.rotate) as folder:
+            args.checkpoint = str(folder)
+            return quantize()
+
+
+def _tell_kept(folder: Path) -> None:
+    print(
+        f"penstock: {printable(str(folder))} keeps finished work. The same command resumes from it. Remove "
+        "it if you do not need it.",
+        file=sys.stderr,
+    )
 
 
 def _prepared(args: argparse.Namespace) -> Callable[[], int]:
@@ -184,6 +195,8 @@ def _run_with_data(args: argparse.Namespace, options: DataOptions) -> int:
 
 
 def _print_report(args: argparse.Namespace, report: DataReport) -> None:
+    from penstock.calibration.quantize import SCALING_METHODS
+
     files, recipe = report.files, report.recipe
     print(
         f"{args.out}: {files.scheme} by {recipe['method']}, {files.num_quantized} weights quantized, "
@@ -203,8 +216,7 @@ def _print_report(args: argparse.Namespace, report: DataReport) -> None:
             print(f"penstock: {printable(names[0])}{others}: {what}", file=sys.stderr)
     if counts := list(report.expert_tokens.values()):
         few = sum(name in report.expert_tokens for name in report.without_data)
-        print(
-            f"penstock: experts saw {min(counts):,} to {max(counts):,} calibration tokens; {few} of {len(counts)} "
-            "weights of experts saw too few, and are rounded to nearest",
-            file=sys.stderr,
-        )
+        what = f"{few} of {len(counts)} weights of experts saw too few, and are rounded to nearest"
+        if recipe["method"] in SCALING_METHODS:
+            what = f"{recipe['method']} rounds all weights of experts to nearest"
+        print(f"penstock: experts saw {min(counts):,} to {max(counts):,} calibration tokens; {what}", file=sys.stderr)
