@@ -80,7 +80,8 @@ def test_eager_mode_and_a_bundle_compute_the_same(tmp_path: Path, tied: bool) ->
     found, expected = run_whole(program, IDS), logits(out)
     program.close()
     assert relative_error(found, expected) < 1e-5
-    assert relative_error(expected, logits(tmp_path / "model", "f32")) < 0.1
+    if not tied:  # the layers are the same
+        assert relative_error(expected, logits(tmp_path / "model", "w8a8")) < 0.05
 
 
 @pytest.mark.long
