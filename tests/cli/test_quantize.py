@@ -95,6 +95,7 @@ def test_a_budget_prints_what_each_unit_costs(penstock_inline, tmp_path: Path):
         (("--budget", "5bits", "--method", "auto"), "method"),
         (("--budget", "5bits", "--levels", "w4a8,w4a16"), "levels"),
         (("--budget", "5bits", "--imatrix-out", "x.gguf"), "--imatrix-out"),
+        (("--budget", "5bits", "--head", "q6_k"), "--head"),
     ],
 )
 def test_wrong_budgets_are_refused(penstock_inline, tmp_path: Path, options: tuple[str, ...], word: str):

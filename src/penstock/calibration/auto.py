@@ -134,7 +134,7 @@ class _Trial:
             steps, scheme = steps[1:] or [_NEAREST], f"{scheme}{ROTATED_SUFFIX}"
         try:
             if steps == [_NEAREST]:
-                quantize_checkpoint(self.checkpoint, out, scheme)
+                quantize_checkpoint(self.checkpoint, out, scheme, head=self.options.head)
             else:
                 own = replace(self.options, method="+".join(steps), calibration=None, data=judge.seen, imatrix_out=None)
                 quantize_with_data(self.source, out, scheme, own, self.progress)

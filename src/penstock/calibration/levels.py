@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.calibration.texts import CalibrationData
 from penstock.checkpoint.folder import Checkpoint, WeightFile
-from penstock.checkpoint.quantize import plan_weights, quantize_checkpoint
+from penstock.checkpoint.quantize import head_blocks, plan_weights, quantize_checkpoint
 from penstock.checkpoint.side_files import write_side_files
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
 from penstock.config import ConfigReader
+from penstock.core.layouts import BLOCKS
 from penstock.core.native import Context
 from penstock.errors import InvalidArgumentError
 from penstock.quant.folder import add_quantized, new_folder, quantized_entries
 from penstock.quant.matrix import quantize_rows
-from penstock.quant.mixed_schemes import HEADS, is_head, mixed_config, other_schemes
-from penstock.quant.scheme import find_scheme, quantizing_scheme
+from penstock.quant.mixed_schemes import HEAD_BLOCKS, HEADS, is_head, mixed_config, other_schemes
+from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 from penstock.runtime.build import ProgressCallback
 
@@ -68,19 +69,27 @@ class _LevelPart:
 class Levels:
     """A source in several schemes, the lowest first.
 
-    ``folders``: by scheme the quantized folder of all weights, or the source for a float scheme.  ``head``: the head in
-    4 bits, which no folder has, if the lowest scheme has them.
+    ``folders``: by scheme the quantized folder of all weights, or the source for a float scheme.  ``head``: the name of
+    the head, and by scheme files of it in 4 bits and in blocks, which no folder has, if the lowest scheme has 4 bits.
     """
 
     schemes: tuple[str, ...]
     folders: Mapping[str, Checkpoint]
-    head: tuple[str, TensorFile] | None
+    head: tuple[str, Mapping[str, TensorFile]] | None
     recipe: Mapping[str, Any]
 
     @property
     def base(self) -> Checkpoint:
         """The folder of the lowest scheme."""
         return self.folders[self.schemes[0]]
+
+    def schemes_of(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the schemes that tensors may have together, the lowest first: those of the head differ."""
+        lowest = find_scheme(self.schemes[0])
+        if lowest.weight_bits == 8 or not any(self.base.tensors[name].dtype == "i8" for name in names):
+            return self.schemes
+        own = [] if self.head is None or [self.head[0]] != [*names] else [*self.head[1]]
+        return (*own, *self.schemes[1:])
 
     def quantized_names(self) -> set[str]:
         """Return the tensors that are integers in the lowest scheme."""
@@ -90,16 +99,15 @@ class Levels:
         """Return the checkpoint in which each of the tensors has a scheme; other tensors are those of the lowest."""
         homes: list[WeightFile] = []
         taken: set[str] = set()
-        for scheme in self.schemes:
-            own = [name for name, chosen in schemes.items() if chosen == scheme]
-            in_head = [
-                name for name in own if self.head is not None and scheme == self.schemes[0] and name == self.head[0]
-            ]
-            for home, names in ((self.folders[scheme], set(own) - set(in_head)), (self._head_file, set(in_head))):
-                if home is not None and names:
-                    homes.append(_LevelPart(home, _with_companions(home, names)))
-            for name in own:
-                taken |= {name} | self.base.companions(name)
+        for scheme in (*self.schemes, HEAD_BLOCKS):
+            own = {name for name, chosen in schemes.items() if chosen == scheme}
+            taken |= own.union(*(self.base.companions(name) for name in own))
+            if self.head is not None and self.head[0] in own and scheme in self.head[1]:
+                file = self.head[1][scheme]
+                homes.append(_LevelPart(file, _with_companions(file, {self.head[0]})))
+                own -= {self.head[0]}
+            if own:
+                homes.append(_LevelPart(self.folders[scheme], _with_companions(self.folders[scheme], own)))
         homes.append(_LevelPart(self.base, [name for name in self.base.tensors if name not in taken]))
         config = self.base.stored_config
         values = mixed_config(config.values, self.schemes[0], self._listed(schemes))
@@ -116,10 +124,6 @@ class Levels:
         }
         unnamed = other_schemes(lowest, {name: scheme for name, scheme in own.items() if schemes[name] == lowest})
         return {name: scheme for name, scheme in own.items() if schemes[name] != lowest or name in unnamed}
-
-    @property
-    def _head_file(self) -> TensorFile | None:
-        return None if self.head is None else self.head[1]
 
 
 def _with_companions(home: WeightFile | Checkpoint, names: Collection[str]) -> list[str]:
@@ -156,7 +160,7 @@ def make_levels(
         own = json.loads((out / "config.json").read_text())["quantization_config"].get("recipe")
         recipe = own if own is not None and scheme == schemes[0] else recipe
     _check_others(folders[schemes[0]], folders)
-    head = _low_head(checkpoint, work, schemes[0]) if method in IN_PLACE else None
+    head = _low_heads(checkpoint, work, schemes[0]) if method in IN_PLACE else None
     return Levels(tuple(schemes), folders, head, recipe)
 
 
@@ -173,28 +177,43 @@ def _check_others(base: Checkpoint, folders: Mapping[str, Checkpoint]) -> None:
                 )
 
 
-def _low_head(checkpoint: Checkpoint, work: Path, scheme: str) -> tuple[str, TensorFile] | None:
-    """Round the head to 4 bits, which a folder of 4 bits does not, and return its name and file; None for 8 bits."""
+def _low_heads(checkpoint: Checkpoint, work: Path, scheme: str) -> tuple[str, Mapping[str, TensorFile]] | None:
+    """Round the head to 4 bits and, if its columns are whole ones, to blocks, which a folder of 4 bits does not.
+
+    Returns its name and its files by scheme; None for 8 bits.
+    """
     row = find_scheme(scheme)
     unread = checkpoint.redundant_names()
     plan = plan_weights(checkpoint, row)
     names = [name for name, own in plan.items() if own.layout != row.layout and name not in unread]
     if row.weight_bits != 4 or not names:
         return None
-    row = find_scheme(row.plain)
-    name, path = names[0], work / f"head-{scheme}.safetensors"
-    if not path.exists():
-        info = checkpoint.tensors[name]
-        partial = path.with_suffix(".partial")
-        partial.unlink(missing_ok=True)
-        writer = TensorWriter(partial, quantized_entries(name, row, *info.shape))
+    name, files = names[0], {}
+    blocks = find_scheme(HEAD_BLOCKS)
+    has_blocks = checkpoint.tensors[name].shape[1] % BLOCKS[blocks.layout].block_len == 0
+    for key, own in ((scheme, find_scheme(row.plain)), *([(HEAD_BLOCKS, blocks)] if has_blocks else [])):
+        path = work / f"head-{key}.safetensors"
+        if not path.exists():
+            _write_head(checkpoint, name, own, path)
+        files[key] = TensorFile(path)
+    return name, files
+
+
+def _write_head(checkpoint: Checkpoint, name: str, scheme: Scheme, path: Path) -> None:
+    """Write a file of the head, rounded to nearest, which appears complete or not at all."""
+    info, partial = checkpoint.tensors[name], path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    writer = TensorWriter(partial, quantized_entries(name, scheme, info.shape[0], info.shape[1]))
+    if scheme.in_blocks:
+        for blocks in head_blocks(checkpoint.read(name), info.dtype):
+            writer.add(name, blocks)
+    else:
         with Context() as context:
-            for rows in quantize_rows(context, row, checkpoint.read(name), info.dtype):
-                add_quantized(writer, name, row, rows)
-        checkpoint.release(name)
-        writer.close()
-        partial.replace(path)
-    return name, TensorFile(path)
+            for rows in quantize_rows(context, scheme, checkpoint.read(name), info.dtype):
+                add_quantized(writer, name, scheme, rows)
+    checkpoint.release(name)
+    writer.close()
+    partial.replace(path)
 
 
 def write_checkpoint(checkpoint: Checkpoint, out: Path) -> int:

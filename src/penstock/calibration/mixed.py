@@ -37,6 +37,7 @@ from penstock.graph.bundle import read_graph
 from penstock.graph.ir import Graph
 from penstock.models.mapped import open_mapped
 from penstock.quant.folder import check_new_folder
+from penstock.quant.mixed_schemes import HEAD_BLOCKS
 from penstock.quant.scheme import find_scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
@@ -105,7 +106,7 @@ class MixedReport:
 
     def counts(self) -> dict[str, int]:
         """Return the number of units in each scheme."""
-        return {level: sum(unit.scheme == level for unit in self.units) for level in self.levels}
+        return _counts(self.levels, self.units)
 
 
 def quantize_mixed(
@@ -188,11 +189,8 @@ class _Mix:
         self.costs: Costs = {}
 
     def _rows(self, unit: WeightUnit) -> tuple[str, ...]:
-        """Return the schemes that a unit may have: the head has 4 bits only if they were made for it."""
-        lowest = self._levels.schemes[0]
-        is_head = any(self._levels.base.tensors[name].dtype == "i8" for name in unit.tensors)
-        has_low = find_scheme(lowest).weight_bits == 8 or not is_head or self._levels.head is not None
-        return self._levels.schemes if has_low else self._levels.schemes[1:]
+        """Return the schemes that a unit may have, the lowest first."""
+        return self._levels.schemes_of(unit.tensors)
 
     def _uniform(self, place: int) -> dict[str, str]:
         """Return the lowest (0) or the highest (-1) scheme of each unit, by its name."""
@@ -220,7 +218,7 @@ class _Mix:
             self._graph = read_graph(bundle)[0]
 
         self._judge.look(self._levels.base, see)
-        schemes = dict.fromkeys((*self._levels.schemes, find_scheme(self._levels.schemes[0]).head))
+        schemes = dict.fromkeys((*self._levels.schemes, find_scheme(self._levels.schemes[0]).head, HEAD_BLOCKS))
         self.units = find_units(
             self.graph, tuple(schemes), self._levels.quantized_names(), self._options.units == "tensor"
         )
@@ -336,11 +334,10 @@ class _Mix:
         ]
         num_bytes = self._num_bytes(schemes)
         results = [UnitResult(unit.layer, unit.kind, self.costs[unit.name], schemes[unit.name]) for unit in self.units]
-        counts = {level: sum(result.scheme == level for result in results) for level in self._levels.schemes}
         recipe = {
             **self._levels.recipe,
             "budget": budget.text,
-            "mix": ", ".join(f"{level} {count}" for level, count in counts.items()),
+            "mix": ", ".join(f"{level} {count}" for level, count in _counts(self._levels.schemes, results).items()),
             "bits_per_weight": round(self._bits(num_bytes), 4),
             "divergence": float(f"{divergence.mean:.4g}"),
             "judged_tokens": self._judge.held.num_tokens,
@@ -363,6 +360,12 @@ class _Mix:
             "bits": self._bits(num_bytes), "divergence": divergence, "predicted": predicted, "lowest": ends[0],
             "highest": ends[1], "judged_tokens": self._judge.held.num_tokens, "speed": measured, "recipe": recipe,
         }  # fmt: skip
+
+
+def _counts(levels: Sequence[str], units: Sequence[UnitResult]) -> dict[str, int]:
+    """Return the number of units in each of the levels, and of a head in blocks."""
+    schemes = [*levels, *(unit.scheme for unit in units)]
+    return {scheme: sum(unit.scheme == scheme for unit in units) for scheme in schemes}
 
 
 def _unreachable(field: str, expected: str, found: str) -> InvalidArgumentError:

@@ -68,6 +68,7 @@ class DataOptions:
     to which the statistics are written, as an importance matrix in GGUF.  ``data``: sequences to use instead of
     ``calibration``.  ``arguments``: those of single methods.  ``blacklist``: of ``checkpoint.quantize.plan_weights``.
     ``smooth_keys``: also make the dimensions of keys more equal, for KV pages of int8 (``calibration.keys``).
+    ``head``: the scheme of the output head, of ``checkpoint.quantize.plan_weights``.
     """
 
     method: str
@@ -79,6 +80,7 @@ class DataOptions:
     arguments: MethodArguments = field(default_factory=MethodArguments)
     blacklist: tuple[str, ...] = ()
     smooth_keys: bool = False
+    head: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse an unknown method, and too few tokens."""
@@ -124,7 +126,7 @@ def quantize_with_data(
     check_float_weights(checkpoint)
     if options.smooth_keys:
         check_family(checkpoint)
-    plan = plan_weights(checkpoint, row, options.blacklist)
+    plan = plan_weights(checkpoint, row, options.blacklist, options.head)
     tell = progress or _ignore
     file = options.calibration
     if file is not None and is_imatrix(file):
@@ -142,6 +144,7 @@ def quantize_with_data(
         lambda done, total: tell(Progress("quantize", done, total)),
         rounding,
         options.blacklist,
+        options.head,
     )
     if rounding.unfinished is not None:
         rounding.unfinished.remove()
@@ -235,7 +238,7 @@ def _unfinished_key(scheme: Scheme, options: DataOptions, rounding: _DataRoundin
     for part in (rounding.smoothing.columns, rounding.smoothing.rows):
         for name in sorted(part):
             digest.update(name.encode() + part[name].tobytes())
-    key = {"scheme": scheme.name, **rounding.recipe, "blacklist": list(options.blacklist)}
+    key = {"scheme": scheme.name, **rounding.recipe, "blacklist": list(options.blacklist), "head": options.head}
     return {**key, "factors": digest.hexdigest()}
 
 
@@ -287,11 +290,20 @@ class _DataRounding:
         """The mean squares of the columns of rotated inputs, which those of the inputs do not tell."""
 
     def has_data(self, name: str) -> bool:
-        """Return True if the weight had an input that was not zero, and a routed expert saw enough of them."""
+        """Return True if the weight had an input that was not zero, and a routed expert saw enough of them.
+
+        A head in blocks is rounded to nearest.
+        """
+        if self._plan[name].in_blocks:
+            return False
         inputs = self.statistics.weights.get(name)
         if self.statistics.expert_tokens.get(name, MIN_EXPERT_TOKENS) < MIN_EXPERT_TOKENS:
             return False
         return inputs is not None and bool(inputs.squares.any())
+
+    def values(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+        """Return the values of a matrix, smoothed."""
+        return self.smoothing.values(name, data, dtype)
 
     def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
         """Return a tensor that keeps its type, smoothed; ``rows`` smooths those that it rounds."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.core.layouts import BLOCKS
 from penstock.core.native import layout_bytes
 from penstock.errors import InternalError
 from penstock.graph.ir import Graph, Node, Part, Weight
@@ -55,12 +56,22 @@ def find_units(
             tensors = tuple(part.name for part in parts)
             if all(tensor in quantized for tensor in tensors):
                 rows = sum(part.num_rows for part in parts)
-                sizes = {scheme: layout_bytes(find_scheme(scheme).layout, rows, weight.cols) for scheme in schemes}
+                sizes = _sizes(schemes, rows, weight.cols)
                 units.setdefault(name, WeightUnit(*_place(tensors), tensors, sizes))
     listed = list(units.values())
     if len({unit.name for unit in listed}) < len(listed):
         raise InternalError("units: two weights of a layer have the same name")
     return listed
+
+
+def _sizes(schemes: Sequence[str], rows: int, cols: int) -> dict[str, int]:
+    """Return the bytes of a packed matrix by scheme, without those whose blocks its rows are no multiple of."""
+    layouts = {scheme: find_scheme(scheme).layout for scheme in schemes}
+    return {
+        scheme: layout_bytes(layout, rows, cols)
+        for scheme, layout in layouts.items()
+        if layout not in BLOCKS or cols % BLOCKS[layout].block_len == 0
+    }
 
 
 def has_experts(graph: Graph) -> bool:

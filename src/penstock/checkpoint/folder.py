@@ -36,7 +36,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.file_kinds import is_bundle, is_gguf, refuse_mindspore
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.folder import QUANTIZED_VERSION
-from penstock.quant.mixed_schemes import MIXED_VERSION, mixed_schemes, named_scheme
+from penstock.quant.mixed_schemes import MIXED_VERSION, block_tensors, mixed_schemes, named_scheme
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
 __all__ = ["Checkpoint", "FileStamp", "TensorInfo", "WeightFile", "stored_dtype"]
@@ -157,8 +157,9 @@ class Checkpoint:
 
     ``scheme`` is None except for a folder that ``penstock quantize`` made.  In such a folder a linear weight
     ``X.weight`` has int8 values, or 4-bit values two per byte.  Its scales are in ``X.weight_scale``; for 4 bit, the
-    steps and offsets of its groups are in ``X.weight_groups``.  ``tensors`` lists all of these.  Files are mapped: a
-    file that shrinks while it is open kills the process, as with any mapped file.
+    steps and offsets of its groups are in ``X.weight_groups``.  An output head may have blocks of bytes instead.
+    ``tensors`` lists all of these.  Files are mapped: a file that shrinks while it is open kills the process, as with
+    any mapped file.
     """
 
     def __init__(
@@ -178,12 +179,14 @@ class Checkpoint:
             name: replace(file.tensors[name], shape=_without_group(name, file.tensors[name].shape))
             for name, file in self._home.items()
         }
+        self._blocks: Mapping[str, str] = {}
         self.keeps_mxfp4 = config.has_mxfp4() and any(name.endswith("_blocks") for name in self.tensors)
         self.scheme: str | None = None
         self.dtype = stored_dtype(config, {n: info for n, info in self.tensors.items() if not self._is_foreign(n)})
         section = config.quantization()
         if section is not None:
             self._check_version(section.int("version", min=1))
+            self._blocks = block_tensors(section)
             quantized = [scheme.name for scheme in SCHEMES.values() if scheme.quantized]
             self.scheme = section.one_of("scheme", quantized)
             self.dtype = section.one_of("dtype", ("f32", "f16", "bf16"))
@@ -267,6 +270,9 @@ class Checkpoint:
                 raise InvalidFileError(
                     f"{info.file}: tensor {show(name)}: expected a matrix, got {list(info.shape)}", param=name
                 )
+            if name in self._blocks:
+                self._check_blocks(name, info)
+                continue
             companions: list[tuple[str, str, Sequence[tuple[int, ...]]]] = [
                 (f"{name}{_SCALE}", "f32", ((info.shape[0],), (info.shape[0], 1)))
             ]
@@ -275,6 +281,14 @@ class Checkpoint:
                 companions.append((f"{name}{_GROUPS}", "i8", ((info.shape[0], num_groups, 2),)))
             for companion, dtype, shapes in companions:
                 self._check_companion(name, companion, dtype, shapes)
+
+    def _check_blocks(self, name: str, info: TensorInfo) -> None:
+        num_bytes = BLOCKS[find_scheme(self._blocks[name]).layout].block_bytes
+        if info.dtype == "u8" and info.shape[1] % num_bytes:
+            raise InvalidFileError(
+                f"{info.file}: tensor {show(name)}: expected rows of blocks of {num_bytes} bytes, got {info.shape[1]}",
+                param=name,
+            )
 
     def _check_companion(self, name: str, companion: str, dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
         info = self.tensors.get(companion)
@@ -377,13 +391,17 @@ class Checkpoint:
         return scheme
 
     def block_scheme(self, name: str) -> str | None:
-        """Return the scheme that computes with a tensor's blocks, of a GGUF file or of a folder that another tool
-        quantized; None for any other tensor."""
+        """Return the scheme that computes with a tensor's blocks, of a GGUF file, of a folder that another tool
+        quantized, or of an output head; None for any other tensor."""
+        if name in self._blocks:
+            return self._blocks[name]
         file = self._home[name]
         return file.block_scheme(name) if isinstance(file, GgufWeights | QuantizedWeights) else None
 
     def read_blocks(self, name: str) -> NDArray[np.uint8]:
         """Return the blocks of a matrix that has a ``block_scheme``, uint8 [rows, bytes of a row]."""
+        if name in self._blocks:
+            return self.read(name)
         file = self._home[name]
         if not isinstance(file, GgufWeights | QuantizedWeights):
             raise InvalidFileError(f"{self.folder}: expected blocks in tensor {show(name)}, got none", param=name)
@@ -392,7 +410,7 @@ class Checkpoint:
     def stored_bytes(self, name: str) -> int:
         """Return the size of a tensor, in bytes: of its blocks if a scheme computes with them."""
         info, scheme = self.tensors[name], self.block_scheme(name)
-        if scheme is None:
+        if scheme is None or name in self._blocks:
             return info.num_bytes
         block = BLOCKS[find_scheme(scheme).layout]
         return math.prod(info.shape) // block.block_len * block.block_bytes
@@ -440,6 +458,9 @@ class Checkpoint:
     def logical_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape as the network sees it.  4-bit weights are stored with half the columns, rounded up."""
         info = self.tensors[name]
+        if name in self._blocks:
+            block = BLOCKS[find_scheme(self._blocks[name]).layout]
+            return (info.shape[0], info.shape[1] // block.block_bytes * block.block_len)
         if self.is_quantized(name) and info.dtype == "u8":
             return (info.shape[0], 2 * info.shape[1])
         return info.shape

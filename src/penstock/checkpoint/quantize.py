@@ -1,7 +1,8 @@
 """Quantize a checkpoint folder without PyTorch, for ``penstock quantize``.
 
 The result is a folder that loads wherever a checkpoint does.  A linear weight ``X.weight`` becomes integers with
-scales in ``X.weight_scale`` and, for 4 bit, ``X.weight_groups``; other tensors are copied unchanged.
+scales in ``X.weight_scale`` and, for 4 bit, ``X.weight_groups``; an output head may become blocks; other tensors are
+copied unchanged.
 docs/guides/quantization.md describes the folder.
 """
 
@@ -13,27 +14,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.k_blocks import quantize_q6_k
 from penstock.checkpoint.side_files import write_side_files
-from penstock.config import show
+from penstock.config import check_choice, show
+from penstock.core.layouts import BLOCKS
 from penstock.core.native import Context, QuantizedRows
+from penstock.core.weights import to_float32
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
 from penstock.quant.matrix import quantize_rows
-from penstock.quant.mixed_schemes import HEADS, TOKEN_TABLES
+from penstock.quant.mixed_schemes import HEAD_BLOCKS, HEADS, TOKEN_TABLES
 from penstock.quant.ptq_config import check_blacklist, is_listed
 from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
-__all__ = ["QuantizeReport", "Rounding", "check_float_weights", "plan_weights", "quantize_checkpoint"]
+__all__ = ["QuantizeReport", "Rounding", "check_float_weights", "head_blocks", "plan_weights", "quantize_checkpoint"]
 
 EMBEDDING_WORDS: Final = ("embed", "wte", "wpe")
 FLOAT_LAYERS: Final = ("gate", "router", "wg", "shared_expert_gate", "conv", "conv1d", "relative_attention_bias")
 """The names of routers and convolutions, which networks compute in float32 under every scheme."""
 FLOATS: Final = ("f32", "f16", "bf16")
 _ENCODER_TABLES: Final = ("word_embeddings.weight", "tok_embeddings.weight")
+_PIECE_VALUES: Final = 1 << 22
 QuantizeProgress = Callable[[int, int], None]
 
 
@@ -43,6 +49,9 @@ class Rounding(Protocol):
     @property
     def recipe(self) -> Mapping[str, Any]:
         """Return the values of config.json about the method."""
+
+    def values(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+        """Return the values of a matrix before it is rounded to blocks, which the method does not choose."""
 
     def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
         """Return the values of a tensor of the folder, before a matrix is rounded: those of the source, or folded."""
@@ -64,13 +73,18 @@ class QuantizeReport:
     seconds: float
 
 
-def plan_weights(checkpoint: Checkpoint, scheme: Scheme, blacklist: Sequence[str] = ()) -> dict[str, Scheme]:
+def plan_weights(
+    checkpoint: Checkpoint, scheme: Scheme, blacklist: Sequence[str] = (), head: str | None = None
+) -> dict[str, Scheme]:
     """Return the scheme of each tensor to quantize: float matrices ``X.weight``, but no embedding, router, convolution.
 
     An embedding that is also the output head is quantized with the head's scheme.  A tensor whose name contains a
     string of ``blacklist`` keeps its floats; InvalidArgumentError if that are only some of the experts of a layer.
+    ``head``: the scheme of the output head, None for ``scheme.head``; InvalidArgumentError if it fits no head.
     """
-    head = find_scheme(scheme.head)
+    if head is not None:
+        check_choice("head", head, (HEAD_BLOCKS,))
+    head_scheme = find_scheme(head or scheme.head)
     tied = checkpoint.config.bool("tie_word_embeddings", not _has_head(checkpoint))
     plan = {}
     for name, info in checkpoint.tensors.items():
@@ -79,13 +93,28 @@ def plan_weights(checkpoint: Checkpoint, scheme: Scheme, blacklist: Sequence[str
         parent, layer = ["", *name.removesuffix(".weight").split(".")][-2:]
         if layer in TOKEN_TABLES or any(word in layer for word in EMBEDDING_WORDS):
             if tied and layer in TOKEN_TABLES:
-                plan[name] = head
+                plan[name] = head_scheme
             continue
         if parent == "router" or (layer in FLOAT_LAYERS and not _is_half_of_a_layer(checkpoint, name)):
             continue
-        plan[name] = head if name in HEADS else scheme
+        plan[name] = head_scheme if name in HEADS else scheme
     check_blacklist(plan, blacklist)
+    if head is not None:
+        _check_head({name: checkpoint.tensors[name].shape[1] for name, row in plan.items() if row is head_scheme}, head)
     return {name: scheme for name, scheme in plan.items() if not is_listed(name, blacklist)}
+
+
+def _check_head(columns: Mapping[str, int], head: str) -> None:
+    """Refuse a scheme of blocks for a model without an output head, or with other ``columns`` than whole blocks."""
+    block_len = BLOCKS[find_scheme(head).layout].block_len
+    found = next((f"{cols} of {name}" for name, cols in columns.items() if cols % block_len), None)
+    if found is None and not columns:
+        found = "a model without a quantized output head"
+    if found is not None:
+        raise InvalidArgumentError(
+            f"head: expected an output head whose columns are a multiple of {block_len} for {head}, got {found}",
+            param="head",
+        )
 
 
 def _is_half_of_a_layer(checkpoint: Checkpoint, name: str) -> bool:
@@ -143,13 +172,15 @@ def quantize_checkpoint(
     progress: QuantizeProgress | None = None,
     rounding: Rounding | None = None,
     blacklist: Sequence[str] = (),
+    head: str | None = None,
 ) -> QuantizeReport:
     """Write the folder ``out``, which must not exist, from the checkpoint folder ``source``.
 
     Of a family whose tensors differ from the network's parameters, ``source`` is what ``models.mapped.open_mapped``
     returns; the folder then has the parameters.
 
-    ``rounding``: the method that chooses the integers; None rounds to nearest.  ``blacklist``: of ``plan_weights``.
+    ``rounding``: the method that chooses the integers; None rounds to nearest.  ``blacklist``, ``head``: of
+    ``plan_weights``.
     ``progress(done, total)`` counts bytes of the source.  The folder appears complete or not at all.  Raises what
     ``Checkpoint.open`` raises, and InvalidArgumentError for a scheme that does not quantize or an existing ``out``.
     """
@@ -157,7 +188,7 @@ def quantize_checkpoint(
     scheme_row = quantizing_scheme(scheme)
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
     check_float_weights(checkpoint)
-    plan = plan_weights(checkpoint, scheme_row, blacklist)
+    plan = plan_weights(checkpoint, scheme_row, blacklist, head)
     keeps_floats = len(plan) < len(plan_weights(checkpoint, scheme_row)) or _has_float_head(checkpoint, plan)
     redundant = checkpoint.redundant_names()
     names = [name for name in checkpoint.tensors if name not in redundant]
@@ -183,6 +214,16 @@ def quantize_checkpoint(
     return QuantizeReport(scheme_row.name, len(plan), total, num_bytes, time.monotonic() - start)
 
 
+def head_blocks(matrix: NDArray[Any], dtype: str) -> Iterator[NDArray[np.uint8]]:
+    """Round a matrix [rows, cols] to the blocks of ``HEAD_BLOCKS``, and yield them in runs of rows.
+
+    ``matrix`` holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.
+    """
+    step = max(1, _PIECE_VALUES // matrix.shape[1])
+    for start in range(0, len(matrix), step):
+        yield quantize_q6_k(to_float32(matrix[start : start + step], dtype))
+
+
 def _write_tensor(
     writer: TensorWriter,
     context: Context,
@@ -198,6 +239,11 @@ def _write_tensor(
         writer.add(name, data)
         return
     try:
+        if scheme.in_blocks:
+            floats = data if rounding is None else rounding.values(name, data, dtype)
+            for blocks in head_blocks(floats, dtype if rounding is None else "f32"):
+                writer.add(name, blocks)
+            return
         pieces = (
             quantize_rows(context, scheme, data, dtype)
             if rounding is None

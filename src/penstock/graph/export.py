@@ -33,6 +33,7 @@ from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.graph.passes.assign_scheme import rotated_weights
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from penstock.quant.hadamard import rotate_weight
+from penstock.quant.scheme import find_scheme
 
 if TYPE_CHECKING:
     from penstock.graph.builder import Capture as GraphCapture
@@ -360,7 +361,10 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
     info = checkpoint.tensors[part.name]
     where = f"{info.file}: tensor {show(part.name)}"
     layout_bits = {Layout.T16_I8: "i8", Layout.T16_I4G32: "u8"}.get(weight.layout)
-    if checkpoint.is_quantized(part.name):
+    blocks = checkpoint.block_scheme(part.name) if checkpoint.is_quantized(part.name) else None
+    if blocks is not None and find_scheme(blocks).layout == int(weight.layout):
+        expected, found = _part_shape(weight, part), list(checkpoint.logical_shape(part.name))
+    elif checkpoint.is_quantized(part.name):
         if info.dtype != layout_bits:
             raise InvalidFileError(
                 f"{where}: expected {'float values' if layout_bits is None else layout_bits.upper()}, "

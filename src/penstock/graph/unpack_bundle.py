@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.side_files import SIDE_FILES, write_side_files
 from penstock.config import OWN_NAMES, ConfigReader
+from penstock.core.layouts import BLOCKS
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Context, Model, QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -57,6 +58,13 @@ def unpack_bundle(path: Path, out: Path) -> None:
             raise UnsupportedError(
                 f"{path}: expected a scheme that a checkpoint folder can have, got {scheme.name}, the blocks of "
                 "a GGUF file. Use that file."
+            )
+        blocks = next((own.name for own in graph.weights.values() if int(own.layout) in BLOCKS), None)
+        if blocks is not None:
+            raise UnsupportedError(
+                f"{path}: expected weights without blocks, got those of {blocks}. Use the folder that the bundle was "
+                "made from.",
+                param="path",
             )
         if scheme.quantized and not config.has("quantization_config"):
             schemes = _tensor_schemes(graph)

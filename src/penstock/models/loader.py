@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.element_types import q6_k_values
 from penstock.checkpoint.side_files import write_side_files
 from penstock.config import OWN_NAMES, ConfigReader, show
 from penstock.core.native import QuantizedRows
@@ -95,14 +96,18 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
 def read_quantized(checkpoint: Checkpoint, network: nn.Module) -> dict[str, QuantizedRows]:
     """Return the integers of a quantized folder by the names of a network's parameters, and set all its other values.
 
-    The network has float weights, as ``load_network`` returns them.  Raises InvalidFileError, which names the tensor,
-    for a folder of another network.
+    The network has float weights, as ``load_network`` returns them.  An output head in blocks becomes floats of the
+    same values.  Raises InvalidFileError, which names the tensor, for a folder of another network.
     """
     checkpoint = as_network(checkpoint, network)
     check_tensors(checkpoint, network, str(checkpoint.folder))
     parts, rows = expert_parts(network), {}
     for name, parameter in network.named_parameters():
         own = parts.get(name, (ExpertRows(name, 0, parameter.shape[0]),))
+        if checkpoint.block_scheme(own[0].name) is not None:
+            floats = q6_k_values(checkpoint.read_blocks(own[0].name))
+            parameter.data = torch.from_numpy(floats).to(parameter.device)
+            continue
         if not checkpoint.is_quantized(own[0].name):
             values = _read_parameter(checkpoint, name, parameter, parts)
             parameter.data = values.to(parameter.device)

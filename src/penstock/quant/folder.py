@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.core.layouts import BLOCKS
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.file_kinds import PARTIAL_SUFFIX
@@ -43,7 +44,13 @@ _FILE_SUFFIXES: Final = (
 
 
 def quantized_entries(name: str, scheme: Scheme, rows: int, cols: int) -> list[TensorEntry]:
-    """Return the tensors that store a quantized weight: values, scales and, for 4 bit, steps and offsets."""
+    """Return the tensors that store a quantized weight: values, scales and, for 4 bit, steps and offsets.
+
+    Blocks have all of these in one tensor, uint8 [rows, bytes of a row].
+    """
+    if scheme.in_blocks:
+        block = BLOCKS[scheme.layout]
+        return [TensorEntry(name, "U8", (rows, cols // block.block_len * block.block_bytes))]
     scale = TensorEntry(f"{name}_scale", "F32", (rows,))
     if scheme.weight_bits == 8:
         return [TensorEntry(name, "I8", (rows, cols)), scale]

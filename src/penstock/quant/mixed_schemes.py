@@ -10,8 +10,8 @@ from penstock.errors import InvalidFileError
 from penstock.quant.scheme import SCHEMES, Scheme, default_scheme, find_scheme
 
 __all__ = [
-    "HEADS", "HEAD_NAME", "MIXED_VERSION", "TOKEN_TABLES", "is_head", "mixed_config", "mixed_schemes", "named_scheme",
-    "other_schemes",
+    "HEADS", "HEAD_BLOCKS", "HEAD_NAME", "MIXED_VERSION", "TOKEN_TABLES", "block_tensors", "is_head", "mixed_config",
+    "mixed_schemes", "named_scheme", "other_schemes",
 ]  # fmt: skip
 
 HEAD_NAME: Final = "lm_head.weight"
@@ -20,6 +20,8 @@ HEADS: Final = (
     "lm_head.decoder.weight", "vocab_projector.weight", "decoder.weight",
 )  # fmt: skip
 """The names that an output head has in folders."""
+HEAD_BLOCKS: Final = "q6_k"
+"""The scheme of blocks that an output head may have in a folder."""
 TOKEN_TABLES: Final = ("embed_tokens", "shared")
 MIXED_VERSION: Final = 3
 """The version of folders with several schemes.  Programs that know only version 2 refuse them."""
@@ -55,6 +57,15 @@ def mixed_schemes(config: ConfigReader, dtypes: Mapping[str, str]) -> dict[str, 
     return schemes
 
 
+def block_tensors(section: ConfigReader) -> dict[str, str]:
+    """Return the scheme of each tensor that is stored in blocks, by name, as ``schemes`` of quantization_config says.
+
+    A rank may not have all of them.
+    """
+    table = section.object("schemes") if section.int("version", min=1) == MIXED_VERSION else None
+    return {} if table is None else {name: HEAD_BLOCKS for name, own in table.values.items() if own == HEAD_BLOCKS}
+
+
 def named_scheme(base: Scheme, name: str, dtype: str) -> str:
     """Return the scheme of a tensor of element type ``dtype`` in a folder of ``base``, as its name tells it."""
     if dtype in _FLOATS:
@@ -66,13 +77,13 @@ def named_scheme(base: Scheme, name: str, dtype: str) -> str:
 def other_schemes(base: str, schemes: Mapping[str, str]) -> dict[str, str]:
     """Return those of the quantized tensors whose scheme a folder of ``base`` would not give them by their names.
 
-    These are an output head under a name that ``is_head`` does not know.
+    These are an output head under a name that ``is_head`` does not know, or in blocks.
     """
     row, stored = find_scheme(base), {bits: dtype for dtype, bits in _STORED.items()}
     return {
         name: scheme
         for name, scheme in schemes.items()
-        if scheme != named_scheme(row, name, stored[find_scheme(scheme).weight_bits])
+        if find_scheme(scheme).in_blocks or scheme != named_scheme(row, name, stored[find_scheme(scheme).weight_bits])
     }
 
 
@@ -89,6 +100,8 @@ def _can_have(scheme: Scheme, dtype: str) -> bool:
     """Return True if a tensor of an element type can have the scheme."""
     if dtype in _FLOATS:
         return scheme.name == dtype
+    if scheme.in_blocks:
+        return scheme.name == HEAD_BLOCKS and dtype == "u8"
     return scheme.quantized and scheme.weight_bits == _STORED[dtype]
 
 

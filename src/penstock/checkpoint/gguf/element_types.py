@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from penstock.ops.table import BLOCK_SCHEMES
 
-__all__ = ["ELEMENT_TYPES", "ElementType", "dequantize"]
+__all__ = ["ELEMENT_TYPES", "ElementType", "dequantize", "q6_k_values"]
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
 
 _PIECE_VALUES: Final = 1 << 20
+_Q6_K: Final = 14
 _IQ4_VALUES: Final = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32
 )
@@ -263,3 +264,8 @@ def dequantize(kind: ElementType, data: Bytes) -> Floats:
         for begin in range(0, len(blocks), step):
             out[begin : begin + step] = kind.values(blocks[begin : begin + step])
     return out.reshape(-1)
+
+
+def q6_k_values(rows: Bytes) -> Floats:
+    """Return the values of rows of blocks of Q6_K, uint8 [rows, bytes of a row], as float32 [rows, columns]."""
+    return dequantize(ELEMENT_TYPES[_Q6_K], rows).reshape(len(rows), -1)

@@ -51,6 +51,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="w8a16, w8a8, w4a16 or w4a8, or w8a8_h32 or w4a8_h32, which also rotate inputs by blocks of 32 columns "
         "before they round them, against outliers (required)",
     )
+    parser.add_argument(
+        "--head",
+        choices=("q6_k",),
+        help="the output head, and an embedding that is tied to it, in blocks of 6.56 bits; a budget chooses between "
+        "these and others itself (default: 8 bits)",
+    )
     _add_method(parser)
     add_mixed_options(parser)
     add_network_options(parser)
@@ -146,6 +152,8 @@ def _check_options(args: argparse.Namespace) -> None:
             "--smooth-keys: expected a single --method with calibration data, such as smooth, and no budget",
             param="smooth_keys",
         )
+    if is_mixed(args) and args.head is not None:
+        raise InvalidArgumentError("--head: expected no budget with it, which chooses the head", param="head")
     if is_mixed(args) or args.method != "rtn":
         return
     for option in ("calibration", "calibration_tokens", "imatrix_out"):
@@ -165,6 +173,7 @@ def _round(args: argparse.Namespace) -> int:
             args.out,
             args.scheme,
             progress=lambda done, total: line(Progress("quantize", done, total)),
+            head=args.head,
         )
     print(
         f"{args.out}: {report.scheme}, {report.num_quantized} weights quantized, {format_bytes(report.num_bytes)} "
@@ -180,7 +189,9 @@ def _prepare_data(args: argparse.Namespace) -> Callable[[], int]:
     tokens = DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens
     file = None if args.calibration is None else Path(args.calibration)
     imatrix_out = None if args.imatrix_out is None else Path(args.imatrix_out)
-    options = DataOptions(args.method, file, tokens, args.threads, imatrix_out, smooth_keys=args.smooth_keys)
+    options = DataOptions(
+        args.method, file, tokens, args.threads, imatrix_out, smooth_keys=args.smooth_keys, head=args.head
+    )
     check_data(Path(args.out), options)
     return lambda: _run_with_data(args, options)
 

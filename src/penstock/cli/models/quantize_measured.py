@@ -205,6 +205,7 @@ def prepare_auto(args: argparse.Namespace) -> Callable[[], int]:
         None if args.calibration is None else Path(args.calibration),
         DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens,
         args.threads,
+        head=args.head,
     )
     if options.calibration is not None:
         check_texts(options.calibration)
