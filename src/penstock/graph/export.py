@@ -85,9 +85,8 @@ def export_bundle(
     ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
     ends the graph in token ids instead of logits.  ``rank``: of a sharded folder, whose other ranks are not read.
     ``without_weights`` leaves a hole instead of weights.  ``progress(stage, done, total)`` counts bytes of the source
-    in stage "pack".  Equal inputs give equal bytes.  The file
-    need not be on the disk yet.  Raises InvalidFileError (missing or unused tensors by name,
-    damaged files), UnsupportedError, InvalidArgumentError or FileAccessError.
+    in stage "pack".  Equal inputs give equal bytes.  The file need not be on the disk yet.  Raises InvalidFileError
+    (missing or unused tensors by name, damaged files), UnsupportedError, InvalidArgumentError or FileAccessError.
     """
     start = time.monotonic()
     tell = progress or _ignore

@@ -35,7 +35,8 @@ class Scheme:
     ``head``: the scheme of the output head, and of an embedding that is tied to it.
     ``version``: counts changes of the packed values, and is part of cache keys.
     ``in_blocks``: the weights are blocks of a GGUF file, with a scale for each group of ``group_len`` columns; of the
-    folders of ``penstock quantize`` only the output head can have them.  Activations are int8 with a scale for each 32 columns.
+    folders of ``penstock quantize`` only the output head can have them.  Activations are int8, with a scale for each
+    32 columns.
     ``hadamard``: True if inputs and weights are rotated by blocks of 32 columns (``quant.hadamard``) before they are
     rounded.  The output head is not, because an embedding may share its weight.
     """
