@@ -78,7 +78,7 @@ def _linears(graph: Graph) -> tuple[list[LinearNode], dict[int, _Routing]]:
     def add(index: int, names: tuple[str, ...], expert: int = -1) -> None:
         x, weight, *ids = (operand.name for operand in graph.nodes[index].inputs[: _EXPERT_IDS + 1])
         known = found.get((weight, expert))
-        before = ((), ()) if known is None else (known.indices, known.reads)
+        before: tuple[tuple[int, ...], tuple[str, ...]] = ((), ()) if known is None else (known.indices, known.reads)
         reads = (*before[1], x) if expert < 0 else (*before[1], x, *ids)
         found[weight, expert] = LinearNode((*before[0], index), reads, names, graph.weights[weight].cols, expert)
 
