@@ -220,10 +220,13 @@ def test_requests_and_crash_loop_agree_on_the_cause(
 
     async def main() -> None:
         causes: list[bool] = []
-        ended = asyncio.get_running_loop().create_future()
-        process: Any = SimpleNamespace(
-            pid=7, wait=lambda: ended, kill=lambda: ended.done() or ended.set_result(status), release=lambda: None
-        )
+        ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+        def kill() -> None:
+            if not ended.done():
+                ended.set_result(status)
+
+        process: Any = SimpleNamespace(pid=7, wait=lambda: ended, kill=kill, release=lambda: None)
         kills: Any = SimpleNamespace(look=lambda: was_oom)
         link = WorkerConnection("m", 7)
         link.on_cause(causes.append)
@@ -231,7 +234,7 @@ def test_requests_and_crash_loop_agree_on_the_cause(
             link.is_hung = True
             link.fail("no progress")
         else:
-            process.kill()
+            kill()
         death = await WorkerProcess(process, link, 600.0, kills).wait_exit()
         assert (death.was_killed, causes) == (was_killed, [not was_killed])
         if not is_stopped:
@@ -251,8 +254,8 @@ def test_only_many_kills_are_a_crash_loop(deaths: str, is_failing: bool, monkeyp
 
     They are of one worker, after each other.
     """
-    monkeypatch.setattr(worker_group, "time", SimpleNamespace(monotonic=lambda: now))
     now = 0.0
+    monkeypatch.setattr(worker_group, "time", SimpleNamespace(monotonic=lambda: now))
 
     class Launcher:
         supervision = SimpleNamespace(min_pause_s=0.0, max_pause_s=0.0)
