@@ -111,7 +111,7 @@ def test_a_kernel_of_another_size_is_refused(tmp_path: Path) -> None:
     build("deberta-v2_conv").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"conv_kernel_size": 1}))
-    with raises(PenstockError, param="encoder.conv.conv.weight", match="shape"):
+    with raises(PenstockError, param="deberta.encoder.conv.conv.weight", match="shape"):
         LLM(tmp_path, mode="eager", limits=LIMITS)
 
 

@@ -167,7 +167,7 @@ def test_lengths_and_ends() -> None:
             assert (len(result.token_ids), result.finish_reason) == (6, "length")
             with raises(InvalidArgumentError, param="prompt", match=r"^prompts\[1\]: .*holds 16"):
                 generate([[1], [1] * 16])
-            with raises(InvalidArgumentError, code="not_ended"):
+            with raises(InvalidArgumentError, param="stream"):
                 generate(["a", "b"], stream=True)
             with raises(InvalidArgumentError, param="max_length", match="max_tokens"):
                 generate("a", max_length=3)

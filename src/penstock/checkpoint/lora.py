@@ -94,7 +94,7 @@ class Adapter:
             if _ENDS[end] in pairs.get(module, ()):
                 raise InvalidFileError(
                     f"{_WEIGHTS}: {show(module)}: expected {_ENDS[end]} once, got it with and without .default",
-                    param=name,
+                    param=module,
                 )
             values = to_float32(file.read(name), info.dtype)
             if not np.isfinite(values).all():
