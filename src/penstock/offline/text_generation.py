@@ -139,7 +139,7 @@ class TextGeneration:
         if built is not None and not isinstance(built, SamplingParams):
             raise wrong_type("params", "SamplingParams", built)
         if keywords.get("do_sample") and keywords.get("temperature") is None:  # that of the YAML file or of the model
-            return replace(built, temperature=None)
+            return replace(built or SamplingParams(), temperature=None)
         return built or SamplingParams()
 
     def _with_defaults(

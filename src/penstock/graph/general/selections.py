@@ -237,8 +237,8 @@ def _gather(call: DraftCall, axes: _Axes, to: int) -> bool:
 
 def _gather_elements(call: DraftCall, axes: _Axes, to: int) -> bool:
     if axes[0] is None:
-        return axes[1] == call.attrs["axis"]
-    return axes[0] == axes[1] != call.attrs["axis"]
+        return bool(axes[1] == call.attrs["axis"])
+    return bool(axes[0] == axes[1] != call.attrs["axis"])
 
 
 def _gather_nd(call: DraftCall, axes: _Axes, to: int) -> bool:
