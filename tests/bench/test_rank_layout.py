@@ -63,8 +63,13 @@ def test_predictions_come_for_each_possible_layout(llama: Graph) -> None:
 
 
 def test_each_layout_is_cut_once(llama: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuts = []
-    monkeypatch.setattr(rank_layout, "cut_rank", lambda *own: cuts.append(own[1:]) or cut_rank(*own))
+    cuts: list[tuple[int, RankLayout]] = []
+
+    def counted(whole: Graph, rank: int, layout: RankLayout) -> tuple[Graph, object]:
+        cuts.append((rank, layout))
+        return cut_rank(whole, rank, layout)
+
+    monkeypatch.setattr(rank_layout, "cut_rank", counted)
     parts = RankParts(llama)
     memory = parts.memory(RankLayout(2))
     assert predict(parts, [RankLayout(1), RankLayout(2)], links={2: LinkProbe(2, 1e-6, 1e-9)})[1].num_exchanges == 10
