@@ -154,25 +154,42 @@ PS_LONG void load_row(const Step& s, int lane, F16* low, F16* high) {
   *high = s.n > 16 ? source_lanes(*s.args, i + 16, s.n - 16) : f_set(0.f);
 }
 
-inline void pack_floats(const Step& s) {
-  for (int lane = s.lane_begin; lane < s.lane_end; ++lane) {
-    F16 v[2];
-    load_row(s, lane, &v[0], &v[1]);
-    float f[32];
-    uint16_t h[32];
-    for (int half = 0; half < 2; ++half) {
-      f_store(f + 16 * half, v[half]);
-      if (s.args->layout == PS_T16_F16) f_store_f16_n(h + 16 * half, v[half], 16);
-      if (s.args->layout == PS_T16_BF16) f_store_bf16_n(h + 16 * half, v[half], 16);
-    }
-    if (s.args->layout == PS_T16_F32) {
-      for (int i = 0; i < s.n; ++i) ((float*)s.tile)[(s.k + i) * 16 + lane] = f[i];
-    } else if (s.args->layout == PS_T16_F16) {
-      for (int i = 0; i < s.n; ++i) ((uint16_t*)s.tile)[(s.k + i) * 16 + lane] = h[i];
-    } else {
-      for (int i = 0; i < (s.n + 1) / 2 * 2; ++i) ((uint16_t*)s.tile)[((s.k + i) / 2 * 16 + lane) * 2 + i % 2] = h[i];
-    }
+// The columns of a row in the type of the layout; those past the last are 0.
+PS_LONG void convert_row(const Step& s, int lane, void* numbers) {
+  F16 v[2];
+  load_row(s, lane, &v[0], &v[1]);
+  float f[32];
+  uint16_t h[32];
+  for (int half = 0; half < 2; ++half) {
+    if (s.args->layout == PS_T16_F32) f_store(f + 16 * half, v[half]);
+    if (s.args->layout == PS_T16_F16) f_store_f16_n(h + 16 * half, v[half], 16);
+    if (s.args->layout == PS_T16_BF16) f_store_bf16_n(h + 16 * half, v[half], 16);
   }
+  if (s.args->layout == PS_T16_F32) __builtin_memcpy(numbers, f, sizeof(f));
+  else __builtin_memcpy(numbers, h, sizeof(h));
+}
+
+// A word is what a tile holds of one row before the next row: a number, or two of bf16.  Counts that the compiler
+// knows make the loop over a whole tile a transposition in registers.
+template <typename Word, int kWords>
+inline void pack_words(const Step& s) {
+  constexpr int kColumns = 32 / kWords;
+  Word rows[16][kWords];
+  for (int lane = s.lane_begin; lane < s.lane_end; ++lane) convert_row(s, lane, rows[lane]);
+  Word* const to = (Word*)s.tile + s.k / kColumns * 16;
+  if (s.n == 32 && s.lane_end - s.lane_begin == 16) {
+    for (int i = 0; i < kWords; ++i)
+      for (int lane = 0; lane < 16; ++lane) to[i * 16 + lane] = rows[lane][i];
+    return;
+  }
+  for (int lane = s.lane_begin; lane < s.lane_end; ++lane)
+    for (int i = 0; i * kColumns < s.n; ++i) to[i * 16 + lane] = rows[lane][i];
+}
+
+inline void pack_floats(const Step& s) {
+  if (s.args->layout == PS_T16_F32) pack_words<uint32_t, 32>(s);
+  else if (s.args->layout == PS_T16_F16) pack_words<uint16_t, 32>(s);
+  else pack_words<uint32_t, 16>(s);
 }
 
 // The rest of a row in units of its scale, -127 to 127; a scale of zero gives zeros.

@@ -41,18 +41,18 @@ __all__ = [
     "LinkProbe",
     "Prediction",
     "RankMemory",
+    "RankParts",
     "exchange_bytes",
     "model_graph",
     "predict",
-    "rank_memory",
 ]
 
 CONTEXT_TOKENS: Final = 512
 """The tokens before the one whose time is predicted."""
 _SIZES: Final = (4 << 10, 64 << 10)
-_COUNT: Final = 400
+_COUNT: Final = 100
 """Exchanges between two looks at the clock."""
-_PROBE_SECONDS: Final = 0.02
+_PROBE_SECONDS: Final = 0.01
 _PROBE_BYTES, _PROBE_PASSES = 96 << 20, 3
 """The memory that is read, beyond any cache, and how often."""
 _HEADROOM_BYTES: Final = 64 << 20
@@ -120,17 +120,38 @@ def model_graph(path: Path, scheme: str | None = None, network: str | None = Non
     return graph
 
 
-def rank_memory(whole: Graph, layout: RankLayout, *, context_len: int = 0, kv_cache: str = "auto") -> list[RankMemory]:
-    """Return the memory of each rank: weights in the scheme of the graph, and keys and values of one context.
+class RankParts:
+    """The graphs and the memory of the ranks that ``whole`` can be divided over, by layout, each computed once.
 
-    Raises InvalidArgumentError (``tensor_parallel_size``, ``pipeline_parallel_size``) for more ranks or stages than the
-    network has heads or layers.
+    Both methods raise InvalidArgumentError (``tensor_parallel_size``, ``pipeline_parallel_size``) for more ranks or
+    stages than the network has heads or layers.
     """
-    limits = ProgramLimits(max_requests=1, context_len=context_len, kv_layout=kv_cache)
+
+    def __init__(self, whole: Graph) -> None:
+        self._whole = whole
+        self._graphs: dict[RankLayout, list[Graph]] = {}
+        self._memory: dict[tuple[RankLayout, int, str], list[RankMemory]] = {}
+
+    def graphs(self, layout: RankLayout) -> list[Graph]:
+        """Return the graph of each rank."""
+        if layout not in self._graphs:
+            self._graphs[layout] = [cut_rank(self._whole, rank, layout)[0] for rank in range(layout.world)]
+        return self._graphs[layout]
+
+    def memory(self, layout: RankLayout, *, context_len: int = 0, kv_cache: str = "auto") -> list[RankMemory]:
+        """Return the memory of each rank: weights in the scheme of the graph, and keys and values of one context."""
+        key = (layout, context_len, kv_cache)
+        if key not in self._memory:
+            limits = ProgramLimits(max_requests=1, context_len=context_len, kv_layout=kv_cache)
+            self._memory[key] = _rank_memory(self.graphs(layout), layout, limits)
+        return self._memory[key]
+
+
+def _rank_memory(graphs: list[Graph], layout: RankLayout, limits: ProgramLimits) -> list[RankMemory]:
     result = []
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, Context(1) as context:
-        for rank in range(layout.world):
-            graph, path = cut_rank(whole, rank, layout)[0], Path(folder) / f"{rank}.psm"
+        for rank, graph in enumerate(graphs):
+            path = Path(folder) / f"{rank}.psm"
             write_without_weights(path, graph)
             with native.Model.open(path) as model:
                 own, plan = fit_limits(model, context, limits, _ANY_MEMORY, layout.cp)
@@ -257,7 +278,7 @@ def _probe(world: int) -> dict[int, float]:
 
 
 def predict(
-    whole: Graph, layouts: Sequence[RankLayout], *, links: Mapping[int, LinkProbe] | None = None
+    parts: RankParts, layouts: Sequence[RankLayout], *, links: Mapping[int, LinkProbe] | None = None
 ) -> list[Prediction]:
     """Return the predictions for each of the layouts that the network can be divided in, as measured now.
 
@@ -271,7 +292,7 @@ def predict(
     result = []
     for layout in layouts:
         try:
-            memory = rank_memory(whole, layout)[layout.world - layout.num_computing :]
+            memory = parts.memory(layout)[layout.world - layout.num_computing :]
         except InvalidArgumentError:
             continue  # more ranks than attention heads, or more stages than layers
         world, pp = layout.stage_ranks, layout.pp
@@ -280,8 +301,8 @@ def predict(
                 stage_bandwidths[pp] = min(bandwidth, native.probe_bandwidth(context, _PROBE_BYTES, _PROBE_PASSES))
         stages = [max(rank.token_bytes for rank in memory[i : i + world]) for i in range(0, len(memory), world)]
         firsts = [layout.rank_of(stage, 0) for stage in range(pp)]
-        graphs = [cut_rank(whole, rank, layout)[0] for rank in firsts] if layout.world > 1 else []
-        sizes = [size for graph in graphs for size in exchange_bytes(graph)]
+        graphs = parts.graphs(layout) if layout.world > 1 else []
+        sizes = [size for rank in firsts for size in exchange_bytes(graphs[rank])] if graphs else []
         if sizes and world not in found:
             found[world] = LinkProbe(max(2, world))
         exchange_s = sum(found[world].seconds(size) for size in sizes)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.models.families import family_modules
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+
+    class _FinderAndLoader(MetaPathFinder, Loader):
+        """The interfaces, for the type checker."""
+else:  # importlib.abc imports importlib.resources and tempfile, which a start need not wait for
+    _FinderAndLoader = object
 
 __all__ = ["PACKAGE", "add_finder", "importable_names"]
 
@@ -23,7 +30,7 @@ def importable_names() -> dict[str, str]:
     return modules | {name.replace("-", "_"): module for name, module in modules.items()}
 
 
-class _Finder(MetaPathFinder, Loader):
+class _Finder(_FinderAndLoader):
     """Finds the modules of families under the names that do not depend on their folders.
 
     Both names give one module, so a class of a network exists once.

@@ -20,7 +20,6 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.file_kinds import is_bundle, is_gguf
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramInfo, ProgramLimits, pages_for
-from penstock.runtime.temporary_folder import temporary_folder
 from penstock.runtime.verify import check_verify
 from penstock.sharding.names import is_sharded, rank_bundle
 from penstock.validation import refusal, wrong_type
@@ -407,6 +406,7 @@ def rank_bundles(
             yield [stack.enter_context(bundle_of(folder, scheme, network, options, rank=rank)) for rank in range(world)]
             return
         from penstock.runtime.build import build_in_child
+        from penstock.runtime.temporary_folder import temporary_folder
 
         temporary = Path(stack.enter_context(temporary_folder(folder)))
         parts = [temporary / rank_bundle(rank) for rank in range(world)]
@@ -477,6 +477,7 @@ def bundle_of(
             yield cached
             return
     from penstock.runtime.build import build_in_child
+    from penstock.runtime.temporary_folder import temporary_folder
 
     with temporary_folder(folder) as temporary:
         bundle = Path(temporary) / "model.psm"

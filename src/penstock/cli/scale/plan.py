@@ -56,8 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Plan; print a table for each question."""
-    from penstock.bench.rank_layout import model_graph, predict, rank_memory
-    from penstock.graph.passes.pipeline import cut_rank
+    from penstock.bench.rank_layout import RankParts, model_graph, predict
     from penstock.graph.rank_bundle import repeated_kv_bytes
 
     layout = RankLayout(args.tp, args.pp, args.cp)
@@ -67,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
         graph, strategy = _make_strategy(path, layout, args)
     else:
         graph, strategy = model_graph(path, args.scheme, args.network), None
-    memory = rank_memory(graph, layout, context_len=args.context_len, kv_cache=_kv_cache(path, args.kv_cache))
+    parts = RankParts(graph)
+    memory = parts.memory(layout, context_len=args.context_len, kv_cache=_kv_cache(path, args.kv_cache))
     layouts = list(dict.fromkeys([*map(RankLayout, sorted({*WORLDS, args.tp})), layout]))
-    predictions = [] if args.no_probe else predict(graph, layouts, links=_links(args, layouts))
-    graphs = [cut_rank(graph, rank, layout)[0] for rank in range(layout.world)]
-    repeated = repeated_kv_bytes(graph, graphs, layout, [rank.kv_bytes for rank in memory])
+    predictions = [] if args.no_probe else predict(parts, layouts, links=_links(args, layouts))
+    repeated = repeated_kv_bytes(graph, parts.graphs(layout), layout, [rank.kv_bytes for rank in memory])
     if args.out is not None and strategy is not None:
         strategy.write(Path(args.out))
     if args.json:
