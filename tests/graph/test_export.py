@@ -17,9 +17,10 @@ from penstock.core import native
 from penstock.core.tokenizer import NativeTokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph import export
-from penstock.graph.bundle import BundleWriter, read_graph
+from penstock.graph.bundle import BundleWriter
 from penstock.graph.export import export_bundle
 from penstock.graph.tokenizer.compiler import compile_tokenizer
+from tests.support.bundle_weights import weights_of
 from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.gguf_blocks import write_demo
@@ -42,12 +43,6 @@ def edit(folder: Path, **tensors: np.ndarray | None) -> Path:
             stored[name] = value
     save_file(stored, folder / "model.safetensors")
     return folder
-
-
-def weight_bytes(path: Path) -> bytes:
-    _, segments = read_graph(path)
-    segment = next(segment for segment in segments if segment.name == "weights")
-    return path.read_bytes()[segment.offset : segment.offset + segment.num_bytes]
 
 
 @pytest.mark.parametrize("scheme", mostly_long([*SCHEMES, "gguf"], "w4a8", "bf16", "gguf"))
@@ -102,7 +97,7 @@ def test_a_quantized_folder_exports_to_the_same_weights(tmp_path: Path, scheme: 
     export_bundle(folder, tmp_path / "one.psm", scheme=scheme)
     report = export_bundle(tmp_path / "quantized", tmp_path / "two.psm")
     assert report.scheme == scheme
-    assert weight_bytes(tmp_path / "one.psm") == weight_bytes(tmp_path / "two.psm")
+    assert weights_of(tmp_path / "one.psm") == weights_of(tmp_path / "two.psm")
 
 
 def test_a_quantized_folder_has_one_scheme(tmp_path: Path) -> None:
@@ -169,14 +164,14 @@ def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> No
     inv_freq = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
     edit(folder, lm_head__weight=embedding, **inv_freq)
     export_bundle(folder, tmp_path / "more.psm")
-    assert weight_bytes(tmp_path / "more.psm") == weight_bytes(tmp_path / "plain.psm")
+    assert weights_of(tmp_path / "more.psm") == weights_of(tmp_path / "plain.psm")
     edit(folder, lm_head__weight=embedding + 1)
     export_bundle(folder, tmp_path / "own_head.psm")
     (folder / "config.json").write_text(
         json.dumps(json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False})
     )
     export_bundle(folder, tmp_path / "untied.psm")
-    assert weight_bytes(tmp_path / "own_head.psm") == weight_bytes(tmp_path / "untied.psm")
+    assert weights_of(tmp_path / "own_head.psm") == weights_of(tmp_path / "untied.psm")
 
 
 @pytest.mark.parametrize(

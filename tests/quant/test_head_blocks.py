@@ -33,7 +33,7 @@ from penstock.runtime.export_ranks import export_ranks
 from penstock.runtime.program import ProgramLimits
 from penstock.sharding.write import shard_folder
 from tests.models.steps import relative_error, run_whole
-from tests.sharding.test_opening import weights_of
+from tests.support.bundle_weights import weights_of
 from tests.support.errors import raises
 from tests.support.sharded_folders import strategy_of
 from tests.support.tiny_llama import VOCAB, write_tiny_llama

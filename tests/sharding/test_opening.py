@@ -27,6 +27,7 @@ from penstock.sharding.folder import MANIFEST, STRATEGY, WEIGHTS
 from penstock.sharding.strategy import Strategy
 from penstock.sharding.whole import MergedWeights
 from penstock.sharding.write import shard_folder
+from tests.support.bundle_weights import weights_of
 from tests.support.encoders import LIMITS as ENCODER_LIMITS
 from tests.support.encoders import sentence_transformer
 from tests.support.errors import raises
@@ -57,11 +58,6 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer(model: Path, world: int, **options: object) -> list[int]:
     with LLM(model, threads=1, limits=LIMITS, tensor_parallel_size=world, **options) as llm:
         return llm.generate([PROMPT], GREEDY)[0].token_ids
-
-
-def weights_of(path: Path) -> bytes:
-    segment = next(segment for segment in read_graph(path)[1] if segment.name == "weights")
-    return path.read_bytes()[segment.offset : segment.offset + segment.num_bytes]
 
 
 @pytest.mark.long
