@@ -103,19 +103,27 @@ def test_the_settings_of_modelopt_may_lie_in_their_own_file(tmp_path: Path) -> N
         (NVFP4 | {"group_size": 32}, float4_layer, {}, "group_size"),
         (NVFP4 | {"quantized_layers": {"a": {"quant_algo": "W4A8"}}}, float4_layer, {}, "quant_algo"),
         (NVFP4, float4_layer, {"weight_scale_2": None}, "a.weight_scale_2"),
-        (NVFP4, float4_layer, {"weight_scale": torch.zeros(32, 3)}, "dtype"),
-        (NVFP4, float4_layer, {"weight_scale": torch.zeros(32, 3, dtype=torch.float8_e4m3fn)}, "shape"),
-        (NVFP4, float4_layer, {"weight_scale": torch.full((32, 16), -1.0).to(torch.float8_e4m3fn)}, "values"),
-        (NVFP4, float4_layer, {"weight_scale_2": torch.tensor([torch.inf])}, "values"),
-        *((NVFP4, float4_layer, {"weight_scale_2": torch.tensor([number])}, "values") for number in (1e-42, 1e36)),
+        (NVFP4, float4_layer, {"weight_scale": torch.zeros(32, 3)}, "a.weight_scale"),
+        (NVFP4, float4_layer, {"weight_scale": torch.zeros(32, 3, dtype=torch.float8_e4m3fn)}, "a.weight_scale"),
+        (NVFP4, float4_layer, {"weight_scale": torch.full((32, 16), -1.0).to(torch.float8_e4m3fn)}, "a.weight_scale"),
+        (NVFP4, float4_layer, {"weight_scale_2": torch.tensor([torch.inf])}, "a.weight_scale_2"),
         *(
-            (FLOAT4, partial(float4_layer, divisor=True), {"weight_global_scale": torch.tensor([number])}, "values")
+            (NVFP4, float4_layer, {"weight_scale_2": torch.tensor([number])}, "a.weight_scale_2")
+            for number in (1e-42, 1e36)
+        ),
+        *(
+            (
+                FLOAT4,
+                partial(float4_layer, divisor=True),
+                {"weight_global_scale": torch.tensor([number])},
+                "a.weight_global_scale",
+            )
             for number in (0.0, 1e-42, 3e38, torch.nan)
         ),
         (BITNET | {"use_rms_norm": True}, ternary_layer, {}, "use_rms_norm"),
         (BITNET | {"linear_class": "other"}, ternary_layer, {}, "linear_class"),
-        (BITNET, ternary_layer, {"weight_scale": torch.ones(2)}, "shape"),
-        (DIVIDING, ternary_layer, {"weight_scale": torch.zeros(1)}, "values"),
+        (BITNET, ternary_layer, {"weight_scale": torch.ones(2)}, "a.weight_scale"),
+        (DIVIDING, ternary_layer, {"weight_scale": torch.zeros(1)}, "a.weight_scale"),
     ],
 )
 def test_what_a_folder_lacks_is_refused_by_name(
