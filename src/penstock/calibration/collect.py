@@ -51,7 +51,7 @@ class LinearNode:
 
     @property
     def source(self) -> tuple[tuple[str, ...], int]:
-        """What weights with the same inputs, such as gate and up of an expert, have in common."""
+        """Key of the inputs, which weights such as gate and up of an expert have in common."""
         return self.reads, self.expert
 
 

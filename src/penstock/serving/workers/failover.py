@@ -448,7 +448,8 @@ class Failover:
         connection = self._connection
         if connection is not None and not connection.explained.is_set():
             try:
-                await asyncio.wait_for(connection.explained.wait(), _CAUSE_WAIT_S)
+                async with asyncio.timeout(_CAUSE_WAIT_S):  # wait_for of Python 3.11 may swallow a cancellation
+                    await connection.explained.wait()
             except TimeoutError:
                 return max(self._verdict(), Verdict.SUSPECT)
         return self._verdict()
