@@ -48,17 +48,19 @@ $(VENV)/.installed: $(BIN)/python $(SOURCES)
 	  echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@
 
-# Everything the tests need; PyTorch for the CPU where its index can be reached, as PyPI has the build for CUDA.
+# Everything the tests need beside the installed package, which is not built again; PyTorch for the CPU where its index
+# can be reached, as PyPI has the build for CUDA.
+# Tests import a part of its 25,000 files: Python compiles these when they are first imported, not all of them here.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 $(VENV)/.test: constraints.txt $(VENV)/.installed
 	@echo "Installing what the tests need into $(VENV): PyTorch and others, several minutes."
 	@index=$$(curl -sfILm 5 $(TORCH_INDEX)/torch/ >/dev/null 2>&1 && echo --extra-index-url $(TORCH_INDEX)); \
-	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$index '.[test]'
+	  $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt $$index 'penstock[test]'
 	@touch $@
 
 # The site of the documents; no PyTorch.
 $(VENV)/.docs: constraints.txt $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt '.[docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'penstock[docs]'
 	@touch $@
 
 # On a terminal `run` shows the prompt before its continuation.
@@ -74,7 +76,7 @@ demo: $(VENV)/.installed
 # More workers than the usual two cores: many tests wait for processes.  A file's tests run in one worker; which file comes
 # next says tests/support/order.py.
 TEST_WORKERS ?= 3
-PYTEST := $(BIN)/pytest --durations=20 -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST := $(BIN)/pytest --durations=5 -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: $(VENV)/.test system-packages lint
 	$(PYTEST) -m "not long and not exhaustive"
@@ -161,6 +163,7 @@ fuzz: $(VENV)/.test
 	$(BIN)/cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
 	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle fuzz_tokenizer penstock
 	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.tiny_graph build/fuzz
+	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.general_graphs build/fuzz
 	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm build/fuzz/*.psm tests/golden/networks/*/*.psm tests/golden/layouts/*/*.psm
 	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.tokenizer_kinds build/fuzz
 	build/fuzz/core/tools/fuzz_tokenizer $(FUZZ) 1 build/fuzz/*.bin

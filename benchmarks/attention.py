@@ -20,7 +20,7 @@ from penstock.core.native import Context, CoreTensor, probe_bandwidth, probe_com
 from penstock.graph.ir import DType, KvLayout
 
 HEADS, HEAD_DIM, PAGE, MAX_BYTES = 32, 64, 32, 1 << 30
-BYTES = {KvLayout.F32: 4.0, KvLayout.BF16: 2.0, KvLayout.INT8: 1.0 + 4 / HEAD_DIM}
+BYTES = {KvLayout.F32: 4.0, KvLayout.BF16: 2.0, KvLayout.INT8: 1.0 + 4 / HEAD_DIM, KvLayout.INT4: 0.5 + 4 / HEAD_DIM}
 
 
 def tensor(array: np.ndarray) -> CoreTensor:
@@ -49,8 +49,8 @@ class Case:
         pages = batch * width
         # Small numbers of each type; the arithmetic does not depend on them.
         self.state = np.full((pages, self.page_bytes // 4), 0x3C003C00, np.uint32)
-        element = 4 // int(BYTES[self.layout])
-        elements = self.page_bytes if self.layout is KvLayout.INT8 else self.state.shape[1] * element
+        per_byte = {KvLayout.F32: 4, KvLayout.BF16: 2}.get(self.layout, 1)
+        elements = self.page_bytes // per_byte
         shape = (pages, self.kv_heads, HEAD_DIM)
         cache = CoreTensor(self.state.ctypes.data, DType.F32, shape, elements, self.layout)
         q = rng.normal(size=(batch * self.new, HEADS, HEAD_DIM)).astype(np.float32)

@@ -1,9 +1,11 @@
 """Compares int8 networks with those of onnxruntime's ``quantize_static``: the same weights, samples and judges.
 
-    python -m benchmarks.int8_ranges [--networks resnet18,mobilenet_v2] [--samples 8] [--size 96]
+    python -m benchmarks.int8_ranges [--networks resnet18,mobilenet_v2] [--samples 8] [--size 96] [--folder FOLDER]
+    python -m benchmarks.networks --bundle FOLDER/resnet18-mse.psm --file FOLDER/resnet18.int8.onnx --peers PYTHON
 
 Weights are random, and batch norms have the statistics of the samples.  The error of an int8 network is the root of
-the mean squared difference from the float32 one over the root of the mean square, on as many other samples.  Needs
+the mean squared difference from the float32 one over the root of the mean square, on as many other samples.  FOLDER
+keeps the files, whose speed the second command compares: NET-RANGES.psm, and NET.int8.onnx of u8 activations.  Needs
 PyTorch, onnx and onnxruntime.
 """
 
@@ -91,9 +93,10 @@ def error_of(expected: Images, found: Images) -> float:
 
 def peer_errors(path: Path, ranging: Images, answers: Callable[[Path], float]) -> dict[str, float]:
     """Return the errors of onnxruntime by type of activations and method."""
-    prepared, out, found = path.with_suffix(".pre.onnx"), path.with_suffix(".int8.onnx"), {}
+    prepared, found = path.with_suffix(".pre.onnx"), {}
     quant_pre_process(str(path), str(prepared))
-    for kind in (QuantType.QUInt8, QuantType.QInt8):
+    for kind, suffix in ((QuantType.QUInt8, ".int8.onnx"), (QuantType.QInt8, ".signed.onnx")):
+        out = path.with_suffix(suffix)
         for method in (CalibrationMethod.MinMax, CalibrationMethod.Percentile):
             quantize_static(
                 str(prepared), str(out), Reader(ranging), quant_format=QuantFormat.QDQ, per_channel=True,
@@ -142,10 +145,13 @@ def main() -> None:
     parser.add_argument("--networks", default="resnet18,mobilenet_v2", help="resnet18 or names of network_modules")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--size", type=int, default=96)
+    parser.add_argument("--folder", type=Path, help="keeps the files (default: a temporary one)")
     args: Any = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as place:
+        folder = args.folder or Path(place)
+        folder.mkdir(parents=True, exist_ok=True)
         for name in args.networks.split(","):
-            compare(name, args.samples, args.size, Path(folder))
+            compare(name, args.samples, args.size, folder)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The quality of ``penstock quantize`` beside llama.cpp's Q4_K_S with an importance matrix, at no more bytes.
 
     python -m benchmarks.llama_quantize WORK --model demo/model|FILE.gguf --calibration FILE --text FILE
-        --llama /path/to/python [--tokens 65536] [--windows 40] [--methods gptq,awq+gptq] [--lean-method imatrix]
+        --llama /path/to/python [--tokens 65536] [--windows 40] [--methods gptq,awq+gptq] [--budget-methods gptq]
+        [--head q6_k]
 
 Both start from one GGUF file of floats and one importance matrix, which ``penstock quantize --imatrix-out`` writes.
 A folder is converted; a quantized GGUF file is dequantized, and its columns are multiplied by random factors that the
@@ -149,9 +150,10 @@ def line(name: str, report: Mapping[str, Any]) -> None:
     """Print a row of the table."""
     own, apart = report["model"], report["divergence"]
     kl, change = apart["mean"], apart["nll_change"]["value"]
+    error = "" if kl["standard_error"] is None else f" ± {kl['standard_error']:.4f}"  # of few windows there is none
     print(
         f"| {name} | {own['weight_bytes']:,} | {own['bits_per_weight']:.3f} "
-        f"| {kl['value']:.4f} ± {kl['standard_error']:.4f} "
+        f"| {kl['value']:.4f}{error} "
         f"| {100 * apart['same_top']['value']:.1f} % | {100 * np.expm1(change):+.2f} % |",
         flush=True,
     )
@@ -186,6 +188,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--llama", default=sys.executable, help="the Python that has llama-cpp-python")
+    parser.add_argument("--head", help="the scheme of the head of each method, q6_k (default: 8 bits)")
     parser.add_argument("--tokens", default="65536")
     parser.add_argument("--windows", type=int, default=40)
     parser.add_argument("--logit-windows", type=int, default=2)
@@ -195,12 +198,13 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     floats = float_file(args.model, args.work / "floats.gguf")
     data = ["--calibration", str(args.calibration), "--calibration-tokens", args.tokens]
-    matrix = args.work / "imatrix.gguf"
+    matrix, head = args.work / "imatrix.gguf", [] if args.head is None else ["--head", args.head]
     for method in ["imatrix", *(own for own in args.methods.split(",") if own != "imatrix")]:
         out = args.work / f"w4a8-{method}"
         if not out.exists():
             extra = ["--imatrix-out", str(matrix)] if method == "imatrix" else []
-            penstock_command("quantize", str(floats), str(out), "--scheme", "w4a8", "--method", method, *data, *extra)
+            words = ["--scheme", "w4a8", "--method", method, *head, *extra]
+            penstock_command("quantize", str(floats), str(out), *words, *data)
     rival = write_once(args.work / "q4_k_s.gguf", lambda out: quantize_rival(args, floats, matrix, out))
     print("| model | bytes of weights | bits | KL | same likeliest token | perplexity |\n|---|---|---|---|---|---|")
     report = judge(rival, floats, args)

@@ -182,9 +182,79 @@ class Bert(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=hidden).last_hidden_state
 
 
+def silu(inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> nn.Sequential:
+    return conv(inputs, outputs, kernel, stride, act=nn.SiLU)
+
+
+class C2f(nn.Module):
+    """YOLOv8's block: the halves of a 1x1 convolution and the outputs of ``count`` bottlenecks, joined."""
+
+    def __init__(self, inputs: int, outputs: int, count: int, shortcut: bool) -> None:
+        super().__init__()
+        half = outputs // 2
+        self.split = silu(inputs, outputs)
+        self.blocks = nn.ModuleList(nn.Sequential(silu(half, half, 3), silu(half, half, 3)) for _ in range(count))
+        self.join = silu((2 + count) * half, outputs)
+        self.shortcut = shortcut
+
+    def forward(self, x: torch.Tensor) -> Any:
+        parts = list(self.split(x).chunk(2, 1))
+        for block in self.blocks:
+            made = block(parts[-1])
+            parts.append(parts[-1] + made if self.shortcut else made)
+        return self.join(torch.cat(parts, 1))
+
+
+class PyramidPool(nn.Module):
+    """YOLOv8's SPPF: three 5x5 maximum pools in a row, joined with their input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.last = silu(channels, channels // 2), silu(2 * channels, channels)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        parts = [self.first(x)]
+        for _ in range(3):
+            parts.append(nn.functional.max_pool2d(parts[-1], 5, 1, 2))
+        return self.last(torch.cat(parts, 1))
+
+
+class YoloV8(nn.Module):
+    """A detector with the layers and sizes of YOLOv8n (80 classes, images of 640 x 640); boxes are left undecoded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p3 = nn.Sequential(
+            silu(3, 16, 3, 2), silu(16, 32, 3, 2), C2f(32, 32, 1, True), silu(32, 64, 3, 2), C2f(64, 64, 2, True)
+        )
+        self.p4 = nn.Sequential(silu(64, 128, 3, 2), C2f(128, 128, 2, True))
+        self.p5 = nn.Sequential(silu(128, 256, 3, 2), C2f(256, 256, 1, True), PyramidPool(256))
+        self.up4, self.up3 = C2f(384, 128, 1, False), C2f(192, 64, 1, False)
+        self.down4, self.down5 = silu(64, 64, 3, 2), silu(128, 128, 3, 2)
+        self.out4, self.out5 = C2f(192, 128, 1, False), C2f(384, 256, 1, False)
+        self.boxes = nn.ModuleList(self.branch(channels, 64, 64) for channels in (64, 128, 256))
+        self.scores = nn.ModuleList(self.branch(channels, 80, 80) for channels in (64, 128, 256))
+
+    @staticmethod
+    def branch(inputs: int, width: int, outputs: int) -> nn.Module:
+        return nn.Sequential(silu(inputs, width, 3), silu(width, width, 3), nn.Conv2d(width, outputs, 1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        p3 = self.p3(x)
+        p4 = self.p4(p3)
+        p5 = self.p5(p4)
+        up4 = self.up4(torch.cat((nn.functional.interpolate(p5, scale_factor=2.0), p4), 1))
+        up3 = self.up3(torch.cat((nn.functional.interpolate(up4, scale_factor=2.0), p3), 1))
+        out4 = self.out4(torch.cat((self.down4(up3), up4), 1))
+        out5 = self.out5(torch.cat((self.down5(out4), p5), 1))
+        levels = zip((up3, out4, out5), self.boxes, self.scores, strict=True)
+        return torch.cat([torch.cat((box(x), score(x)), 1).flatten(2) for x, box, score in levels], 2)
+
+
 MODULES: Final[dict[str, Callable[[], nn.Module]]] = {
     "resnet50": resnet50, "mobilenet_v2": mobilenet_v2, "mobilenet_v3": mobilenet_v3,
     "efficientnet_b0": efficientnet_b0, "vit_b_16": VisionTransformer, "minilm": Bert,
+    "yolov8n": YoloV8,
 }  # fmt: skip
 
 
@@ -200,7 +270,7 @@ def export(name: str, path: Path) -> None:
         if place.endswith("bias"):
             nn.init.normal_(parameter, 0, 0.02)  # zeros, which BERT begins with, would be left out
     names: list[str] = ["x"]
-    example: tuple[torch.Tensor, ...] = (torch.randn(IMAGE),)
+    example: tuple[torch.Tensor, ...] = (torch.randn((1, 3, 640, 640) if name == "yolov8n" else IMAGE),)
     if name == "minilm":
         names, example = ["input_ids", "attention_mask"], (torch.ones((1, TOKENS), dtype=torch.int64),) * 2
     with torch.no_grad():

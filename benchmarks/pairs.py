@@ -41,7 +41,7 @@ def open_side(text: str, case: str, threads: int) -> Side:
             raise SystemExit(f"{text}: expected {', '.join(f'{known}=...' for known in SETTINGS)} after the bundle")
         settings[name] = value
     if not settings["context"].isdecimal() or settings["kv"].upper() not in KvLayout.__members__:
-        raise SystemExit(f"{text}: expected context=N, and kv=f32, bf16 or int8")
+        raise SystemExit(f"{text}: expected context=N, and kv=f32, bf16, int8 or int4")
     model, context = Model.open(path), Context(num_threads=threads, cpu_level=settings["cpu"] or None)
     if (most := int(settings["context"]) + 1) > model.info.context_len:
         raise SystemExit(f"{text}: {most} tokens are over the model's context of {model.info.context_len}")

@@ -26,8 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = (
     "tests.support.builds",
+    "tests.support.zygote",
     "tests.support.command",
-    "tests.support.export_zygote",
     "tests.support.fake_model",
     "tests.support.hub_server",
     "tests.support.placements",

@@ -52,7 +52,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--measure", choices=(*OFFLINE, *SHARES), action="append", help="all unless named")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="rounds of everything (1)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--kv-cache", choices=("f32", "bf16", "int8"), help="Penstock's; its default unless given")
+    parser.add_argument(
+        "--kv-cache", choices=("f32", "bf16", "int8", "int4"), help="Penstock's; its default unless given"
+    )
     parser.add_argument("--weights", choices=("mmap", "huge"), help="Penstock's; its default unless given")
     parser.add_argument(
         "--interface", choices=("engine", "async"), help="Penstock's: the engine's loop (default), or AsyncLLM"

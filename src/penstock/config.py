@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from itertools import chain
+from itertools import chain, compress
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -145,10 +145,10 @@ def _check_depth(value: Any, file: str) -> None:
     """Check the nesting depth, without recursion, and the many items of a vocabulary without a loop."""
     items = [value]
     for _ in range(MAX_DEPTH):
-        if {dict, list}.isdisjoint(map(type, items)):
+        nested = list(compress(items, map({dict, list}.__contains__, map(type, items))))
+        if not nested:
             return
-        arrays = [item.values() if type(item) is dict else item for item in items if type(item) in (dict, list)]
-        items = list(chain.from_iterable(arrays))
+        items = list(chain.from_iterable([item.values() if type(item) is dict else item for item in nested]))
     if items:
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, got more")
 
@@ -259,10 +259,10 @@ class ConfigReader:
         """
         return cls(parse_object(data, file, lenient=True), file)
 
-    def error(self, key: builtins.str, expected: builtins.str, found: object) -> InvalidFileError:
+    def error(self, key: builtins.str, expected: builtins.str, actual: object) -> InvalidFileError:
         """Return the error to raise when the value of ``key`` is not as ``expected``."""
         key = key if key.isprintable() and len(key) <= _SHOWN_CHARS else show(key)[1:-1]  # a key of the file's own
-        return InvalidFileError(f"{self.file}: {key}: expected {expected}, got {show(found)}", param=key)
+        return InvalidFileError(f"{self.file}: {key}: expected {expected}, got {show(actual)}", param=key)
 
     def has(self, key: builtins.str) -> builtins.bool:
         """Return True if ``key`` exists and is not null."""

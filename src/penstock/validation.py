@@ -22,14 +22,14 @@ MAX_BIAS: Final = 100
 MAX_TOKEN: Final = 2**31 - 1
 
 
-def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
+def refusal(name: str, expected: str, actual: object) -> InvalidArgumentError:
     """Return the error of a field with a wrong value: what is expected, and the value."""
-    return InvalidArgumentError(f"{name}: expected {expected}, got {found!r:.200}", param=name)
+    return InvalidArgumentError(f"{name}: expected {expected}, got {actual!r:.200}", param=name)
 
 
-def wrong_type(name: str, expected: str, found: object) -> InvalidArgumentError:
+def wrong_type(name: str, expected: str, actual: object) -> InvalidArgumentError:
     """Return the error of a field with a wrong type: what is expected, and the type."""
-    return InvalidArgumentError(f"{name}: expected {expected}, got {type(found).__name__}", param=name)
+    return InvalidArgumentError(f"{name}: expected {expected}, got {type(actual).__name__}", param=name)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -166,3 +166,18 @@ def test_experts_with_few_tokens_fall_back_by_name(mixtral: Path, tmp_path: Path
     assert set(report.without_gptq) == weighted
     assert {name for name in report.without_data if ".experts." in name} == plain
     assert len(weighted) + len(plain) < len(tokens)
+
+
+@pytest.mark.parametrize("step", ["smooth", "awq"])
+def test_the_recipe_names_what_scales_left(step: str, mixtral: Path, tmp_path: Path) -> None:
+    """A norm before attention takes scales of q, k and v; the one before a router takes none, for its experts."""
+    options = DataOptions(f"{step}+imatrix", data=CalibrationData([prompt(162)], "test"))
+    report = quantize_with_data(mixtral, tmp_path / "out", "w4a8", options)
+    left = report.recipe[f"without_{step}"]
+    layers = build("mixtral").config.num_hidden_layers
+    for kind in ("w1", "w2", "w3"):
+        assert f"layers.*.block_sparse_moe.experts.*.{kind} ({layers * NUM_EXPERTS})" in left.split(", ")
+    assert "q_proj" not in left
+    assert "gate" not in left  # the router keeps its floats
+    assert report.recipe["without_data"].count("lm_head (1)") == 1
+    assert Checkpoint.open(tmp_path / "out").stored_config.values["quantization_config"]["recipe"] == report.recipe

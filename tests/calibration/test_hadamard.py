@@ -165,11 +165,14 @@ def test_methods_see_the_rotated_inputs(tmp_path: Path, method: str) -> None:
     assert losses["w4a8_h32"] < 1.5 * losses["w4a8"]
 
 
-def test_rotated_schemes_mix(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_rotated_schemes_mix(tmp_path: Path, method: str) -> None:
     source = write_tiny_llama(tmp_path / "model", tied=True)
-    options = MixedOptions(Budget(bits=6.0), num_tokens=256)
+    options = MixedOptions(Budget(bits=6.0), method, num_tokens=512)
     report = quantize_mixed(source, tmp_path / "out", "w4a8_h32", options)
     assert set(report.counts()) == {"w4a8_h32", "w8a8_h32"}
+    assert (report.recipe["method"], report.bits <= 6.0) == (method, True)
+    assert report.highest[1].mean < report.divergence.mean < report.lowest[1].mean
     checkpoint = Checkpoint.open(tmp_path / "out")
     schemes = checkpoint.mixed_schemes or {}
     assert {schemes[name] for name in schemes if name == "model.embed_tokens.weight"} <= {"w8a8", "w4a8"}

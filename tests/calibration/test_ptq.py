@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 import penstock
 from penstock import PTQ, BackendTarget, PTQConfig, PTQMode, RoundToNearest, load_network
+from penstock.calibration import ptq as ptq_module
 from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.cli.main import main
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -154,6 +155,12 @@ def test_a_failed_rotation_leaves_the_network_as_it_was(source: Path) -> None:
         PTQ(config).apply(network, datasets=[[259] * 300])
     with raises(InvalidArgumentError, param="algo_args.rotate"):
         RoundToNearest(PTQConfig(algo_args={"rotate": "r1"})).apply(network)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        raises(InvalidArgumentError, param="calibration", code="too_few_tokens"),
+    ):
+        patch.setattr(ptq_module, "rotate_checkpoint", None)  # too few tokens are noticed before it
+        PTQ(config).apply(network, datasets=[[7] * 200])
     assert all(torch.equal(before[name], value) for name, value in network.named_parameters())
 
 

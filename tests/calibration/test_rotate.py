@@ -14,9 +14,9 @@ from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.calibration.rotate import random_hadamard, rotate_checkpoint, rotated_folder
 from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.folder import Checkpoint
-from penstock.cli.main import main
+from penstock.cli.main import main, make_parser
 from penstock.core.native import QuantizedRows
-from penstock.errors import UnsupportedError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.quant.folder import ROTATION_KEY
 from tests.support.checkpoint_folders import write_folder
@@ -112,6 +112,19 @@ def test_a_refused_run_leaves_no_rotated_files(tmp_path: Path, models: dict[str,
     words = ["--scheme", "w4a8", "--method", "gptq", "--calibration", str(texts), "--calibration-tokens", "64"]
     assert main(["quantize", str(models["qwen3"]), str(tmp_path / "out"), "--rotate", "r2", *words]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+@pytest.mark.parametrize("words", [["--method", "imatrix"], ["--method", "auto"], ["--budget", "6bits"]])
+def test_few_texts_are_refused_before_a_rotation(
+    words: list[str], tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotate, "rotate_checkpoint", None)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"input_ids": prompt(200)}))
+    args = [str(models["qwen3"]), str(tmp_path / "out"), "--scheme", "w4a8", "--calibration", str(texts), *words]
+    parsed = make_parser(["quantize"]).parse_args(["quantize", *args, "--rotate", "r2"])
+    with raises(InvalidArgumentError, param="calibration", code="too_few_tokens"):
+        parsed.run(parsed)
 
 
 def test_models_of_vectors_keep_their_rows(tmp_path: Path) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.calibration.texts import calibration_data, read_texts
+from penstock.calibration.texts import calibration_data, check_num_tokens, read_texts
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.models.mapped import open_mapped
+from penstock.text.tokenizer import Tokenizer
+from tests.support.command import FOLDER
 from tests.support.errors import raises
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -99,3 +102,14 @@ def test_few_tokens_are_refused(tmp_path: Path) -> None:
     for text in ("", "x" * 255):
         with raises(InvalidArgumentError, param="calibration", code="too_few_tokens"):
             calibration_data(llm(), write(tmp_path / "a.txt", text))
+        with raises(InvalidArgumentError, param="calibration", code="too_few_tokens"):
+            check_num_tokens(open_mapped(FOLDER).side_files(), tmp_path / "a.txt")
+
+
+def test_tokens_are_counted_without_a_model(tmp_path: Path) -> None:
+    files, words = open_mapped(FOLDER).side_files(), "def f(x): return x + 1\n" * 40
+    ids = check_num_tokens({}, write(tmp_path / "a.jsonl", json.dumps({"input_ids": [7] * 300})))
+    expected = len(Tokenizer(files).encode(words))
+    assert (ids, check_num_tokens(files, write(tmp_path / "a.txt", words))) == (300, expected)
+    many = write(tmp_path / "many.txt", words * 200)
+    assert 256 <= check_num_tokens(files, many) < check_num_tokens(files, many, 10**9)

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from penstock.config import INFINITY, ConfigReader, parse_json, parse_object
-from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
+from penstock.errors import InvalidFileError, UnsupportedError
 from tests.support.errors import raises
 
 
@@ -84,10 +84,10 @@ def test_missing_and_null_take_the_default_or_are_refused() -> None:
 
 def test_other_types_are_refused() -> None:
     reader = ConfigReader({"n": 1, "text": "x", "list": ["a", 1]})
-    for read in (lambda: reader.bool("n"), lambda: reader.str("n"), lambda: reader.object("text"),
-                 lambda: reader.text_list("list"), lambda: reader.int_or_list("list")):  # fmt: skip
-        with pytest.raises(InvalidFileError, match="expected"):
-            read()
+    for read, key in ((reader.bool, "n"), (reader.str, "n"), (reader.object, "text"),
+                      (reader.text_list, "list"), (reader.int_or_list, "list")):  # fmt: skip
+        with raises(InvalidFileError, param=key, match="expected"):
+            read(key)
     with raises(UnsupportedError, param="text", match="silu, gelu, got 'x'"):
         reader.one_of("text", ("silu", "gelu"))
 
@@ -140,19 +140,19 @@ def test_rope_per_layer_type_only_when_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "message"),
+    ("section", "param", "fact"),
     [
-        ({"type": "dynamic", "factor": 2.0}, "type: .*default, linear, llama3, yarn, got 'dynamic'"),
-        ({"rope_type": "longrope"}, "got 'longrope'"),
-        ({"rope_type": "linear"}, "factor: .*missing"),
-        ({"rope_type": "linear", "factor": 0.5}, "factor: .* from 1 .*0.5"),
-        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: .*low_freq_factor"),
-        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "'mrope_section'"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.01}, "even number of rotary dimensions"),
+        ({"type": "dynamic", "factor": 2.0}, "type", "default, linear, llama3, yarn, got 'dynamic'"),
+        ({"rope_type": "longrope"}, "rope_type", "'longrope'"),
+        ({"rope_type": "linear"}, "factor", "missing"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor", " from 1 .*0.5"),
+        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor", "low_freq_factor"),
+        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, None, "'mrope_section'"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.01}, "head_dim", "rotary dimensions"),
     ],
 )
-def test_rope_refusals_name_the_key(section: dict[str, object], message: str) -> None:
-    with pytest.raises(PenstockError, match=message):
+def test_rope_refusals_name_the_key(section: dict[str, object], param: str | None, fact: str) -> None:
+    with raises((InvalidFileError, UnsupportedError), param=param, match=fact):
         ConfigReader({"rope_scaling": section}).rope(64)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import read_header
-from penstock.checkpoint.tokenizer_files.merge_table import MadeMerges
+from penstock.checkpoint.tokenizer_files.merge_table import MadeMerges, merge_table
 from penstock.errors import InvalidFileError
 from tests.support.errors import raises
 from tests.support.gguf_files import gguf_bytes
@@ -118,3 +118,21 @@ def test_merges_have_the_text_and_the_ids_of_their_pairs(lines: list[str], is_ma
         assert made.text == json.dumps(pairs, ensure_ascii=False)
         expected = [[vocab[a], vocab[b], rank, vocab[a + b]] for rank, (a, b) in enumerate(pairs)]
         assert made.table.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "made",
+    [["ab", "bc", "abc"], ["bc", "ab", "abc"], ["ab", "x", "bc", "abc"], ["ab", "bc"], []],
+    ids=["in order", "other order", "a token between", "one without an id", "none"],
+)
+def test_merges_have_the_ids_of_the_vocabulary(made: list[str]) -> None:
+    vocab = {text: number for number, text in enumerate(["a", "b", "c", *made])}
+    lefts, rights = ["a", "b", "ab"], ["b", "c", "c"]
+    if "abc" not in made:
+        with pytest.raises(KeyError):
+            merge_table(vocab, lefts, rights)
+        return
+    expected = [[vocab[a], vocab[b], i, vocab[a + b]] for i, (a, b) in enumerate(zip(lefts, rights, strict=True))]
+    assert merge_table(vocab, lefts, rights).tolist() == expected
+    shifted = {text: number + 7 for text, number in vocab.items()}
+    assert (merge_table(shifted, lefts, rights)[:, 3] - 7).tolist() == [row[3] for row in expected]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from pathlib import Path
 
@@ -50,6 +51,15 @@ def test_a_written_file_is_one_of_llama_cpp(tmp_path: Path) -> None:
     assert read.weights[Q].mean_squares.tolist() == (SUMS / 4).tolist()
     with raises(FileAccessError):
         write_imatrix(tmp_path / "a.gguf", statistics(), "llama")
+
+
+@pytest.mark.parametrize(("own", "name"), [("lm_head", "output"), ("model.embed_tokens", "token_embd")])
+def test_the_inputs_of_the_head_are_written(tmp_path: Path, own: str, name: str) -> None:
+    heads = {f"{own}.weight": WeightInputs(SUMS * 3, 4)}
+    assert write_imatrix(tmp_path / "a.gguf", dataclasses.replace(statistics(), heads=heads), "llama") == 3
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+    assert tensors[f"{name}.weight.in_sum2"].reshape(-1).tolist() == (3 * SUMS).tolist()
+    assert read_imatrix(tmp_path / "a.gguf", "llama").weights[f"{own}.weight"].count == 4
 
 
 def test_files_of_llama_cpp_are_read(tmp_path: Path) -> None:

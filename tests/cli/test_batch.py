@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import gc
+import io
 import json
 import re
 import shutil
@@ -18,7 +21,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.cli.main import main
-from penstock.cli.run import batch_models, batch_sources
+from penstock.cli.run import batch, batch_models, batch_sources
 from penstock.cli.run.batch_sources import local_sources
 from penstock.errors import FileAccessError, InvalidArgumentError, UnavailableError
 from tests.support.command import DEMO, FOLDER, environment
@@ -317,9 +320,8 @@ def test_a_lost_worker_loses_no_request_of_a_batch(tmp_path):
     command = [sys.executable, "-m", "penstock", "batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl"]
     command += ["--workers", "2", "--threads", "1", "--max-requests", "4", "--context-len", "128"]
     process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment())
-    while not (tmp_path / "out.jsonl").exists() or (tmp_path / "out.jsonl").read_bytes().count(b"\n") < 5:
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
+    out = tmp_path / "out.jsonl"
+    until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 5, "the fifth result", process=process)
     workers = [child for child in psutil.Process(process.pid).children() if "worker" in " ".join(child.cmdline())]
     assert len(workers) == 2
     workers[0].kill()
@@ -330,7 +332,7 @@ def test_a_lost_worker_loses_no_request_of_a_batch(tmp_path):
 
 def test_workers_of_a_batch_follow_its_requests(tmp_path):
     """A second worker starts while requests wait; each request has one result."""
-    write(tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=100) for i in range(150)])
+    write(tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=100) for i in range(90)])
     command = [sys.executable, "-m", "penstock", "batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl"]
     command += ["--replicas", "1..2", "--threads", "1", "--max-requests", "2", "--context-len", "128"]
     process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment())
@@ -344,7 +346,7 @@ def test_workers_of_a_batch_follow_its_requests(tmp_path):
     process.stderr.close()
     assert process.returncode == 0, said
     assert len(seen) == 2
-    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == len(read(tmp_path / "out.jsonl")) == 150
+    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == len(read(tmp_path / "out.jsonl")) == 90
 
 
 def test_an_outage_stops_a_batch_which_continues_later(tmp_path, monkeypatch, capsys):
@@ -375,6 +377,27 @@ def test_an_outage_stops_a_batch_which_continues_later(tmp_path, monkeypatch, ca
     (tmp_path / "away").rename(model)
     assert main(command) == 0
     assert output.read_bytes().count(b"\n") == len(read(output)) == 60
+
+
+def test_an_outage_of_several_requests_leaves_no_error_behind(monkeypatch):
+    """All open requests fail at once, and asyncio would report the tasks whose errors nobody took."""
+
+    async def lost(*args: object) -> None:
+        raise UnavailableError("gone")
+
+    monkeypatch.setattr(batch, "_response_body", lost)
+    reported: list[object] = []
+
+    async def answer() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+        lines = [batch._Line(number, f"r{number}", {}) for number in range(6)]
+        with raises(UnavailableError, match="the batch stopped"):
+            await batch._answer_all(batch_models.OpenModels(None, 4), lines, io.BytesIO())
+        gc.collect()
+
+    asyncio.run(answer())
+    gc.collect()
+    assert reported == []
 
 
 @pytest.mark.parametrize(

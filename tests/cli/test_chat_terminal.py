@@ -27,6 +27,12 @@ def chat_model(tmp_path_factory):
     return folder
 
 
+def test_run_names_the_option_for_messages(chat_model):
+    for options, is_named in (((), True), (("--chat",), False)):
+        with Terminal("run", chat_model, "x", "-n", 1, "-c", 256, *options) as terminal:
+            assert ("--chat asks it" in terminal.rest(120)) == is_named
+
+
 def test_a_paste_of_several_lines_is_one_message(chat_model, tmp_path):
     saved = tmp_path / "talk.json"
     args = ("chat", chat_model, "-c", 256, "-n", 2, "--no-history")

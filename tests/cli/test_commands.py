@@ -39,6 +39,7 @@ def test_inspect_plans_memory_for_the_limits_given(penstock_command):
     assert one["limits"]["kv_layout"] == "bf16"  # the default of every scheme but f32
     assert plan("--kv-cache", "f32")["kv_bytes"] == 2 * one["kv_bytes"]
     assert plan("--kv-cache", "int8")["kv_bytes"] * 1.5 < one["kv_bytes"]
+    assert plan("--kv-cache", "int4")["kv_bytes"] * 3 < one["kv_bytes"]
     assert plan("--max-tokens", 2048)["temporary_bytes"] > one["temporary_bytes"]
     parts = ("weight_bytes", "temporary_bytes", "scratch_bytes", "kv_bytes", "logits_bytes")
     assert sum(one[part] for part in parts) <= one["total_bytes"]

@@ -51,6 +51,9 @@ def test_the_overview_lists_every_command_and_imports_none(penstock_command):
     assert penstock_command("help", "run").stdout == penstock_command("run", "--help").stdout
     alone = penstock_command()
     assert (alone.returncode, alone.stdout, alone.stderr) == (2, "", done.stdout)
+    imported = penstock_command("--help", PYTHONPROFILEIMPORTTIME="1").stderr
+    assert " penstock.cli.main\n" in imported
+    assert " penstock.cli.run" not in imported
 
 
 def test_help_has_colour_only_on_a_terminal(penstock_command):

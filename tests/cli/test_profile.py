@@ -30,17 +30,18 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
-    """The object, the trace and the picture of one run of both phases, and its text."""
+    """The object, the trace and the picture of one run of both phases, and the text of a shorter one."""
     import contextlib
     import io
 
     from penstock.cli.main import main
 
     folder = tmp_path_factory.mktemp("profile")
-    args = ["profile", str(DEMO), "--prompt-tokens", "700", "--context", "40", "--batch", "3", "--steps", "4"]
+    whole = ["--prompt-tokens", "700", "--context", "40", "--batch", "3", "--steps", "4"]
     texts = []
-    for more in (
+    for options in (
         [
+            *whole,
             "--json",
             "--per-node",
             "--trace",
@@ -50,10 +51,10 @@ def profiled(tmp_path_factory):
             "--timeline",
             f"{folder}/l.svg",
         ],
-        [],
+        ["--prompt-tokens", "40", "--context", "40", "--steps", "1"],
     ):
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert main([*args, *more]) == 0
+            assert main(["profile", str(DEMO), *options]) == 0
         texts.append(out.getvalue())
     return json.loads(texts[0]), json.loads((folder / "t.json").read_text()), folder / "p.svg", texts[1]
 

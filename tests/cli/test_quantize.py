@@ -110,6 +110,7 @@ def test_wrong_budgets_are_refused(penstock_inline, tmp_path: Path, options: tup
     [
         (("--method", "gptq", "--calibration", "{}/none.txt"), None),
         (("--method", "gptq", "--calibration-tokens", "3"), "calibration_tokens"),
+        (("--method", "gptq", "--calibration-tokens", "600"), "calibration_tokens"),
         (("--method", "imatrix", "--imatrix-out", "{}/none/own.gguf"), "imatrix_out"),
         (("--method", "auto", "--calibration", "{}/none.txt"), None),
         (("--method", "auto", "--imatrix-out", "{}/own.gguf"), "imatrix_out"),
@@ -133,6 +134,31 @@ def test_options_are_checked_before_rotating(
     with raises(PenstockError, param=param):
         quantize.run(args)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (("--head", "q6_k"), "head"),
+        (("--head", "q6_k", "--method", "gptq"), "head"),
+        (("--head", "q6_k", "--method", "auto"), "head"),
+        (("--smooth-keys", "--method", "smooth"), "smooth_keys"),
+    ],
+)
+def test_the_model_is_checked_before_rotating(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], param: str
+) -> None:
+    """Its columns fit no block, and its family has keys that are not smoothed by rows."""
+    monkeypatch.setattr(rotate, "rotate_checkpoint", lambda *args: pytest.fail("the rotation began"))
+    source = write_tiny_llama(tmp_path / "model")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"model_type": "qwen3"}))
+    parser = CommandParser()
+    quantize.add_parser(parser.add_subparsers())
+    words = ["quantize", str(source), str(tmp_path / "out"), "--scheme", "w4a8", "--rotate", "r1", *options]
+    with raises(PenstockError, param=param):
+        quantize.run(parser.parse_args(words))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("has_weights", [False, True], ids=["nothing_finished", "weights_finished"])

@@ -284,7 +284,7 @@ def test_running_a_bundle_loads_no_pytorch(penstock_command):
 @pytest.mark.usefixtures("own_cache")
 def test_a_folder_runs_and_then_opens_from_the_cache(penstock_command):
     args = ("run", FOLDER, PROMPT, "--max-tokens", 8, "--temperature", 0, "--json")
-    first = penstock_command(*args)
+    first = penstock_command(*args, cold=True)
     assert first.returncode == 0, first.stderr
     again = penstock_command(*args, PYTHONPROFILEIMPORTTIME="1")
     assert " torch\n" not in again.stderr

@@ -70,7 +70,7 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
         until(lambda: is_ready(url), process=process, pause_s=0.02)
         found = psutil.Process(process.pid).children()
         assert len(found) == 2, "one worker per model, and nothing else"
-        body = {"model": "demo", "prompt": "a", "max_tokens": 900, "temperature": 1, "ignore_eos": True, "n": 8}
+        body = {"model": "demo", "prompt": "a", "max_tokens": 400, "temperature": 1, "ignore_eos": True, "n": 8}
         with stream(url, body) as events:
             first = events.readline()
             process.send_signal(signal.SIGTERM)
@@ -136,6 +136,7 @@ REFUSED = {
     "no port": "penstock: --port: expected an integer from 0 to 65535, got 99999",
     "no port for gRPC": "penstock: --grpc-port: expected an integer from 0 to 65535, got 70000",
     "two of one name": "penstock: the name 'demo' is taken",
+    "an ONNX file": "expected a language model, got an ONNX file",
     "half of TLS": "penstock: --tls-key must be given together with --tls-certificate",
 }
 
@@ -145,6 +146,7 @@ def test_a_failing_start_prints_one_line_and_leaves_no_files(case: str, tmp_path
     (tmp_path / "key").write_text("x\n")
     (tmp_path / "key").chmod(0o600)
     (tmp_path / "temporary").mkdir()
+    (tmp_path / "net.onnx").write_bytes(b"\x08\x08")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         args = {
             "no such file": ("gone.psm", "--port", 0),
@@ -157,6 +159,7 @@ def test_a_failing_start_prints_one_line_and_leaves_no_files(case: str, tmp_path
             "no port": (DEMO, "--port", 99999),
             "no port for gRPC": (DEMO, "--port", 0, "--grpc-port=70000"),
             "two of one name": (DEMO, DEMO, "--port", 0),
+            "an ONNX file": (tmp_path / "net.onnx", "--port", 0),
             "half of TLS": (DEMO, "--port", 0, "--tls-key", tmp_path / "key"),
         }[case]
         done = penstock_command("serve", "--log-format=text", *args, TMPDIR=str(tmp_path / "temporary"))

@@ -167,18 +167,18 @@ def test_costs_are_read_back_and_checked(tmp_path) -> None:
     older = [line for line in text.splitlines() if "request_s" not in line and "prefill_step_s" not in line]
     path.write_text("\n".join(older).replace('"decode_context_s": 0.0,', '"decode_context_s": 0.0'))
     assert read_costs(path) == COSTS_348M, "files of earlier versions have fewer fields"
-    for old, new, error in (
-        ('"tp": 1', '"tp": 0', "tp: expected an integer"),
-        ('"tp": 1', '"ranks": 1', "'ranks': expected one of"),
-        ('"model": "348M w8a8", ', "", "model: expected a value"),
-        ('"1": 0.0104', '"none": 0.0104', "decode_step_s: expected batches"),
-        ('"prefill_token_s": 0', '"prefill_token_s": -0', "prefill_token_s: expected"),
-        ('"decode_context_s": 0', '"decode_context_s": -1', "decode_context_s: expected"),
-        ('"request_s": 0', '"request_s": -1', "request_s: expected"),
+    for old, new, param, fact in (
+        ('"tp": 1', '"tp": 0', "tp", "expected an integer"),
+        ('"tp": 1', '"ranks": 1', "ranks", "expected one of"),
+        ('"model": "348M w8a8", ', "", "model", "expected a value"),
+        ('"1": 0.0104', '"none": 0.0104', "decode_step_s", "expected batches"),
+        ('"prefill_token_s": 0', '"prefill_token_s": -0', "prefill_token_s", "expected"),
+        ('"decode_context_s": 0', '"decode_context_s": -1', "decode_context_s", "expected"),
+        ('"request_s": 0', '"request_s": -1', "request_s", "expected"),
     ):
         assert old in " ".join(text.split()), old
         path.write_text(" ".join(text.split()).replace(old, new))
-        with pytest.raises(InvalidFileError, match=error):
+        with raises(InvalidFileError, param=param, match=fact):
             read_costs(path)
     with pytest.raises(FileAccessError):
         read_costs(tmp_path / "none.json")

@@ -16,7 +16,7 @@ from penstock.graph.passes.shard import shard
 from penstock.ops import table
 from penstock.ops.table import Op
 from tests.support.builds import build
-from tests.support.general_graphs import mixed_network
+from tests.support.general_graphs import write_seeds
 from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import KINDS, segment_of
 
@@ -59,8 +59,8 @@ def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path]
     append_tail(tail, "topk:5")
     seeds.append(str(write_bundle(tmp_path / "tail.psm", tail)))
     seeds.append(str(write_bundle(tmp_path / "rank.psm", rank_graph())))
-    seeds.append(str(mixed_network().write(tmp_path / "network.psm")))
-    seeds += [str(ROOT / "tests/golden" / name) for name in ("networks/1.1-int8/int8.psm", "layouts/1.0/layouts.psm")]
+    seeds += map(str, write_seeds(tmp_path))
+    seeds.append(str(ROOT / "tests/golden/layouts/1.0/layouts.psm"))
     command = [str(fuzzer), str(NUM_MUTANTS), "1", *seeds]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -68,7 +68,7 @@ def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path]
     assert counts["mutants"] == NUM_MUTANTS
     assert counts["opened"] > NUM_MUTANTS // 50  # mutants reach the planner and the executor too
     assert counts["ran"] > NUM_MUTANTS // 50
-    assert counts["hidden"] > NUM_MUTANTS // 50
+    assert counts["hidden"] > NUM_MUTANTS // 200
     assert counts["tails"] > NUM_MUTANTS // 200
     assert counts["predicted"] > NUM_MUTANTS // 200
     assert counts["invalid_file"] > NUM_MUTANTS // 2

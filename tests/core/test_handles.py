@@ -112,13 +112,9 @@ def test_resize_that_fails_leaves_the_program(model: Model) -> None:
 
     with Context(1) as context, CoreProgram(model, context, OPTIONS) as program:
         wanted = logits_of(program, PROMPT, 0)
-        for changes, message in (
-            ({"max_tokens": 0}, "^max_tokens: .* 1 to"),
-            ({"num_pages": 0}, "^num_pages: .* 1 to"),
-            ({"kv_layout": 3}, "^kv_layout: .* 1, got 3"),
-        ):
-            with pytest.raises(InvalidArgumentError, match=message):
-                resize(program, **changes)
+        for param, value in (("max_tokens", 0), ("num_pages", 0), ("kv_layout", 3)):
+            with raises(InvalidArgumentError, param=param):
+                resize(program, **{param: value})
         assert np.frombuffer(logits_of(program, PROMPT, 0), np.float32).shape == (len(PROMPT) * VOCAB,)
         assert logits_of(program, PROMPT, 0) == wanted
 

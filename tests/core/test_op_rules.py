@@ -255,7 +255,7 @@ ODD: dict[str, Patch] = {
 }
 
 
-@pytest.mark.parametrize("kv_layout", [1, 2, 3])
+@pytest.mark.parametrize("kv_layout", [1, 2, 3, 4])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("odd", ODD)
 def test_an_odd_graph_runs_on_damaged_weights(odd: str, level: str, kv_layout: int, tmp_path: Path) -> None:

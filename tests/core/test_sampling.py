@@ -128,26 +128,26 @@ def test_extremes(context: Context) -> None:
     assert (logprobs == 0).all()
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "temperature_nan": ({"temperature": np.array([0, np.nan], np.float32)}, r"temperature\[1\]: expected 0 or"),
-    "temperature_negative": ({"temperature": np.array([-1, 0], np.float32)}, r"temperature\[0\]: .* got -1"),
-    "temperature_infinite": ({"temperature": np.array([0, np.inf], np.float32)}, r"temperature\[1\]: .* got inf"),
-    "top_k": ({"top_k": i32(0, -1)}, r"top_k\[1\]: expected 0 \(off\) or more, got -1"),
-    "top_p_zero": ({"top_p": np.array([1, 0], np.float32)}, r"top_p\[1\]: expected more than 0 and at most 1, got 0"),
-    "top_p_high": ({"top_p": np.array([1.5, 1], np.float32)}, r"top_p\[0\]: .* got 1.5"),
-    "top_p_nan": ({"top_p": np.array([np.nan, 1], np.float32)}, r"top_p\[0\]: .* got"),
-    "slot": ({"slot": i32(-1, 0)}, r"slot\[1\]: expected -1 or a slot below 0, got 0"),
-    "masked": ({"mask": np.array([[1, 0], [0, 0]], np.uint32)}, r"mask\[1\]: expected a token that is allowed"),
-    "mask_shape": ({"mask": np.ones((2, 3), np.uint32)}, r"mask: expected C-contiguous uint32 \[2, 2\]"),
-    "counter_shape": ({"counter": np.zeros((2, 3), np.int64)}, r"counter: expected C-contiguous int64 \[2, 2\]"),
-    "seed_type": ({"seed": np.zeros(2, np.int64)}, r"seed: expected C-contiguous uint64 \[2\]"),
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "temperature_nan": ({"temperature": np.array([0, np.nan], np.float32)}, "temperature[1]", "expected 0 or"),
+    "temperature_negative": ({"temperature": np.array([-1, 0], np.float32)}, "temperature[0]", ".* got -1"),
+    "temperature_infinite": ({"temperature": np.array([0, np.inf], np.float32)}, "temperature[1]", ".* got inf"),
+    "top_k": ({"top_k": i32(0, -1)}, "top_k[1]", r"expected 0 \(off\) or more, got -1"),
+    "top_p_zero": ({"top_p": np.array([1, 0], np.float32)}, "top_p[1]", "expected more than 0 and at most 1, got 0"),
+    "top_p_high": ({"top_p": np.array([1.5, 1], np.float32)}, "top_p[0]", ".* got 1.5"),
+    "top_p_nan": ({"top_p": np.array([np.nan, 1], np.float32)}, "top_p[0]", ".* got"),
+    "slot": ({"slot": i32(-1, 0)}, "slot[1]", "expected -1 or a slot below 0, got 0"),
+    "masked": ({"mask": np.array([[1, 0], [0, 0]], np.uint32)}, "mask[1]", "expected a token that is allowed"),
+    "mask_shape": ({"mask": np.ones((2, 3), np.uint32)}, "mask", r"expected C-contiguous uint32 \[2, 2\]"),
+    "counter_shape": ({"counter": np.zeros((2, 3), np.int64)}, "counter", r"expected C-contiguous int64 \[2, 2\]"),
+    "seed_type": ({"seed": np.zeros(2, np.int64)}, "seed", r"expected C-contiguous uint64 \[2\]"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_sampling_is_refused_by_field_and_row(name: str, context: Context) -> None:
-    changes, message = REFUSED[name]
-    with pytest.raises(InvalidArgumentError, match=message):
+    changes, param, message = REFUSED[name]
+    with raises(InvalidArgumentError, param=param, match=message):
         sample_logits(context, np.zeros((2, 40), np.float32), sampling(2, **changes))
 
 

@@ -259,30 +259,30 @@ def penalties(**changes: Any) -> Penalties:
     return dataclasses.replace(made, **changes)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "min_p": ({"min_p": f32(0, 1.5)}, r"min_p\[1\]: expected 0 \(off\) to 1, got 1.5"),
-    "min_p_nan": ({"min_p": f32(np.nan, 0)}, r"min_p\[0\]: "),
-    "typical_p": ({"typical_p": f32(1, 0)}, r"typical_p\[1\]: expected more than 0 and at most 1, got 0"),
-    "repetition": ({"penalties": penalties(repetition=f32(1, 0))}, r"repetition_penalty\[1\]: expected a positive"),
-    "presence": ({"penalties": penalties(presence=f32(np.nan, 0))}, r"presence_penalty\[0\]: expected a number"),
-    "frequency": ({"penalties": penalties(frequency=f32(0, np.inf))}, r"frequency_penalty\[1\]: expected a number"),
-    "history": ({"penalties": penalties(history=i32(5, 40, 7))}, r"history\[1\]: expected a token below 40, got 40"),
-    "slot": ({"penalties": penalties(history=i32(5, -1, 7))}, r"history\[1\]: expected a token or a slot .* got -1"),
-    "starts": ({"penalties": penalties(starts=i32(0, 4, 3))}, r"history_starts\[2\]: expected at least 4, got 3"),
-    "starts_0": ({"penalties": penalties(starts=i32(1, 1, 3))}, r"history_starts\[0\]: expected 0, got 1"),
-    "prompt_lens": ({"penalties": penalties(prompt_lens=i32(2, 1))}, r"prompt_lens\[0\]: expected 0 to 1, got 2"),
-    "bias_id": ({"biases": Biases(i32(0, 1, 1), i32(-1), f32(1))}, r"bias_ids\[0\]: expected .* below 40, got -1"),
-    "bias": ({"biases": Biases(i32(0, 1, 1), i32(1), f32(np.inf))}, r"bias\[0\]: expected a number or minus infinity"),
-    "bias_nan": ({"biases": Biases(i32(0, 0, 1), i32(1), f32(np.nan))}, r"bias\[0\]: expected a number or minus"),
-    "bias_starts": ({"biases": Biases(i32(0, 1, -1), i32(), f32())}, r"bias_starts\[2\]: .* at least 1, got -1"),
-    "target": ({"target": i32(-1, -2)}, r"target\[1\]: expected a token below 40, got -2"),
-    "num_logprobs": ({"num_logprobs": i32(0, -2)}, r"num_logprobs\[1\]: expected -1 to 0 \(num_top\), got -2"),
-    "too_many_logprobs": ({"num_logprobs": i32(0, 41)}, r"num_top: expected 0 to 40, got 41"),
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "min_p": ({"min_p": f32(0, 1.5)}, "min_p[1]", r"expected 0 \(off\) to 1, got 1.5"),
+    "min_p_nan": ({"min_p": f32(np.nan, 0)}, "min_p[0]", "got nan"),
+    "typical_p": ({"typical_p": f32(1, 0)}, "typical_p[1]", "expected more than 0 and at most 1, got 0"),
+    "repetition": ({"penalties": penalties(repetition=f32(1, 0))}, "repetition_penalty[1]", "expected a positive"),
+    "presence": ({"penalties": penalties(presence=f32(np.nan, 0))}, "presence_penalty[0]", "expected a number"),
+    "frequency": ({"penalties": penalties(frequency=f32(0, np.inf))}, "frequency_penalty[1]", "expected a number"),
+    "history": ({"penalties": penalties(history=i32(5, 40, 7))}, "history[1]", "expected a token below 40, got 40"),
+    "slot": ({"penalties": penalties(history=i32(5, -1, 7))}, "history[1]", "expected a token or a slot .* got -1"),
+    "starts": ({"penalties": penalties(starts=i32(0, 4, 3))}, "history_starts[2]", "expected at least 4, got 3"),
+    "starts_0": ({"penalties": penalties(starts=i32(1, 1, 3))}, "history_starts[0]", "expected 0, got 1"),
+    "prompt_lens": ({"penalties": penalties(prompt_lens=i32(2, 1))}, "prompt_lens[0]", "expected 0 to 1, got 2"),
+    "bias_id": ({"biases": Biases(i32(0, 1, 1), i32(-1), f32(1))}, "bias_ids[0]", "expected .* below 40, got -1"),
+    "bias": ({"biases": Biases(i32(0, 1, 1), i32(1), f32(np.inf))}, "bias[0]", "expected a number or minus infinity"),
+    "bias_nan": ({"biases": Biases(i32(0, 0, 1), i32(1), f32(np.nan))}, "bias[0]", "expected a number or minus"),
+    "bias_starts": ({"biases": Biases(i32(0, 1, -1), i32(), f32())}, "bias_starts[2]", ".* at least 1, got -1"),
+    "target": ({"target": i32(-1, -2)}, "target[1]", "expected a token below 40, got -2"),
+    "num_logprobs": ({"num_logprobs": i32(0, -2)}, "num_logprobs[1]", r"expected -1 to 0 \(num_top\), got -2"),
+    "too_many_logprobs": ({"num_logprobs": i32(0, 41)}, "num_top", "expected 0 to 40, got 41"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_sampling_is_refused_by_field_and_row(name: str, context: Context) -> None:
-    changes, message = REFUSED[name]
-    with pytest.raises(InvalidArgumentError, match=message):
+    changes, param, message = REFUSED[name]
+    with raises(InvalidArgumentError, param=param, match=message):
         sample_logits(context, np.zeros((2, 40), np.float32), sampling(2, **changes))

@@ -33,7 +33,7 @@ NORMALIZERS = (
     normalizers.Nmt(),
     normalizers.Precompiled(charsmap(REPLACEMENTS)),
 )
-NUM_TEXTS = int(os.environ.get("PENSTOCK_TOKENIZER_TEXTS", "400"))
+NUM_TEXTS = int(os.environ.get("PENSTOCK_TOKENIZER_TEXTS", "200"))
 
 
 @dataclass

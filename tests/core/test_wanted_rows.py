@@ -27,7 +27,7 @@ def rows_of(program: CoreProgram, rows: Sequence[int]) -> npt.NDArray[np.float32
 
 
 @pytest.mark.parametrize("scheme", ["f32", "bf16", "w8a8", "w4a8"])
-@pytest.mark.parametrize("kv", [KvLayout.F32, KvLayout.BF16, KvLayout.INT8])
+@pytest.mark.parametrize("kv", KvLayout)
 def test_few_wanted_rows_have_the_bits_of_all(scheme: str, kv: KvLayout, bundle_of: Callable[..., Path]) -> None:
     options = dataclasses.replace(OPTIONS, flags=POISON | ALL_THREADS, kv_layout=kv)
     with Model.open(bundle_of(scheme, (0, 32))) as model, Context(3) as context:

@@ -48,7 +48,7 @@ def arm(bundles: dict[str, Path], command: Command, tmp_path_factory: pytest.Tem
     if not LONG:
         options += [
             f"-DPENSTOCK_OPS_FROM={';'.join(map(str, bundles.values()))}",
-            "-DPENSTOCK_KV_LAYOUTS=f32;bf16;int8",
+            "-DPENSTOCK_KV_LAYOUTS=f32;bf16;int8;int4",
             "-DPENSTOCK_LEVELS=neon;neon_dot",
             "-DPENSTOCK_DEV=OFF",
         ]
@@ -100,7 +100,7 @@ def test_logits_are_this_machines_bits(
         if scheme == "f32" and prompt > 100:
             continue  # minutes
         wanted = command(native_check, bundles[scheme], prompt, steps)
-        assert wanted.count("\n") == 3 * (steps + 1)
+        assert wanted.count("\n") == 4 * (steps + 1)
         words = emulated(cpu, arm_check, bundles[scheme], prompt, steps)
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.stderr == f"level {CPUS[cpu]}\n"
@@ -110,7 +110,11 @@ def test_logits_are_this_machines_bits(
 @pytest.mark.parametrize("cpu", CPUS)
 def test_penstock_lite_prints_the_same(cpu: str, arm: Path, lite: Path, command: Command) -> None:
     options = ("--json", "--max-tokens", 12)
-    for drawn in (("--temperature", 0), ("--temperature", 0.9, "--seed", 7, "--kv-cache", "int8")):
+    for drawn in (
+        ("--temperature", 0),
+        ("--temperature", 0.9, "--seed", 7, "--kv-cache", "int8"),
+        ("--temperature", 0.9, "--seed", 7, "--kv-cache", "int4"),
+    ):
         wanted = json.loads(command(lite, DEMO, PROMPT, *options, *drawn))
         found = json.loads(command(*emulated(cpu, arm / "bin" / "penstock-lite", DEMO, PROMPT, *options, *drawn)))
         for field in ("token_ids", "text", "finish_reason", "num_prompt_tokens"):

@@ -125,7 +125,7 @@ def test_guesses_are_refused_where_a_state_cannot_go_back(tmp_path: Path, lite: 
         (["--help="], '--help: expected no value, got ""'),
         (["--seed", "-1"], "--seed: expected a whole number"),
         (["--threads", "1025"], "--threads: expected"),
-        (["--kv-cache", "f64"], '--kv-cache: expected auto, f32, bf16 or int8, got "f64"'),
+        (["--kv-cache", "f64"], '--kv-cache: expected auto, f32, bf16, int8 or int4, got "f64"'),
         (["--stop", ""], '--stop: expected a text, got ""'),
         (["--stop", "a", "--ids"], '--stop: expected an answer in text, got "--ids"'),
         (["--prompt-lookup", "16"], '--prompt-lookup: expected a whole number from 0 to 15, got "16"'),
@@ -359,10 +359,12 @@ def test_keys_and_values_have_the_stored_type(tmp_path: Path, lite: Path, comman
 
     recipe = {"recipe": {"kv_cache": "f32"}, "quant_method": "penstock", "kv_cache": "int8"}
     stored, other = {"quantization_config": recipe}, {"quantization_config": recipe | {"quant_method": "gptq"}}
-    by_type = {kind: planned({}, "--kv-cache", kind) for kind in ("f32", "bf16", "int8")}
+    by_type = {kind: planned({}, "--kv-cache", kind) for kind in ("f32", "bf16", "int8", "int4")}
     assert by_type["int8"] < by_type["bf16"] < by_type["f32"]
+    assert by_type["int4"] not in (by_type["int8"], by_type["bf16"])  # less for pages, and room to widen some of them
     assert planned(stored) == by_type["int8"]
     assert planned(stored, "--kv-cache", "f32") == by_type["f32"]
+    assert planned({"quantization_config": recipe | {"kv_cache": "int4"}}) == by_type["int4"]
     for config in (
         {},
         other,

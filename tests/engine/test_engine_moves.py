@@ -275,7 +275,7 @@ def seeded(number: int) -> type[EngineMoves]:
     return seed(number)(type("SeededMoves", (EngineMoves,), {"num_steps": 0}))
 
 
-@pytest.mark.parametrize("least", [300, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("least", [150, pytest.param(10_000, marks=pytest.mark.long)])
 def test_random_moves(least):
     num_steps = 0
     for number in range(100):

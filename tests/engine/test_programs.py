@@ -126,9 +126,9 @@ def test_a_batch_may_name_the_token_last_sampled_in_a_slot(mode, path):
         expected = program.logits().tobytes()
         program.run(batch(-2, 1))
         assert program.logits().tobytes() == expected
-        with pytest.raises(InvalidArgumentError, match="slot"):
+        with raises(InvalidArgumentError, param="token_ids", match="slot"):
             program.run(batch(-1, 1))
-        with pytest.raises(InvalidArgumentError, match="slot"):
+        with raises(InvalidArgumentError, param="slot"):
             program.step(batch(7, 0), sampling(2))
 
 

@@ -45,6 +45,7 @@ COMPANY = {
     "preemption": ({}, FEW),
     "one at a time": ({}, {"max_requests": 1}),
     "int8 keys and values": ({}, {"kv_layout": "int8"}),
+    "int4, chunks, preemption": ({"max_chunk": 7}, FEW | {"kv_layout": "int4"}),
     "int8, chunks, preemption": ({"max_chunk": 7}, FEW | {"kv_layout": "int8"}),
 }
 
@@ -65,7 +66,7 @@ def shown(result):
 def alone():
     """The results of each request alone, by the type of keys and values."""
     found = {}
-    for kind in ("auto", "int8"):
+    for kind in ("auto", "int8", "int4"):
         with opened(kv_layout=kind) as llm:
             found[kind] = []
             for item in ITEMS:

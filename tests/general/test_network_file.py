@@ -14,10 +14,20 @@ import pytest
 from penstock.core.native import Context, Model, crc32
 from penstock.core.predict import NetworkProgram
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
+from penstock.graph.bundle import read_graph
 from penstock.graph.ir import DType, Graph, Operand, State, Symbol, Value
+from penstock.ops.general_table import GENERAL_SCHEMAS
 from tests.support.errors import raises
 from tests.support.file_damage import num_mutants
-from tests.support.general_graphs import NetworkBuilder, mixed_network
+from tests.support.general_graphs import (
+    SEEDS,
+    NetworkBuilder,
+    mixed_inputs,
+    mixed_network,
+    selecting_inputs,
+    winograd_inputs,
+    write_seeds,
+)
 
 Patch = Callable[[Graph], None]
 
@@ -143,8 +153,17 @@ def test_the_kind_and_its_feature_belong_together(builder: NetworkBuilder, tmp_p
         Model.open(tmp_path / "b.psm")
 
 
-def test_damaged_bytes_crash_nothing(builder: NetworkBuilder, tmp_path: Path) -> None:
-    data, path = builder.write(tmp_path / "net.psm").read_bytes(), tmp_path / "b.psm"
+def test_seeds_of_the_fuzzers_have_every_op(tmp_path: Path) -> None:
+    ops = {node.op for path in write_seeds(tmp_path) for node in read_graph(path)[0].nodes}
+    assert set(GENERAL_SCHEMAS) - ops == set()
+
+
+INPUTS = {"mixed": mixed_inputs(4, 2), "selecting": selecting_inputs(2, 6), "winograd": winograd_inputs(2, 5, 4)}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_damaged_bytes_crash_nothing(tmp_path: Path, name: str) -> None:
+    data, path = SEEDS[name]().write(tmp_path / "net.psm").read_bytes(), tmp_path / "b.psm"
     end = 64 + int.from_bytes(data[24:32], "little")
     rng, ran = random.Random(5), 0
     with Context(1) as context:
@@ -156,7 +175,7 @@ def test_damaged_bytes_crash_nothing(builder: NetworkBuilder, tmp_path: Path) ->
             path.write_bytes(bytes_)
             try:
                 with Model.open(path) as model, NetworkProgram(model, context) as program:
-                    program.predict([np.ones((4, 32), np.float32), np.ones((4, 4, 32), np.float32)])
+                    program.predict(INPUTS[name])
                     ran += 1
             except (PenstockError, UnicodeDecodeError):
                 continue

@@ -2,11 +2,12 @@
 
     python -m tests.golden.network_set 1.1
     python -m tests.golden.network_set 1.1-int8 int8
+    python -m tests.golden.network_set 1.1-winograd winograd
 
 make sets, once, under the version of the format.  ``images`` has the ops of images and of elements, ``sequences``
-those of attention, of recurrent layers and of indices, ``int8`` those of int8 networks; all have random weights and
-free sizes.  ``expected.json`` has
-the shape and the checksum of each output, which are the same on every instruction level.
+those of attention, of recurrent layers and of indices, ``int8`` those of int8 networks, and ``winograd`` has
+``conv_winograd``; all have random weights and free sizes.  ``expected.json`` has the shape and the checksum of each
+output, which are the same on every instruction level.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from penstock.core import native
 from penstock.graph.bundle import read_graph
 from penstock.networks.int8.quantize import quantize_network
 from penstock.networks.predictor import Predictor, open_predictor
+from tests.support.general_graphs import winograd_network
 
 __all__ = ["FOLDER", "SIZES", "NetworkAnswer", "answers_of", "arrays_of"]
 
@@ -34,6 +36,7 @@ SIZES: Final[dict[str, Sequence[dict[str, int]]]] = {
     "images": ({"B": 1, "H_8": 2, "W_8": 3}, {"B": 3, "H_8": 3, "W_8": 2}),
     "int8": ({"B": 1, "H_8": 2, "W_8": 3}, {"B": 3, "H_8": 3, "W_8": 2}),
     "sequences": ({"B": 2, "S": 5}, {"B": 1, "S": 11}),
+    "winograd": ({"N": 1, "H": 1, "W": 3}, {"N": 3, "H": 9, "W": 32}),
 }
 
 
@@ -77,10 +80,10 @@ def write_int8(path: Path) -> None:
 
 
 def main() -> None:
-    target, is_int8 = FOLDER / sys.argv[1], sys.argv[2:] == ["int8"]
+    target, kind = FOLDER / sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
     target.mkdir(parents=True)  # a set that is there stays as it is
-    makers: dict[str, Any] = {"int8": write_int8}
-    if not is_int8:
+    makers: dict[str, Any] = {"int8": write_int8} if kind == "int8" else {"winograd": winograd_network().write}
+    if not kind:
         from tests.golden.network_modules import capture_all  # only making these needs PyTorch
 
         makers = {name: network.save for name, network in capture_all().items()}

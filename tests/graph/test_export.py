@@ -17,7 +17,7 @@ from penstock.core import native
 from penstock.core.tokenizer import NativeTokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph import export
-from penstock.graph.bundle import BundleWriter
+from penstock.graph.bundle import BundleWriter, read_graph
 from penstock.graph.export import export_bundle
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from tests.support.bundle_weights import weights_of
@@ -58,6 +58,34 @@ def test_weights_in_pieces_are_the_same(tmp_path: Path, scheme: str, monkeypatch
     monkeypatch.setattr(export, "_MAX_WAITING_BYTES", 0)
     export_bundle(source, tmp_path / "pieces.psm", scheme=scheme_or_none)
     assert (tmp_path / "pieces.psm").read_bytes() == (tmp_path / "whole.psm").read_bytes()
+
+
+@pytest.mark.parametrize("layout", export._FLOAT_TILES)
+def test_whole_float_tiles_fill_their_memory(layout: int) -> None:
+    """An export does not zero memory for them, whatever their number of columns."""
+    with native.Context() as context:
+        for cols in (1, 2, 31, 33, 64):
+            values = np.random.default_rng(cols).standard_normal((32, cols), np.float32)
+            packed = [np.full(native.layout_bytes(int(layout), 32, cols), byte, np.uint8) for byte in (0, 0xA5)]
+            for memory in packed:
+                native.pack(context, int(layout), 32, cols, 0, 32, 1, values, memory)
+            assert packed[0].tobytes() == packed[1].tobytes()
+
+
+def test_packing_needs_less_memory_than_a_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Memory(export._PackingMemory):
+        def __init__(self, num_bytes: int) -> None:
+            sizes.append(num_bytes)
+            super().__init__(num_bytes)
+
+    monkeypatch.setattr(export, "_PackingMemory", Memory)
+    monkeypatch.setattr(export, "_PIECE_BYTES", 1024)
+    monkeypatch.setattr(export, "_MAX_WAITING_BYTES", 0)
+    export_bundle(write_checkpoint(tmp_path / "model"), tmp_path / "out.psm", scheme="bf16")
+    weights = read_graph(tmp_path / "out.psm")[0].weights.values()
+    assert sizes[0] < max(weight.num_bytes for weight in weights)
 
 
 def test_an_error_of_the_disk_is_the_one_that_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,11 +15,13 @@ from penstock.hub.download_estimate import check_memory
 from penstock.hub.memory_need import ModelShape, memory_need
 from penstock.hub.names import ModelName
 from penstock.models.families import built_in_families
+from penstock.ops.pages import page_elements
 from penstock.runtime.build import build_in_child
 from penstock.runtime.machine import Memory
 from penstock.runtime.native import fit_limits
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import FOLDER
+from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.marks import mostly_long
 
@@ -36,6 +39,14 @@ def test_the_estimate_is_close_to_the_plan(scheme, tmp_path):
     assert memory_need(shape, scheme) - HEADROOM == pytest.approx(plan.total_bytes, rel=0.1)
     assert shape.weight_bytes(scheme) == pytest.approx(plan.weight_bytes, rel=0.02)
     assert shape.kv_bytes(1024, "f32" if scheme == "f32" else "bf16") == plan.kv_bytes
+
+
+@pytest.mark.parametrize("head_dim", [17, 80])
+def test_nibbles_are_counted_in_whole_bytes(head_dim: int) -> None:
+    shape = ModelShape(10**6, 2, 256, 512, 3, head_dim, 1000, 2048, True, "bf16")
+    assert shape.kv_bytes(2048, "int4") == 2 * (2048 // 32) * page_elements("uint8", 3, head_dim)
+    with raises(errors.UnsupportedError, param="kv_cache"):
+        replace(shape, rows_per_token=1).kv_bytes(2048, "int4")
 
 
 HYBRIDS = mostly_long(("qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h"), "nemotron_h")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Protocol
@@ -18,15 +18,32 @@ from tests.support.marks import mostly_exhaustive
 PAGE_TOKENS = 32
 LEVELS = [name for name, runnable in cpu_levels() if runnable]  # best first
 
-_QUICK = (("f32", KvLayout.F32), ("bf16", KvLayout.BF16), ("w4a8", KvLayout.INT8))
-_LONG = [*zip(LINEAR_SCHEMES, (*KvLayout,) * len(LINEAR_SCHEMES), strict=False), *(("w8a8", kv) for kv in KvLayout)]
+_QUICK = (("f32", KvLayout.F32), ("bf16", KvLayout.BF16), ("w4a8", KvLayout.INT8), ("w8a8", KvLayout.INT4))
+_IN_TURN = (KvLayout.F32, KvLayout.BF16, KvLayout.INT8) * len(LINEAR_SCHEMES)
+_LONG = [*zip(LINEAR_SCHEMES, _IN_TURN, strict=False), *(("w8a8", kv) for kv in KvLayout)]
+
+_FORMATS = mostly_exhaustive(product(LINEAR_SCHEMES, KvLayout), _QUICK, [row for row in _LONG if row not in _QUICK])
 
 each_format = pytest.mark.parametrize(
     ("scheme", "kv"),
-    mostly_exhaustive(product(LINEAR_SCHEMES, KvLayout), _QUICK, [row for row in _LONG if row not in _QUICK]),
+    _FORMATS,
     ids=lambda value: value if isinstance(value, str) else f"kv_{value.name.lower()}",
 )
 """Every scheme with every type of keys and values; the long tests have each scheme with one type."""
+
+
+def each_format_and_level(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with every format at every level: each time all quick formats at the best one, and one at the others.
+
+    The generic level computes one value at a time, which takes ten times as long.
+    """
+    rows = [pytest.param(*row.values, LEVELS[0], marks=row.marks) for row in _FORMATS]
+    for level in LEVELS[1:]:
+        for row in _FORMATS:
+            is_long = row.values in _QUICK and row.values != _QUICK[-1]
+            rows.append(pytest.param(*row.values, level, marks=pytest.mark.long if is_long else row.marks))
+    names = [f"{row.values[2]}-{row.values[0]}-kv_{row.values[1].name.lower()}" for row in rows]
+    return pytest.mark.parametrize(("scheme", "kv", "level"), rows, ids=names)(test)
 
 
 class Runs(Protocol):

@@ -17,7 +17,15 @@ from penstock.graph.ir import KvLayout
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
-from tests.invariants.steps import LEVELS, each_format, open_program, run_alone, run_together, same_bits
+from tests.invariants.steps import (
+    LEVELS,
+    each_format,
+    each_format_and_level,
+    open_program,
+    run_alone,
+    run_together,
+    same_bits,
+)
 
 LENGTHS = (31, 32, 33, 255, 257)
 LONG = 2049
@@ -28,15 +36,12 @@ BIT_EQUAL_SCHEMES = tuple(scheme for scheme in LINEAR_SCHEMES if scheme != "bf16
 ModelOf = Callable[[str], Model]
 ContextOf = Callable[[str, int], Context]
 
-pytestmark = each_format
-each_level = pytest.mark.parametrize("level", LEVELS)
-
 
 def prompt(length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, 259, length).tolist()
 
 
-@each_level
+@each_format_and_level
 def test_batch_matches_single(scheme: str, kv: KvLayout, level: str, model_of: ModelOf, context_of: ContextOf) -> None:
     prompts = [prompt(n) for n in LENGTHS]
     program = open_program(model_of(scheme), context_of(level, 2), sum(LENGTHS), kv=kv)
@@ -47,7 +52,7 @@ def test_batch_matches_single(scheme: str, kv: KvLayout, level: str, model_of: M
             assert same_bits(a, b), f"length {length} with chunks {chunks}"
 
 
-@each_level
+@each_format_and_level
 def test_chunked_matches_whole(scheme: str, kv: KvLayout, level: str, model_of: ModelOf, context_of: ContextOf) -> None:
     program = open_program(model_of(scheme), context_of(level, 2), 257, kv=kv)
     whole = run_alone(program, prompt(257))
@@ -55,7 +60,7 @@ def test_chunked_matches_whole(scheme: str, kv: KvLayout, level: str, model_of: 
         assert same_bits(whole, run_alone(program, prompt(257), chunk, seed=chunk)), f"chunks of {chunk}"
 
 
-@each_level
+@each_format_and_level
 def test_threads_match(scheme: str, kv: KvLayout, level: str, model_of: ModelOf, context_of: ContextOf) -> None:
     results = []
     for num_threads in (1, 2, 3):
@@ -67,6 +72,7 @@ def test_threads_match(scheme: str, kv: KvLayout, level: str, model_of: ModelOf,
 
 
 @pytest.mark.long
+@each_format
 def test_levels_match(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: ContextOf) -> None:
     results = []
     for level in LEVELS:
@@ -82,6 +88,7 @@ def test_levels_match(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: 
 
 
 @pytest.mark.long
+@each_format
 def test_long_prompts_match(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: ContextOf) -> None:
     """2,049 tokens, nine partitions: chunks, company and numbers of threads at the machine's own level."""
     model, level = model_of(scheme), LEVELS[0]
@@ -96,6 +103,7 @@ def test_long_prompts_match(scheme: str, kv: KvLayout, model_of: ModelOf, contex
         assert same_bits(whole, run_alone(other, prompt(LONG))), f"{num_threads} threads"
 
 
+@each_format
 def test_save_load_matches(
     scheme: str, kv: KvLayout, checkpoint: Path, model_of: ModelOf, context_of: ContextOf, bundles: Path
 ) -> None:

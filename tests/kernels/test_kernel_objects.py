@@ -117,5 +117,5 @@ def test_amx_level_multiplies_tiles(objects: dict[str, Path]) -> None:
 @pytest.mark.skipif(not X86, reason="x86 levels")
 def test_bf16_products_are_dot_products(objects: dict[str, Path]) -> None:
     code = functions(objects["avx512_bf16"])
-    for name in ("block<12, 2>", "attend<.*KvBf16|scores<.*KvBf16", "weigh<.*KvBf16", "weigh<.*KvInt8"):
+    for name in ("block<12, 2>", "attend<.*KvBf16|scores<.*KvBf16", "weigh<.*KvBf16", "weigh<.*KvInt[48]"):
         assert re.search(r"vdpbf16ps.*zmm", instructions(code, name))

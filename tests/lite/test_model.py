@@ -201,7 +201,7 @@ def test_huge_weights_compute_the_same(rows: npt.NDArray[np.float32]) -> None:
         ({"batch_size": 0}, "batch_size", ".* from 1 "),
         ({"context_len": 2000}, "context_len", ".*1024"),
         ({"seq_len": 2000}, "seq_len", ".*context's 1024"),
-        ({"kv_cache": "f8"}, "kv_cache", ".*auto, f32, bf16, int8"),
+        ({"kv_cache": "f8"}, "kv_cache", ".*auto, f32, bf16, int8, int4"),
         ({"logits": "first"}, "logits", ".*last, all"),
         ({"device": 0}, "config", ".*got 'device'"),
     ],

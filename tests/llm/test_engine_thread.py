@@ -224,11 +224,7 @@ def test_a_failing_step_ends_its_requests_and_not_the_feed(make_engine_thread):
 def test_the_loop_turns_without_work_and_stands_in_a_step(make_engine_thread):
     engine_thread, inbox = make_engine_thread(**ROOMY)
     before = engine_thread.last_turn
-    for _ in range(2000):
-        if engine_thread.last_turn != before:  # the idle loop turns
-            break
-        time.sleep(IDLE_TURN_S / 5)
-    assert engine_thread.last_turn != before
+    until(lambda: engine_thread.last_turn != before, "a turn of the idle loop")
     program = engine_thread.llm.engine.program
     honest, stuck, release = program.step, threading.Event(), threading.Event()
 

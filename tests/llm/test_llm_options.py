@@ -181,5 +181,5 @@ def test_a_name_that_is_no_path_says_what_to_do(tmp_path, monkeypatch):
 
 def test_wrong_token_ids_are_refused_by_name(llm):
     for wrong in (["a"], None, 3, [1 << 40]):
-        with pytest.raises(InvalidArgumentError, match="ids"):
+        with raises(InvalidArgumentError, param="ids"):
             llm.tokenizer.decode(wrong)

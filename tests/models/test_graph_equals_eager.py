@@ -17,9 +17,9 @@ from tests.models.steps import run_whole
 from tests.support.families import prompt, save
 from tests.support.marks import mostly_long
 
-_QUICK = (*((scheme, "f32") for scheme in LINEAR_SCHEMES), ("w8a8", "bf16"), ("w4a8", "int8"))
+_QUICK = (*((scheme, "f32") for scheme in LINEAR_SCHEMES), ("w8a8", "bf16"), ("w4a8", "int8"), ("w8a8", "int4"))
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text", "granitemoehybrid", "falcon_h1", "bamba", "nemotron_h", "lfm2")
-SCHEMES_AND_LAYOUTS = mostly_long(product(LINEAR_SCHEMES, ("f32", "bf16", "int8")), *_QUICK)
+SCHEMES_AND_LAYOUTS = mostly_long(product(LINEAR_SCHEMES, ("f32", "bf16", "int8", "int4")), *_QUICK)
 
 
 def check(family: str, scheme: str, kv_layout: str, folder: Path) -> None:

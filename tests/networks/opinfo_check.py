@@ -1,7 +1,10 @@
 """Captures PyTorch's own samples of its operations (OpInfo), a few of each, and compares the results.
 
-A program of its own: PyTorch's test modules change settings of the process.  Prints a line of JSON for each operation:
-its name, "equal", "refused", "wrong" or "failed", and why.
+    python -m tests.networks.opinfo_check 2 [NAME...]
+
+A program of its own: PyTorch's test modules change settings of the process.  Prints a line of JSON with the readers for
+whose names there is no operation, and one for each operation and type of elements: its name, the type, "equal",
+"refused", "wrong" or "failed", why, and the readers of ops that took part in equal results.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ import sys
 import types
 import unittest
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -22,98 +25,169 @@ from torch.utils import _pytree as pytree
 
 import penstock
 from penstock.errors import PenstockError
+from penstock.graph.general.torch import capture as _readers  # noqa: F401  importing it declares the readers
+from penstock.graph.general.torch.writer import OPS
 
-NAMES = (
-    *("add", "sub", "mul", "div", "pow", "fmod", "remainder", "floor_divide", "maximum", "minimum", "where", "clamp"),
-    *("eq", "gt", "le", "logical_and", "isnan", "abs", "exp", "log", "sqrt", "sin", "erf", "round", "sign", "neg"),
-    *("sum", "mean", "prod", "amax", "amin", "max", "min", "var", "std", "logsumexp", "argmax", "cumsum", "any", "all"),
-    *("topk", "sort", "gather", "scatter", "scatter_add", "index_select", "take_along_dim", "masked_fill", "cat"),
-    *(
-        "stack",
-        "split",
-        "chunk",
-        "unbind",
-        "narrow",
-        "roll",
-        "flip",
-        "tile",
-        "repeat",
-        "expand",
-        "permute",
-        "transpose",
-    ),
-    *("squeeze", "unsqueeze", "reshape", "flatten", "tril", "triu", "matmul", "bmm", "addmm", "einsum", "outer"),
-    *("__getitem__", "movedim", "diagonal", "meshgrid", "lerp", "addcmul", "softmax", "log_softmax", "baddbmm"),
-    *("nn.functional.relu", "nn.functional.gelu", "nn.functional.hardtanh", "nn.functional.hardswish"),
-    *("nn.functional.softplus", "nn.functional.leaky_relu", "nn.functional.prelu", "nn.functional.elu"),
-    *("nn.functional.conv2d", "nn.functional.conv1d", "nn.functional.conv_transpose2d", "nn.functional.linear"),
-    *("nn.functional.max_pool2d", "nn.functional.avg_pool2d", "nn.functional.avg_pool1d", "nn.functional.pad"),
-    *("nn.functional.adaptive_avg_pool2d", "nn.functional.interpolate", "nn.functional.layer_norm"),
-    *("nn.functional.group_norm", "nn.functional.batch_norm", "nn.functional.rms_norm", "nn.functional.glu"),
-    *("nn.functional.scaled_dot_product_attention", "nn.functional.pixel_shuffle", "nn.functional.normalize"),
-    *("nn.functional.embedding", "nn.functional.unfold", "nn.functional.cosine_similarity", "nn.functional.one_hot"),
+DTYPES: Final = (torch.float32, torch.int64, torch.bool)
+UNDEFINED: Final = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+"""Operations whose results hold anything."""
+COMPOSED: Final = (
+    *("__getitem__", "addcdiv", "addcmul", "cdist", "lerp", "movedim", "outer", "std_mean", "tile", "vstack"),
+    *("nn.functional.cosine_similarity", "nn.functional.grid_sample", "nn.functional.interpolate"),
+    *("nn.functional.max_unpool2d", "nn.functional.normalize", "nn.functional.one_hot", "nn.functional.rrelu"),
 )
+"""Operations without a reader of their name, which others make up or PyTorch splits."""
+MAX_SECONDS: Final = 60
+
+
+class Outcome(NamedTuple):
+    """What became of samples of an operation."""
+
+    name: str
+    dtype: str
+    outcome: str
+    why: str
+    readers: list[str]
 
 
 class Samples(nn.Module):
-    """Calls an operation with the arguments of samples, of which the tensors are inputs."""
+    """Calls an operation with the arguments of samples, of which the tensors are inputs.
 
-    def __init__(self, function: Any, samples: Sequence[Any]) -> None:
+    With ``has_constants`` those of the further arguments are buffers, as the weights of a layer are.
+    """
+
+    def __init__(self, function: Any, samples: Sequence[Any], has_constants: bool) -> None:
         super().__init__()
         self.function = function
-        self.trees = [pytree.tree_flatten((s.input, tuple(s.args), dict(s.kwargs))) for s in samples]
-        self.inputs = tuple(
-            leaf.detach().clone() for leaves, _ in self.trees for leaf in leaves if isinstance(leaf, torch.Tensor)
-        )
+        self.calls: list[tuple[list[Any], Any]] = []  # the arguments without the tensors of inputs, and their tree
+        inputs = []
+        for sample in samples:
+            first, first_spec = pytree.tree_flatten(sample.input)
+            others, spec = pytree.tree_flatten((tuple(sample.args), dict(sample.kwargs)))
+            kept: list[Any] = []
+            for at, leaf in enumerate([*first, *others]):
+                is_input = isinstance(leaf, torch.Tensor) and (at < len(first) or not has_constants)
+                if is_input:
+                    inputs.append(leaf.detach().clone())
+                elif isinstance(leaf, torch.Tensor):
+                    self.register_buffer(f"constant_{len(self.calls)}_{at}", leaf.detach().clone())
+                    leaf = _Buffer(f"constant_{len(self.calls)}_{at}")
+                kept.append(_INPUT if is_input else leaf)
+            self.calls.append((kept, (len(first), first_spec, spec)))
+        self.inputs = tuple(inputs)
+        self.num_buffers = len(list(self.buffers()))
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         given = iter(tensors)
         results = []
-        for leaves, spec in self.trees:
-            filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            x, args, kwargs = pytree.tree_unflatten(filled, spec)
-            results.append(self.function(x, *args, **kwargs))
+        for kept, (count, first_spec, spec) in self.calls:
+            leaves = [next(given) if leaf is _INPUT else leaf for leaf in kept]
+            leaves = [getattr(self, leaf.name) if isinstance(leaf, _Buffer) else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(leaves[count:], spec)
+            results.append(self.function(pytree.tree_unflatten(leaves[:count], first_spec), *args, **kwargs))
         return results
 
 
-def checked(function: Any, samples: Sequence[Any]) -> tuple[str, str]:
+class _Buffer(NamedTuple):
+    name: str
+
+
+_INPUT: Final = object()
+
+
+def checked(module: Samples) -> tuple[str, str]:
     """Return what became of samples."""
-    module = Samples(function, samples)
     with torch.no_grad():
-        expected = [t for t in pytree.tree_leaves(module(*module.inputs)) if isinstance(t, torch.Tensor)]
+        try:
+            results = module(*[tensor.clone() for tensor in module.inputs])
+        except Exception as error:  # a sample that this form does not take
+            return "skipped", f"{type(error).__name__}: {error}"
+    expected = [t.detach().clone() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
     try:
-        with penstock.capture(module, module.inputs).compile(threads=1) as predictor:
-            results = predictor.run([tensor.numpy() for tensor in module.inputs])
+        network = penstock.capture(module, module.inputs, max_seconds=MAX_SECONDS)
+        with network.compile(threads=1) as predictor:
+            outputs = predictor.run([tensor.numpy() for tensor in module.inputs])
     except PenstockError as error:
         return "refused", str(error)
     except Exception as error:  # what a user would see as a traceback
         return "failed", f"{type(error).__name__}: {error}"
-    if len(results) != len(expected):
-        return "wrong", f"{len(results)} outputs, not {len(expected)}"
-    for ours, tensor in zip(results, expected, strict=True):
-        theirs = tensor.numpy()
-        if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
-            return "wrong", f"{ours.dtype} {ours.shape}, not {theirs.dtype} {theirs.shape}"
+    if len(outputs) != len(expected):
+        return "wrong", f"{len(outputs)} outputs, not {len(expected)}"
+    notes = [note for ours, tensor in zip(outputs, expected, strict=True) if (note := difference(ours, tensor.numpy()))]
+    return ("wrong", "; ".join(notes)) if notes else ("equal", "")
+
+
+def difference(ours: Any, theirs: Any) -> str:
+    """Return in what an output differs, or ""."""
+    theirs = theirs.astype(np.float32) if theirs.dtype == np.float64 else theirs  # networks have no other floats
+    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+        return f"{ours.dtype} {ours.shape}, not {theirs.dtype} {theirs.shape}"
+    if theirs.dtype.kind == "f":
         scale = float(np.abs(theirs[np.isfinite(theirs)].astype(np.float64)).max(initial=1.0))
-        if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-5 * scale, equal_nan=True):
-            return "wrong", f"{ours.reshape(-1)[:6]}, not {theirs.reshape(-1)[:6]}"
-    return "equal", ""
+        is_equal = np.allclose(ours, theirs, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
+    else:
+        is_equal = np.array_equal(ours, theirs)
+    return "" if is_equal else f"{ours.reshape(-1)[:6]}, not {theirs.reshape(-1)[:6]}"
 
 
-def outcomes(ops: Sequence[Any], names: Sequence[str], count: int) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of each operation, what became of its samples, and why."""
-    for op in ops:
-        if op.name not in names or op.variant_test_name or torch.float32 not in op.dtypes:
+def recorded() -> set[str]:
+    """Let the readers of PyTorch's ops put their names into the set that is returned."""
+    called: set[str] = set()
+
+    def recording(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.add(name)
+            return read(*args, **kwargs)
+
+        return call
+
+    OPS.update({name: recording(name, read) for name, read in OPS.items()})
+    return called
+
+
+def names_of(op: Any) -> set[str]:
+    """Return the names of an operation: in PyTorch, in ATen, and its aliases."""
+    return {op.name.split(".")[-1], op.aten_name, *(alias.name.split(".")[-1] for alias in op.aliases)}
+
+
+def readers() -> set[str]:
+    """Return the names of the ops that have a reader, without their overloads."""
+    return {target.split(".")[1] for target in OPS}
+
+
+def has_reader(op: Any) -> bool:
+    """Return True if a reader has the name of an operation."""
+    return op.name in COMPOSED or not readers().isdisjoint(names_of(op))
+
+
+def outcomes(ops: Sequence[Any], names: Sequence[str], count: int) -> Iterator[Outcome]:
+    """Yield what became of ``count`` samples of each operation and type; one by one unless all are equal."""
+    called = recorded()
+
+    def outcome(op: Any, dtype: torch.dtype, module: Samples) -> Outcome:
+        called.clear()
+        found, why = checked(module)
+        readers = sorted(called) if found == "equal" else []
+        return Outcome(op.formatted_name, str(dtype).removeprefix("torch."), found, why, readers)
+
+    for op, dtype, has_constants in itertools.product(ops, DTYPES, (False, True)):
+        is_chosen = op.name in names if names else op.name not in UNDEFINED and has_reader(op)
+        if not is_chosen or dtype not in op.dtypes:
             continue
         torch.manual_seed(0)
-        every = list(itertools.islice(op.sample_inputs("cpu", torch.float32), 40))
-        chosen = every[:: max(1, len(every) // count)][:count]
-        outcome, why = checked(op.op, chosen)
-        if outcome == "equal" or len(chosen) < 2:
-            yield op.name, outcome, why
+        samples = itertools.islice(op.sample_inputs("cpu", dtype), 40)
+        every = [sample for sample in samples if op.name != "topk" or sample.args[3:] != (False,)]  # in any order
+        kept = count if dtype == torch.float32 else 1
+        chosen = every[len(every) // 3 :: max(1, len(every) // kept)][:kept]
+        module = Samples(op.op, chosen, has_constants)
+        if has_constants and (dtype != torch.float32 or not module.num_buffers):
             continue
-        for sample in chosen:  # one by one, as one that is refused hides the others
-            yield op.name, *checked(op.op, [sample])
+        together = outcome(op, dtype, module)
+        if together.outcome == "equal" or len(chosen) < 2:
+            yield together
+            continue
+        for sample in chosen:  # as one that is refused hides the others
+            yield outcome(op, dtype, Samples(op.op, [sample], has_constants))
 
 
 def main() -> None:
@@ -124,8 +198,8 @@ def main() -> None:
     torch.set_num_threads(1)
     from torch.testing._internal.common_methods_invocations import op_db
 
-    names = sys.argv[2:] or NAMES
-    for outcome in outcomes(op_db, names, int(sys.argv[1])):
+    print(json.dumps(sorted(readers().difference(*map(names_of, op_db)))))
+    for outcome in outcomes(op_db, sys.argv[2:], int(sys.argv[1])):
         print(json.dumps(outcome), flush=True)
 
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 import penstock
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.graph.general.draft import Draft
 from penstock.graph.general.lower import write_network
-from penstock.graph.general.passes import optimise
 from penstock.graph.general.torch.capture import capture_module
 from penstock.graph.general.torch.writer import OPS
 from penstock.networks.predictor import open_predictor
@@ -112,12 +112,12 @@ def outputs(predict: Any, args: tuple[Tensor, ...]) -> list[np.ndarray[Any, Any]
 
 def check(
     module: nn.Module, args: tuple[Tensor, ...], others: list[tuple[Tensor, ...]], path: Path, **options: Any
-) -> None:
-    """Compare a captured module with PyTorch, and the fused network with the unfused."""
+) -> Draft:
+    """Compare a captured module with PyTorch, and the fused network with the unfused; return the fused one's draft."""
     module.eval()
-    capture = {"example": args, **options}
-    write_network(capture_module(module, **capture), path / "plain.psm", optimised=False)
-    write_network(capture_module(module, **capture), path / "fused.psm")
+    draft = capture_module(module, args, **options)
+    write_network(draft, path / "plain.psm", optimised=False)
+    write_network(draft, path / "fused.psm")
     with open_predictor(path / "plain.psm") as plain, open_predictor(path / "fused.psm") as fused:
         for case in (args, *others):
             with torch.no_grad():
@@ -127,6 +127,7 @@ def check(
                 np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=2e-6)
             for one, other in zip(outputs(plain, case), outputs(fused, case), strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-6)
+    return draft
 
 
 def test_convolutions_at_free_sizes(tmp_path: Path) -> None:
@@ -134,9 +135,7 @@ def test_convolutions_at_free_sizes(tmp_path: Path) -> None:
     sizes = {"B": (1, 16), "H": (16, 256, 8), "W": (16, 256, 8)}
     shapes = {"x": ("B", 3, "H", "W")}
     others = [(torch.randn(1, 3, 64, 16),), (torch.randn(5, 3, 24, 40),)]
-    check(Residual(), (torch.randn(1, 3, 32, 48),), others, tmp_path, shapes=shapes, sizes=sizes)
-    graph = capture_module(Residual().eval(), torch.randn(1, 3, 32, 48), shapes=shapes, sizes=sizes)
-    optimise(graph)
+    graph = check(Residual(), (torch.randn(1, 3, 32, 48),), others, tmp_path, shapes=shapes, sizes=sizes)
     ops = [call.op for call in graph.calls]
     assert ops.count("permute") == 1  # the input's
     assert "relu" not in [call.attrs.get("kind") for call in graph.calls]
@@ -322,6 +321,8 @@ def test_keywords_go_to_the_arguments_of_their_names() -> None:
         (("B", 4), {}, "shapes"),
         (("B", "B"), {}, "shapes"),
         (("B", 3.0), {}, "shapes"),
+        (4, {}, "shapes"),
+        (("B", 3), [1, 7], "sizes"),
         (("B", 3), {"B": (4, 8)}, "example"),
         (("B", 3), {"B": (1, 8, 4)}, "example"),
     ],

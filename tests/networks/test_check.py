@@ -111,8 +111,8 @@ def test_the_first_node_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_pass_that_changes_results_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(draft: Any) -> None:
-        optimise(draft)
+    def broken(draft: Any, **options: Any) -> None:
+        optimise(draft, **options)
         for call in draft.calls:
             if call.op == "unary":
                 call.attrs["kind"] = "sigmoid"

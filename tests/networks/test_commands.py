@@ -41,6 +41,16 @@ def test_an_onnx_file_becomes_a_bundle_that_runs(
     capsys.readouterr()
     assert main(["predict", bundle, "--size", "batch=8", "--runs", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outputs"]["mean"]["shape"] == [8, 3, 1, 1]
+    image_file = ["--input", f"image={tmp_path / 'image.npy'}"]
+    for options, code in (
+        (["--size", "H=64"], 0),
+        (["--size", "H=33"], 2),
+        (["--size", "H=2048"], 2),
+        (["--size", "H=64", "--size", "H_32=2"], 2),
+        (["--size", "H=64", *image_file], 0),
+        (["--size", "H=96", *image_file], 2),
+    ):
+        assert main(["predict", bundle, *options]) == code
 
 
 def test_wrong_sizes_and_files_are_named(onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,21 @@ def test_random_dropout_is_refused() -> None:
     penstock.capture(Function(lambda x, layer: layer(x), nn.Dropout()), torch.randn(3, 4), check=True)
 
 
+def test_results_that_no_op_computes_are_no_outputs() -> None:
+    for function in (
+        lambda x: torch.native_layer_norm(x, (4,), None, None, 1e-5),
+        lambda x: F.max_pool1d(x, 2, return_indices=True),
+    ):
+        with raises(UnsupportedError, param="output"):
+            penstock.capture(Function(function), torch.randn(2, 3, 4))
+
+
+def test_a_mask_of_bytes_is_no_list_of_places() -> None:
+    mask = torch.tensor([1, 0, 1], dtype=torch.uint8)
+    with raises(UnsupportedError, match="mask"):
+        penstock.capture(Function(lambda x: x.index_put((mask,), torch.tensor([7.0, 8.0]))), torch.zeros(3))
+
+
 def test_images_without_a_batch_keep_their_axes() -> None:
     """With as many rows as channels, another reading has the same shape."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import types
 import warnings
@@ -67,6 +68,21 @@ def test_ops_without_a_reader_are_split(tmp_path: Path) -> None:
     torch.manual_seed(0)
     examples = [torch.randn(2, 4, 5, 6), torch.randn(3, 4, 5, 6)]
     check(Function(split), tmp_path / "net.psm", examples, ("B", 4, 5, 6))
+
+
+def sampled(x: Tensor) -> list[Tensor]:
+    grid = torch.stack([x[:, 0, :3], x[:, 1, :3]], -1)
+    kinds = itertools.product(("bilinear", "nearest"), ("border", "reflection"), (False, True))
+    return [F.grid_sample(x[:, 2:], grid, mode=m, padding_mode=p, align_corners=c) for m, p, c in kinds]
+
+
+def test_places_that_are_no_numbers_are_the_first_pixel(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    examples = [torch.randn(2, 4, 5, 6), torch.randn(3, 4, 5, 6)]
+    for x in examples:
+        x[:, 0, 0, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+        x[:, 1, 1, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+    check(Function(sampled), tmp_path / "net.psm", examples, ("B", 4, 5, 6))
 
 
 def placed(x: Tensor) -> list[Tensor]:

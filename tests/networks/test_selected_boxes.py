@@ -83,7 +83,8 @@ NUMBERS: dict[str, Any] = {
     "zero": np.array(0), "step": np.array(1), "size": np.array(7), "first": np.int64([0]), "second": np.int64([1]),
     "third": np.int64([2]), "minus": np.int64([-1]), "columns": np.int64([0, 2]), "pairs": np.int64([-1, 4]),
     "seven": np.arange(21).reshape(7, 3), "two": np.arange(14).reshape(7, 2), "wide": np.float32(np.eye(3)),
-    "square": np.float32(np.arange(49).reshape(7, 7)), "many": np.int64([7, 3]), "image": np.zeros((1, 1, 4, 4), "f4"),
+    "square": np.float32(np.arange(49).reshape(7, 7)), "many": np.int64([7, 3]),
+    "triple": np.int64([-1]), "threes": np.int64([-1, 3]), "image": np.zeros((1, 1, 4, 4), "f4"),
 }  # fmt: skip
 SHAPE = [node("Shape", "rows", "shape"), node("Gather", "shape first", "number")]
 NEXT = [*SHAPE, node("Add", "number second", "next")]
@@ -98,6 +99,20 @@ FOLLOWED: dict[str, tuple[list[Any], dict[str, int]]] = {
         {"y": INT64, "z": INT64, "one": INT64, "rows": INT64},
     ),
     "only the smaller number": ([*SHAPE, node("Min", "number third", "y")], {"y": INT64}),
+    "their number and a size": (
+        [node("Shape", "rows", "y"), node("Concat", "y triple second y", "z", axis=0)], {"y": INT64, "z": INT64},
+    ),
+    "twice their number": ([*SHAPE, node("Add", "number number", "y")], {"y": INT64}),
+    "three for each": (
+        [node("Reshape", "rows triple", "x"), node("Add", "x second", "y"), node("Shape", "y", "number"),
+         node("Reshape", "y threes", "t"), node("ReduceSum", "t second", "z", keepdims=0)],
+        {"y": INT64, "number": INT64, "z": INT64},
+    ),
+    "three for each of the first": (
+        [*SHAPE, node("Min", "number third", "least"), node("Slice", "rows first least first", "x"),
+         node("Reshape", "x triple", "y"), node("Shape", "y", "number_of_y")],
+        {"y": INT64, "number_of_y": INT64},
+    ),
     "places in all images": (
         [node("Gather", "rows first", "i", axis=1), node("Gather", "rows third", "k", axis=1),
          node("Shape", "boxes", "s"), node("Gather", "s second", "N"), node("Mul", "i N", "start"),
@@ -131,7 +146,7 @@ REFUSED: dict[str, list[Any]] = {
     "a maximum": [node("ReduceMax", "rows", "y", axes=[0])],
     "one behind the other": [node("Concat", "rows rows", "y", axis=0)],
     "one of them": [node("Gather", "rows first", "y", axis=0)],
-    "other sizes": [node("Reshape", "rows triple", "y")],
+    "other sizes": [node("Reshape", "rows whole", "y")],
     "the place of the largest": [node("ArgMax", "rows", "y", axis=0)],
     "the last": [node("Slice", "rows minus far first", "y")],
     "all but the last": [node("Slice", "rows first minus first", "y")],
@@ -144,8 +159,16 @@ REFUSED: dict[str, list[Any]] = {
     "a diagonal": [*SCALARS, node("Trilu", "square n", "y")],
     "a scale": [*NEXT, node("Concat", "second second number next", "to", axis=0), node("Resize", "image   to", "y")],
     "as many of a table": [*SHAPE, node("TopK", "square number", "y places", axis=1, sorted=0)],
-    "twice their number": [*SHAPE, node("Add", "number number", "y")],
-    "their number and a size": [node("Shape", "rows", "y")],
+    "the square of their number": [*SHAPE, node("Mul", "number number", "y")],
+    "one more than their number": [*SHAPE, node("Add", "number second", "y")],
+    "the first third of three for each": [
+        node("Reshape", "rows triple", "x"), *SHAPE, node("Slice", "x first number first", "y"),
+    ],
+    "three for each beside their number": [
+        node("Reshape", "rows triple", "x"), *SHAPE, node("ConstantOfShape", "number", "f"),
+        node("Cast", "f", "z", to=INT64), node("Add", "x z", "y"),
+    ],
+    "columns of all boxes": [node("Transpose", "rows", "t"), node("Reshape", "t triple", "y")],
     "a table of the most": [node("Add", "rows seven", "y")],
     "a table of the most by their side": [node("Concat", "rows two", "y", axis=1)],
     "as wide as the most": [node("Gather", "rows first", "x", axis=1), node("Expand", "x many", "y")],
@@ -162,7 +185,7 @@ REFUSED: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_mixes_selected_boxes_is_refused(name: str, tmp_path: Path) -> None:
-    constants = {**NUMBERS, "triple": np.int64([-1]), "far": np.int64([99]), "before": np.int64([-99])}
+    constants = {**NUMBERS, "whole": np.int64([3, -1]), "far": np.int64([99]), "before": np.int64([-99])}
     path = onnx_file(tmp_path, REFUSED[name], {"y": INT64}, constants)
     with raises(UnsupportedError, code="selected_boxes"):
         penstock.read_network(path, sizes={"B": 1, "C": 1, "N": 20})

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from penstock.offline.predictor import PenstockPredictor
 from tests.support.command import DEMO, environment
 from tests.support.errors import raises
 from tests.support.ray_cluster import skip_reason
+from tests.support.waiting import until
 
 PROMPTS = ["import os\n", "def add(a, b):", "x = [1, 2", "class A:"]
 SAMPLING = {"max_tokens": 8, "temperature": 0}
@@ -177,9 +177,7 @@ def test_a_job_that_was_killed_goes_on(tmp_path: Path) -> None:
         return [sys.executable, "-c", RESTARTED, str(DEMO), str(folder), str(pause_s)]
 
     killed = subprocess.Popen(command(1.0), env=own, stdout=subprocess.DEVNULL, start_new_session=True)
-    while len(files()) < 3:
-        assert killed.poll() is None
-        time.sleep(0.1)
+    until(lambda: len(files()) >= 3, "three blocks", process=killed, pause_s=0.1)
     left = psutil.Process(killed.pid).children(recursive=True)  # of Ray: some would compute a block more
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()

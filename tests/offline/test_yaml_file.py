@@ -37,7 +37,7 @@ def test_costly_files_are_refused_in_seconds(text: str, message: str, tmp_path: 
     path, start = tmp_path / "a.yaml", time.process_time()
     path.write_text(text)
     if message:
-        with pytest.raises(InvalidFileError, match=rf"a\.yaml: .*{message}"):
+        with raises(InvalidFileError, param="path", match=rf"a\.yaml: .*{message}"):
             read_yaml(path)
     else:
         read_yaml(path)

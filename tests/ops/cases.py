@@ -20,7 +20,8 @@ from penstock.ops.table import BLOCK_SCHEMES, LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme
 from tests.support.gguf_blocks import random_blocks
 
-KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.uint8)
+LATENT_DTYPES = KV_DTYPES[:3]
 
 
 @dataclass
@@ -207,7 +208,7 @@ class Pages:
 
     def _unwritten(self, dtype: torch.dtype, elements: int) -> Tensor:
         shape = (self.num_pages(), elements)
-        return torch.full(shape, -1, dtype=dtype) if dtype == torch.int8 else torch.full(shape, torch.nan, dtype=dtype)
+        return torch.full(shape, torch.nan if dtype.is_floating_point else 127, dtype=dtype)
 
 
 BATCHES = (Pages((1,), (1,)), Pages((33, 5, 70), (33, 1, 3)), Pages((257, 32), (1, 32)))
@@ -403,7 +404,7 @@ LATENT_DIMS = ((32, 16), (40, 12), (17, 6), (128, 3))
 
 
 def _latent_append() -> Iterator[Case]:
-    for dtype in KV_DTYPES:
+    for dtype in LATENT_DTYPES:
         for index, pages in enumerate(BATCHES):
             for latent_dim, rope_dim in LATENT_DIMS:
                 elements = page_elements(dtype, 1, latent_dim + rope_dim, latent_dim)
@@ -415,7 +416,7 @@ def _latent_append() -> Iterator[Case]:
 
 def _latent_attention() -> Iterator[Case]:
     plain = {"scale": 0.15, "group": 1, "causal": True, "window": 0, "softcap": 0.0}
-    for dtype in KV_DTYPES:
+    for dtype in LATENT_DTYPES:
         for index, pages in enumerate(BATCHES):
             for (latent_dim, rope_dim), heads in zip(LATENT_DIMS, (5, 1, 3, 36), strict=True):
                 q = cut(sum(pages.new), heads * latent_dim, seed=7).view(-1, heads, latent_dim)

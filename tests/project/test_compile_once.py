@@ -41,6 +41,7 @@ def test_a_link_to_the_compiler_shares_its_objects(compiled, tmp_path: Path) -> 
     link.symlink_to(tool("c++"))
     assert compiled("first", "c++", SOURCE, "-O2") == 1
     assert compiled("second", str(link), SOURCE, "-O2", "-I/usr/include") == 1
+    assert compiled("third", "c++", SOURCE, "-O2", "-Wno-unused-function") == 1
 
 
 def test_other_options_or_another_text_are_compiled(compiled) -> None:

@@ -12,10 +12,13 @@ FAMILY_CLASSES = {"Config", "Network", "_Attention", "_Experts", "_Layer", "_MLP
 """Classes that a family's file has by convention.  The model_type tells them apart."""
 
 SHARED_NAMES = {
-    "Context", "Embedding", "InferRequest", "InferResponse", "Method", "Model", "ModelConfig",
-    "Module", "Tensor", "Worker",
-}  # fmt: skip
-"""Names of the public API and of the API's schemas, or of the core, that a second module has too."""
+    "Context",  # penstock.lite and the handle of ps_context
+    "Embedding",  # the layer and the result of a request
+    "Model",  # penstock.lite, a servable's declaration, and the handle of ps_model
+    "Module",  # penstock.symbolic stands in for torch.nn
+    "Tensor",  # penstock.lite, penstock.tensors, and a network before it is lowered
+}
+"""Names of the public API or the C API that a second module has too."""
 
 
 def test_a_class_name_is_defined_once() -> None:

@@ -44,6 +44,11 @@ class MindSporeType:
         ({"weight_dtype": "qint4x2", "weight_quant_granularity": "PER_GROUP", "group_size": 32}, "w4a16", "rtn"),
         ({"weight_dtype": "int4", "act_quant_dtype": "int8", "act_quant_granularity": "per_token"}, "w4a8", "rtn"),
         ({"weight_dtype": "int4", "weight_quant_dtype": "qint4x2", "kvcache_dtype": "int8"}, "w4a16", "rtn"),
+        (
+            {"weight_dtype": "int8", "kvcache_quant_dtype": "int4", "kvcache_quant_granularity": "per_token"},
+            "w8a16",
+            "rtn",
+        ),
         ({"outliers_suppression": Suppression.SMOOTH, "algo_args": {"alpha": 0.8}}, "w8a16", "smooth"),
         ({"outliers_suppression": "AWQ", "algo_args": {"smooth_alpha": [0, 1]}}, "w8a16", "awq"),
         ({"precision_recovery": "gptq", "algo_args": GptqArguments()}, "w8a16", "gptq"),

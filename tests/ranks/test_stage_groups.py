@@ -78,7 +78,7 @@ def test_answers_are_the_same_until_a_rank_is_killed(stages: Stages, one: LLM) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("kv", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("scheme", ["bf16", "w8a8"])
 def test_schemes_match(scheme: str, kv: str, stages: Stages, bundle_of: BundleOf) -> None:
     path = bundle_of("llama_head_dim", scheme)
@@ -193,7 +193,7 @@ def test_the_parts_of_a_stage_are_found(bundles: Path, tmp_path: Path) -> None:
     with find_bundle(machine(bundles, tmp_path / "second", 3, 4)) as only:
         assert only.rank == 3
     half = machine(bundles, tmp_path / "half", 3)
-    with pytest.raises(FileAccessError, match=r"expected rank_4\.psm of the same stage"), find_bundle(half):
+    with raises(FileAccessError, param="model", match=r"expected rank_4\.psm of the same stage"), find_bundle(half):
         pass
     with raises(InvalidArgumentError, param="rank"), find_bundle(bundles):
         pass

@@ -174,10 +174,14 @@ def test_weights_of_equal_size_and_time_are_others(tmp_path: Path, builder: Buil
     cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
     weights = folder / "model.safetensors"
     first, status = cache.find_or_build(folder), weights.stat()
-    time.sleep(0.02)  # longer than a tick of the file system's clock
     data = weights.read_bytes()
-    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def is_changed_later() -> bool:  # by a tick of the file system's clock at least
+        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+        return weights.stat().st_ctime_ns != status.st_ctime_ns
+
+    until(is_changed_later)
     assert cache.find_or_build(folder) != first
     assert len(builder.calls) == 2
 

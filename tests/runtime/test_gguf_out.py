@@ -15,12 +15,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from penstock import LLM
 from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.imatrix import read_imatrix, write_imatrix
 from penstock.checkpoint.gguf.k_blocks import quantize_q4_k, quantize_q6_k
 from penstock.checkpoint.gguf.tokenizer_out import tokenizer_metadata
 from penstock.checkpoint.gguf.writer import quantize_q8_0
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.mapped import open_mapped
+from penstock.quant.input_statistics import InputStatistics, WeightInputs
+from penstock.quant.methods.weighted import normalized
 from penstock.runtime.convert import convert
 from tests.support.errors import raises
 from tests.support.families import prompt, save
@@ -139,6 +142,42 @@ def test_k_types_are_those_of_matrices_with_whole_blocks(tmp_path: Path, dtype: 
         with LLM(path, scheme="f32", mode="eager") as llm:
             logits.append(llm.logits([1, 5, 9, 200]))
     assert np.abs(logits[0] - logits[1]).max() < 0.2 * np.abs(logits[0]).max()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_of_columns_count_by_their_weights(name: str) -> None:
+    quantize, kind = ERRORS[name][0], Kind[name.upper()]
+    rng = np.random.default_rng(0)
+    rows, weights = rng.normal(size=(32, 512)).astype(np.float32), rng.lognormal(0, 2, 512).astype(np.float32)
+    plain, weighted = (gguf.dequantize(quantize(rows, own), kind) for own in (None, weights))
+    errors = [((own - rows) ** 2 * weights).sum() for own in (plain, weighted)]
+    assert errors[1] < 0.8 * errors[0]
+    assert np.array_equal(quantize(rows, np.ones(512, np.float32)), quantize(rows))
+
+
+def test_an_importance_matrix_weights_the_columns(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=300, num_hidden_layers=1)).save_pretrained(tmp_path / "model")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    inputs = WeightInputs(np.random.default_rng(0).lognormal(0, 2, 256), 7)
+    for file, own in (("own", inputs), ("narrow", WeightInputs(inputs.squares[:128], 7))):
+        write_imatrix(tmp_path / f"{file}.gguf", InputStatistics({name: own}, 7, "ab", "texts.txt"), "llama")
+    convert(tmp_path / "model", tmp_path / "out.gguf", Conversion("q4_k", imatrix=tmp_path / "own.gguf"))
+    written = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    read = read_imatrix(tmp_path / "own.gguf", "llama").weights[name]
+    for part, weights in (("q", normalized(read.mean_squares)), ("o", None)):
+        rows = stored[f"model.layers.0.self_attn.{part}_proj.weight"].float().numpy()
+        own = written["blk.0.attn_q.weight" if part == "q" else "blk.0.attn_output.weight"]
+        if part == "q":  # llama.cpp's order of the rows of a head
+            rows = rows.reshape(4, 2, 32, 256).swapaxes(1, 2).reshape(256, 256)
+        assert np.array_equal(own, quantize_q4_k(rows, weights)), part
+    with raises(InvalidFileError, param="imatrix"):
+        convert(tmp_path / "model", tmp_path / "no.gguf", Conversion("q4_k", imatrix=tmp_path / "narrow.gguf"))
+    assert not (tmp_path / "no.gguf").exists()
+    for dtype in (None, "f32", "q8_0"):
+        with raises(InvalidArgumentError, param="imatrix"):
+            Conversion(dtype, imatrix=tmp_path / "own.gguf")
 
 
 def test_tokenizer_files_are_read_leniently() -> None:

@@ -23,6 +23,7 @@ def config(method: str, **section: object) -> bytes:
         (b'{"kv_cache": "int8"}', None),
         (config("penstock"), None),
         (config("penstock", kv_cache="int8"), "int8"),
+        (config("penstock", kv_cache="int4"), "int4"),
         (memoryview(config("penstock", kv_cache="f32")), "f32"),
         (config("penstock", kv_cache="auto"), None),
         (config("penstock", kv_cache=None), None),
@@ -33,7 +34,7 @@ def test_only_folders_of_penstock_say_it(data: bytes | memoryview | None, layout
     assert stored_kv_layout(data) == layout
 
 
-@pytest.mark.parametrize("value", ["int4", 8])
+@pytest.mark.parametrize("value", ["int3", 8])
 def test_another_type_is_refused(value: object) -> None:
     with raises((InvalidFileError, UnsupportedError), match="kv_cache"):
         stored_kv_layout(config("penstock", kv_cache=value))

@@ -63,9 +63,9 @@ def seconds_of(path: Path, verify: str = "once") -> float:
 
 @pytest.mark.parametrize("verify", ["once", "always"])
 def test_damaged_weights_are_refused(verify: str, damaged: Path) -> None:
-    with pytest.raises(InvalidFileError, match=DAMAGE):
+    with raises(InvalidFileError, param="segments[0]", match=DAMAGE):
         LLM(damaged, limits=LIMITS, verify=verify)
-    with pytest.raises(InvalidFileError, match=DAMAGE):  # it was not remembered
+    with raises(InvalidFileError, param="segments[0]", match=DAMAGE):  # it was not remembered
         LLM(damaged, limits=LIMITS, verify=verify)
 
 
@@ -76,7 +76,7 @@ def test_never_runs_damaged_weights(damaged: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["graph", "lite"])
 def test_a_pipeline_refuses_damaged_weights(backend: str, damaged: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidFileError, match=DAMAGE):
+    with raises(InvalidFileError, param="segments[0]", match=DAMAGE):
         pipeline(model=damaged, backend=backend)
     for value, expected in (("true", "always"), ("false", "never")):
         file = tmp_path / f"{value}.ini"
@@ -178,7 +178,7 @@ def test_a_changed_file_is_verified_again(copy: Path) -> None:
     data[len(data) // 2] ^= 1
     copy.write_bytes(data)
     os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(InvalidFileError, match=DAMAGE):
+    with raises(InvalidFileError, param="segments[0]", match=DAMAGE):
         open_verified(copy)
     moved = copy.with_name("moved.psm")
     moved.write_bytes(DEMO.read_bytes())

@@ -209,12 +209,13 @@ def test_batch_split_and_padded_match_single(tmp_path: Path) -> None:
 
 def test_a_slow_tokenizer_leaves_threads_to_others() -> None:
     """An untrusted tokenizer may take seconds for a text; the event loop's own threads serve every request."""
-    go_on, num_calls = threading.Event(), 2 * (os.cpu_count() or 1) + 8
+    entered, go_on, num_calls = threading.Event(), threading.Event(), 2 * (os.cpu_count() or 1) + 8
 
     class Slow:
         is_isolated = True
 
         def encode(self, text: str) -> list[int]:
+            entered.set()
             go_on.wait(30)
             raise InvalidArgumentError(text)
 
@@ -234,7 +235,7 @@ def test_a_slow_tokenizer_leaves_threads_to_others() -> None:
         job: Any = Asked()
         try:
             queue.add(job)
-            await asyncio.sleep(0.1)
+            await until(entered.is_set)
             assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 10) == 1
         finally:
             go_on.set()

@@ -161,7 +161,9 @@ class Model:
         async def end() -> None:
             pass
 
-        return LanguageQueue("it", manifest, lambda: self, end)  # type: ignore[arg-type, return-value]
+        queue = LanguageQueue("it", manifest, lambda: self, end)  # type: ignore[arg-type, return-value]
+        self.num_waiting = lambda: queue.num_waiting
+        return queue
 
 
 class Answer:
@@ -200,7 +202,7 @@ def test_prompts_of_a_language_model_are_limited(tmp_path: Path) -> None:
             first = asyncio.ensure_future(ask(servables, "it", {"text": given[:8]}, request_id="first"))
             await eventually(lambda: model.num_open >= 3)
             second = asyncio.ensure_future(ask(servables, "it", {"text": given[:2]}, request_id="second"))
-            await asyncio.sleep(0.01)
+            await eventually(lambda: model.num_waiting() == 7)
             first.cancel()
             await eventually(lambda: model.asked[-2:] == ["second"] * 2)
             model.gate.set()
@@ -254,6 +256,6 @@ def test_prompts_cancelled_before_start_free_their_slot() -> None:
             with raises(QueueFullError, code="queue_full", match=r"2 .* 2 .* max_waiting .2"):
                 queue.add(Two())  # type: ignore[arg-type]
             queue.cancel(job)
-            await asyncio.sleep(0.01)
+            await eventually(lambda: queue.num_waiting == 0)
 
     asyncio.run(work())

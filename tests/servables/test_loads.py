@@ -283,7 +283,7 @@ def test_a_stop_ends_a_drain(tmp_path: Path) -> None:
             version = servables.all()[0].versions[1]
             version.num_open += 1
             draining = asyncio.ensure_future(version.drain(600.0))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # it waits
             await version.stop()
             await until(draining.done, 10)
 
@@ -349,9 +349,10 @@ def test_wait_until_done_survives_cancellation() -> None:
 
         waiting = asyncio.ensure_future(wait_until_done(undo()))
         for _ in range(2):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             waiting.cancel()
-        await asyncio.sleep(0.01)
+        for _ in range(10):  # turns of the loop, more than a cancellation takes to get through
+            await asyncio.sleep(0)
         assert not waiting.done()
         gate.set()
         with pytest.raises(asyncio.CancelledError):

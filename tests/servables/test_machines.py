@@ -23,6 +23,7 @@ from penstock.servables.machines.servable_host import ServableHost, find_version
 from penstock.servables.process import worker_messages_pb2 as pb
 from penstock.servables.process.pool import Pool
 from penstock.servables.process.worker_main import MAX_FRAME_BYTES
+from tests.support.errors import raises
 from tests.support.servable_folders import ask, run, serving, until, write
 
 STAGE = """
@@ -174,7 +175,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
             assert "the service runs (one 1); this machine has none" in await refusal(servables, "more")
 
     run(work)
-    with pytest.raises(InvalidArgumentError, match="got none"):
+    with raises(InvalidArgumentError, param="folders"):
         find_versions([tmp_path / "there" / "one" / "1"])
 
 
@@ -195,9 +196,9 @@ def test_failures_there_are_those_of_a_process_here(tmp_path: Path, how: str) ->
                 (tmp_path / "go").touch()
                 assert await place(failing) in ("here", "there"), "it runs again"
             else:
-                with pytest.raises(RefusalError, match="stage go") as told:
+                code = {"fail": "stage_failed", "hang": "stage_hung"}.get(how, "stage_died")
+                with raises(RefusalError, code=code, match="stage go"):
                     await place(failing)
-                assert told.value.code == {"fail": "stage_failed", "hang": "stage_hung"}.get(how, "stage_died")
             (tmp_path / "go").touch()
             await asyncio.gather(waiting, return_exceptions=True)  # with "hang" it takes too long, too
             await until(lambda: len(pool.workers) == 2)

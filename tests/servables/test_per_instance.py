@@ -153,7 +153,7 @@ def test_rows_of_different_sizes(host: Host) -> None:
     assert (found["all"].shape, len(errors)) == ((3, 3), 1)
     found, errors = ask(host, "of_sizes", [-1, -2])
     assert (found["all"].shape, len(errors)) == ((2, 0), 2)
-    with pytest.raises(RefusalError, match="different shapes"):
+    with raises(RefusalError, code="invalid_input", match="different shapes"):
         ask(host, "of_sizes", [3, -1, 4])
 
 

@@ -178,7 +178,7 @@ def test_other_sizes_share_processes_but_no_batch(host: Host) -> None:
 
 
 def test_instances_of_different_shapes_are_refused(host: Host) -> None:
-    with pytest.raises(RefusalError, match="different shapes") as caught:
+    with raises(RefusalError, code="invalid_input", match="different shapes") as caught:
         host.ask("numbers.text", text=["one", "one two"])
     assert caught.value.status == 400
 

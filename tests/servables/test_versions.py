@@ -143,7 +143,7 @@ def test_fingerprint_includes_python_files_beside_it(tmp_path: Path, monkeypatch
     put(root / "a", *(f"data/{number}" for number in range(20)))
     texts()
     put(root / "a", *(f"helpers/{number}.py" for number in range(20)))
-    with pytest.raises(InvalidFileError, match=r"helpers .* 10 folders"):
+    with raises(InvalidFileError, param="path", match=r"helpers .* 10 folders"):
         texts()
 
 
@@ -211,10 +211,10 @@ def test_listed_versions() -> None:
 
 
 def test_no_wanted_version_exists() -> None:
-    with pytest.raises(InvalidFileError, match="versions 7, got 1, 2"):
+    with raises(InvalidFileError, param="versions", match="versions 7, got 1, 2"):
         version_changes_to(WantedVersions(VersionPolicy.parse("7")), folder(1, 2), loaded(1))
     refused = ServableFolder("a", Path("a"), {}, {"007": "leading zeros"})
-    with pytest.raises(InvalidFileError, match="; 007:"):
+    with raises(InvalidFileError, param="versions", match="; 007:"):
         version_changes_to(latest(1), refused, loaded(1))
 
 
@@ -254,7 +254,7 @@ def test_version_of_a_request() -> None:
     with raises(VersionNotFoundError, param="model_version", match="'3'; .* 2, 10, canary, stable"):
         resolve_version("one", "3", ready, labels, known=(1, 2, 10))
     for text in ("1", "canary"):
-        with pytest.raises(UnavailableError, match=f"one: version {text} is not ready"):
+        with raises(UnavailableError, param="model_version", match=text):
             resolve_version("one", text, ready, labels, known=(1, 2, 10))
     for text in ("02", "-2", "old", "latest", "2 "):
         with pytest.raises(VersionNotFoundError):

@@ -22,7 +22,7 @@ from tests.support.worker_processes import DEMO, service
 
 NUM, CLIENTS = 200, 8
 """Requests of a round, and how many are open at a time."""
-ROUNDS = 16
+ROUNDS, TOGETHER = 16, 3
 
 
 class Traffic:
@@ -68,7 +68,11 @@ class Traffic:
 
 @pytest.mark.long
 def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
-    """Less than an object in every fourth request; a planted one in each is seen."""
+    """Less than an object in every fourth request; a planted one in each is seen.
+
+    The first rounds fill caches: hundreds of blocks.  Later ones add -160 to 280 each, by what happens to be held at
+    their ends, and seven of them (1,400 requests) added 75 together.  So some rounds are taken together.
+    """
     monkeypatch.setattr(routing, "MAX_KEYS", 64)
     monkeypatch.setattr(metrics, "WINDOW", 16)
     kept: list[object] = []
@@ -83,17 +87,17 @@ def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
             traffic = Traffic(url, lambda: not listener.connections and not gateway.admission.num_open)
             serving = asyncio.ensure_future(listener.serve())
             await traffic.round()
-            found = [await traffic.round()]
-            while min(found) >= NUM // 4 and len(found) < ROUNDS:  # caches that grow once
+            found = [await traffic.round() for _ in range(TOGETHER)]
+            while sum(found[-TOGETHER:]) >= TOGETHER * NUM // 4 and len(found) < ROUNDS:  # caches that grow once
                 found.append(await traffic.round())
-            assert min(found) < NUM // 4, found
+            assert sum(found[-TOGETHER:]) < TOGETHER * NUM // 4, found
 
             def leak(answer: EventAnswer, news: StepEvent) -> None:
                 kept.append(object())
                 put(answer, news)
 
             monkeypatch.setattr(EventAnswer, "put", leak)
-            assert max([await traffic.round() for _ in range(3)]) > NUM // 2  # others may be freed meanwhile
+            assert sum([await traffic.round() for _ in range(TOGETHER)]) > TOGETHER * NUM // 2  # others may be freed
             listener.stop(at_once=True)
             await serving
 

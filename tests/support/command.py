@@ -12,10 +12,14 @@ import pytest
 
 from penstock.cli.main import main
 from tests.support.builds import shared_folder
+from tests.support.zygote import has_first_imports, run_command
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
 FOLDER = ROOT / "demo" / "model"
+
+_COMMANDS: set[str] = set()
+"""Subcommands that ran once."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -70,14 +74,25 @@ def penstock_inline(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def penstock_command() -> Run:
-    """Runs ``penstock ARGS`` in a process; no run may end in a traceback."""
+    """Runs ``penstock ARGS`` in a process; no run may end in a traceback.
 
-    def run(*args: object, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "penstock", *map(str, args)]
+    The first run of each subcommand is a new interpreter with its own imports, as a user's are; so are those that
+    are ``cold``, and those whose environment imports may read.  The others are forked from a process that has them.
+    """
+
+    def run(*args: object, stdin: str = "", cold: bool = False, **extra: str) -> subprocess.CompletedProcess[str]:
+        words = list(map(str, args))
+        command = next((word for word in words if not word.startswith("-")), "")
         env = environment(**extra)
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, encoding="utf-8", env=env, cwd=ROOT, timeout=600
-        )
+        is_new = command not in _COMMANDS or not has_first_imports(env)
+        if cold or is_new or any(name.startswith("PYTHON") for name in extra):
+            _COMMANDS.add(command)
+            start = [sys.executable, "-m", "penstock", *words]
+            done = subprocess.run(
+                start, input=stdin, capture_output=True, text=True, encoding="utf-8", env=env, cwd=ROOT, timeout=600
+            )
+        else:
+            done = run_command(words, stdin, env, ROOT)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 

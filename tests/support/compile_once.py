@@ -30,12 +30,13 @@ WITH_VALUE = ("-o", "-MF", "-MT", "-MQ", "-I", "-isystem", "-D")
 
 def relevant(options: list[str], source: str) -> list[str]:
     """Return the options that matter beside the preprocessed text."""
+    # -Wno-unused-... adds no code: builds for given bundles have it, after others compiled the same without it.
     kept: list[str] = []
     rest = iter(options)
     for option in rest:
         if option in WITH_VALUE:
             next(rest, "")
-        elif option != source and not option.startswith(("-I", "-D", "-isystem", "-M")):
+        elif option != source and not option.startswith(("-I", "-D", "-isystem", "-M", "-Wno-unused")):
             kept.append(option)
     # Where -std stands differs between versions of CMake; builds by pip have their own.  The others keep their order:
     # of several -O the last counts.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,59 @@ def mixed_result(b: NetworkBuilder, inputs: list[Array]) -> list[Array]:
     total = back + x
     flat = (total * back).reshape(-1, 2, 4)
     return [total, flat, inputs[1].reshape(-1), b.arrays["table"], inputs[0]]
+
+
+def selecting_network() -> NetworkBuilder:
+    """Boxes that are selected of any number, what is gathered at their places, and what is written there."""
+    b = NetworkBuilder(Symbol("B", 1, 4, example=2), Symbol("N", 1, 40, example=6))
+    boxes, scores = b.input("boxes", "B,N,4"), b.input("scores", "B,3,N")
+    b.node("nms", [boxes, scores], "rows", "number", limit="N", iou=0.5, filtered=1, score=0.25, format="corners",
+           out_dtype=DType.I64)  # fmt: skip
+    columns = b.constant("columns", np.array([0, 2], np.int64))
+    places = b.node("gather", ["rows", columns], "places", axis=1, out_dtype=DType.I64)
+    chosen = b.node("gather_nd", [boxes, places], "chosen", batch_dims=0)
+    b.node("scatter_nd", [boxes, places, b.node("unary", [chosen], "turned", kind="neg", alpha=0.0, beta=0.0)],
+           "written", reduction="add")  # fmt: skip
+    for name, sizes in (("rows", "3*B*N,3"), ("number", "1"), ("chosen", "3*B*N,4"), ("written", "B,N,4")):
+        b.output(name, sizes)
+    return b
+
+
+def selecting_inputs(images: int, count: int, seed: int = 0) -> list[Array]:
+    generator = np.random.default_rng(seed)
+    return [generator.random(shape, np.float32) for shape in ((images, count, 4), (images, 3, count))]
+
+
+def winograd_network() -> NetworkBuilder:
+    """Two 3x3 convolutions, of images of any size; the second adds its input."""
+    b = NetworkBuilder(Symbol("N", 1, 4, example=2), Symbol("H", 1, 32, example=5), Symbol("W", 1, 32, example=4))
+    x, previous = b.input("x", "N,H,W,5"), 5
+    for number, name in enumerate(("first", "second")):
+        array = np.random.default_rng(number).standard_normal((17, 16 * previous)).astype(np.float32) * 0.2
+        weight = b.weight(f"{name}.weight", array.astype(np.float32), Layout.T16_F32)
+        bias = b.weight(f"{name}.bias", np.linspace(-1, 1, 17, dtype=np.float32))
+        residual = x if number else None
+        x, previous = b.node("conv_winograd", [x, weight, bias, residual], name, out_channels=17, pads="1,1,1,1",
+                             act=("relu", "silu")[number], alpha=0.0, beta=0.0), 17  # fmt: skip
+    b.output(x, "N,H,W,17")
+    return b
+
+
+def winograd_inputs(images: int, height: int, width: int, seed: int = 0) -> list[Array]:
+    return [np.random.default_rng(seed).standard_normal((images, height, width, 5)).astype(np.float32)]
+
+
+SEEDS: dict[str, Callable[[], NetworkBuilder]] = {
+    "mixed": mixed_network, "selecting": selecting_network, "winograd": winograd_network,
+}  # fmt: skip
+"""The networks from which the fuzzers start.  Beside golden bundles, they have every op of general networks."""
+
+
+def write_seeds(folder: Path) -> list[Path]:
+    """Write the bundles of ``SEEDS``, and return them with the golden ones."""
+    golden = sorted((Path(__file__).parents[1] / "golden" / "networks").glob("*/*.psm"))
+    return [*(make().write(folder / f"{name}.psm") for name, make in SEEDS.items()), *golden]
+
+
+if __name__ == "__main__":  # seeds of `make fuzz`
+    write_seeds(Path(sys.argv[1]))

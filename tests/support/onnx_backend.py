@@ -31,7 +31,7 @@ PLAIN_TYPES = (1, 2, 3, 6, 7, 9)
 _CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
     "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "ConstantOfShape": (0,), "Conv": (1, 2),
     "ConvInteger": (1, 3), "ConvTranspose": (1, 2), "CumSum": (1,), "Dropout": (1, 2), "Expand": (1,),
-    "GRU": (1, 2, 3), "HammingWindow": (0,), "HannWindow": (0,), "If": (0,), "LSTM": (1, 2, 3, 7),
+    "GRU": (1, 2, 3), "RNN": (1, 2, 3), "HammingWindow": (0,), "HannWindow": (0,), "If": (0,), "LSTM": (1, 2, 3, 7),
     "NonMaxSuppression": (2, 3, 4), "OneHot": (1,), "Pad": (1, 2, 3), "QLinearConv": (3, 4, 5, 8), "Range": (0, 1, 2),
     "Reshape": (1,), "Resize": (1, 2, 3),
     "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,),

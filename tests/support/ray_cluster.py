@@ -22,8 +22,8 @@ ADDRESS = "127.0.0.1"
 """The one address for which Ray listens on no other."""
 _RAY_STARTS = 3
 _END_S = 120.0
-_PORTS = [*range(21_000, 31_000, 200)]
-"""The first of 200 ports of a node, below the ports of clients."""
+_PORTS = [*range(12_000, 24_000, 200)]
+"""The first of 200 ports of a node, below those of ``tests.support.ports``, of which the head takes one."""
 _START = os.getpid() % 5 * 10
 _RANGES = itertools.cycle([*_PORTS[_START:], *_PORTS[:_START]])
 _taken: dict[int, int] = {}

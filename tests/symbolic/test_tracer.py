@@ -68,7 +68,7 @@ CONFIGS |= {
     for name, (model_type, architecture, values) in OTHERS.items()
 }
 DEMO = Path(__file__).parents[2] / "demo" / "model"
-QUICK = ("llama_tied_one_kv_head", "qwen2_windows", "qwen3_moe", "gemma3n_text")
+QUICK = ("llama_tied_one_kv_head", "qwen2_windows", "qwen3_moe")
 
 
 @pytest.mark.parametrize("name", mostly_long(CONFIGS, *QUICK))

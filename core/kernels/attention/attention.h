@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kBlockQueries = 32;
 
-// The block that follows: its pages, from the first that it reads on.  They are prefetched.
+// The pages that the next block reads first, which are prefetched.
 struct Next {
   const int32_t* pages;
   int32_t count;
@@ -17,7 +17,7 @@ struct Next {
 };
 
 inline void add_partition(Query& q, int64_t dim) {
-  if (!q.total) {  // the first
+  if (!q.total) {  // the first partition
     q.total = q.o;
     q.total_max = q.max;
     q.total_sum = q.sum;
@@ -33,7 +33,7 @@ inline void add_partition(Query& q, int64_t dim) {
     f_store(q.total + d, f_fma(f_load(q.total + d), old_scale, f_load(q.o + d) * new_scale));
 }
 
-// Adds the sink once, after the last partition: its exponential goes into the sum; it has no value.
+// Adds the sink once, after the last partition.  Its exponential is part of the sum; it has no value.
 inline void finish_with_sink(const Query& q, int64_t dim) {
   const float sink = *q.sink * kLog2E, m = q.total_max > sink ? q.total_max : sink;
   const F16 scale = f_exp2_negative(f_set(q.total_max - m));
@@ -41,13 +41,19 @@ inline void finish_with_sink(const Query& q, int64_t dim) {
   for (int64_t d = 0; d < dim; d += 16) f_store_n(q.out + d, (f_load(q.total + d) * scale) / sum, tail(dim, d));
 }
 
-inline void finish(const Query& q, int64_t dim) {
-  if (q.sink) return finish_with_sink(q, dim);
-  const F16 sum = f_set(q.total_sum);
-  for (int64_t d = 0; d < dim; d += 16) f_store_n(q.out + d, f_load(q.total + d) / sum, tail(dim, d));
+PS_INLINE bool has_int4(const KvView& kv) { return kBuildsInt4 && kv.layout == PS_KV_INT4; }
+
+inline void finish(const AttentionArgs& a, const Query& q, int64_t dim) {
+  if (q.sink) {
+    finish_with_sink(q, dim);
+  } else {
+    const F16 sum = f_set(q.total_sum);
+    for (int64_t d = 0; d < dim; d += 16) f_store_n(q.out + d, f_load(q.total + d) / sum, tail(dim, d));
+  }
+  if (has_int4(a.kv)) restore_head(q.out, dim);
 }
 
-// Converts the query to the type that it is multiplied as.
+// Converts the query to the type of the dot product.
 template <class Kv>
 PS_INLINE void set_factors(Query& q, const KvView& kv) {
   typename Kv::Element* x = (typename Kv::Element*)q.memory;
@@ -55,11 +61,16 @@ PS_INLINE void set_factors(Query& q, const KvView& kv) {
   q.x = q.q;
   if (Kv::kStep == 1 && rest == 0) return;
   q.x = x;
+  if (Kv::kScaled && has_int4(kv)) {  // int4 pages hold no latents
+    rotate_head(q.q, q.spare, first);
+    for (int64_t d = 0; d < first; d += 16) Kv::put(x + d, f_load_n(q.spare + d, tail(first, d)));
+    return;
+  }
   for (int64_t d = 0; d < first; d += 16) Kv::put(x + d, f_load_n(q.q + d, tail(first, d)));
   for (int64_t d = 0; d < rest; d += 16) Kv::put(x + first + d, f_load_n(q.q_rope + d, tail(rest, d)));
 }
 
-// The pages that some query of a block sees.  A prefix of its own may let an earlier token see more keys than a later
+// The pages that at least one query of a block sees.  With prefixes, an earlier token may see more keys than a later
 // one.
 struct PageRange { int32_t first, last; };
 PS_INLINE PageRange pages_seen(const Query* queries, int n) {
@@ -71,11 +82,13 @@ PS_INLINE PageRange pages_seen(const Query* queries, int n) {
   return {first / kPageTokens, last / kPageTokens};
 }
 
-// Computes partitions [part, part_end) for the queries of a block, as far as they see them.
+// Computes those of the partitions [part, part_end) that the queries of a block see.
 template <class Kv>
 void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages, int64_t kv_head, int32_t part,
             int32_t part_end, const Next& after) {
-  const int64_t dim = a.kv.head_dim, offset = kv_head * Kv::head_bytes(dim), values = value_dim(a.kv);
+  const bool widens = Kv::kScaled && has_int4(a.kv);
+  const int64_t dim = a.kv.head_dim, head_bytes = widens ? KvInt4::head_bytes(dim) : Kv::head_bytes(dim);
+  const int64_t offset = kv_head * head_bytes, values = value_dim(a.kv);
   for (int i = 0; i < n; ++i) set_factors<Kv>(queries[i], a.kv);
   const PageRange seen = pages_seen(queries, n);
   const int32_t first_page = seen.first, last_page = seen.last;
@@ -86,17 +99,22 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
     p.start = page * kPageTokens;
     p.begin = first_page > page ? first_page - page : 0;
     p.end = last_page - page + 1 < kPartitionPages ? last_page - page + 1 : kPartitionPages;
-    if (pages[page + p.begin] < 0) continue;  // another rank's
+    if (pages[page + p.begin] < 0) continue;  // another rank computes it
     const bool more = part + 1 < part_end && page + kPartitionPages <= last_page;
     for (int i = p.begin; i < p.end; ++i) {
       const int32_t next = page + kPartitionPages + i;
       p.heads[i] = a.kv.data + pages[page + i] * a.kv.page_bytes + offset;
       p.ahead[i] = p.heads[i];
+      if (widens) {
+        uint8_t* const widened = queries[0].values + i * Kv::head_bytes(dim);
+        widen_head(p.heads[i], dim, widened);
+        p.heads[i] = widened;
+      }
       p.values[i] = a.kv.latent_dim ? queries[0].values : Kv::values(p.heads[i], dim);
       if (more && next <= last_page && pages[next] >= 0)
         p.ahead[i] = a.kv.data + pages[next] * a.kv.page_bytes + offset;
       if (!more && i - p.begin < after.count)
-        p.ahead[i] = a.kv.data + after.pages[i - p.begin] * a.kv.page_bytes + after.kv_head * Kv::head_bytes(dim);
+        p.ahead[i] = a.kv.data + after.pages[i - p.begin] * a.kv.page_bytes + after.kv_head * head_bytes;
     }
     const int32_t slot = a.num_ranks > 1 ? part / a.num_ranks : part;
     for (int i = 0; a.partials && i < n; ++i) queries[i].o = queries[i].partials + slot * partial_floats(values) + 16;
@@ -116,18 +134,21 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
 }
 
 PS_INLINE int64_t block_tokens(int64_t group) { return group >= kBlockQueries ? 1 : kBlockQueries / group; }
-// The second part of a query begins anywhere and is stored in whole vectors.
+// 16 more than the parts: the second part of a query is stored in whole vectors from an unaligned start.
 PS_INLINE int64_t query_floats(const KvView& kv) {
   return kPartitionTokens + 2 * padded(value_dim(kv)) + padded(kv.head_dim) + 16;
 }
-PS_INLINE int64_t values_bytes(const KvView& kv) { return 4 * kPageTokens * kv.latent_dim; }
+// Memory for the values of a page of latents, or for the pages of a partition of int4.
+PS_INLINE int64_t values_bytes(const KvView& kv) {
+  return has_int4(kv) ? kPartitionPages * KvInt8::head_bytes(kv.head_dim) : 4 * kPageTokens * kv.latent_dim;
+}
 
 int64_t attention_scratch_bytes(int32_t num_heads, const KvView& kv) {
   int64_t group = num_heads / kv.num_kv_heads, queries = group * block_tokens(group);
   return queries * (int64_t(sizeof(Query)) + 4 * query_floats(kv)) + values_bytes(kv) + 64;
 }
 
-// The scratch memory of a thread: queries, the vectors of each, and the values of a page of latents.
+// The scratch memory of a thread: values_bytes, then the queries, then the vectors of each query.
 struct Memory {
   Query* queries;
   float* vectors;
@@ -147,7 +168,8 @@ inline void place_query(const AttentionArgs& a, Query& q, int64_t token, int64_t
   const int32_t newest = a.batch.positions[a.batch.request_starts[request + 1] - 1];
   q.last = a.causal ? q.position : newest;
   q.first = a.window > 0 && q.position >= a.window ? q.position - a.window + 1 : 0;
-  if (a.window > 0 && q.last - q.position >= a.window) q.last = q.position + a.window - 1;  // only when not causal
+  if (a.window > 0 && q.last - q.position >= a.window)  // bidirectional
+    q.last = q.position + a.window - 1;
   if (a.keys != KEYS_ALL) {
     const int32_t prefix = a.prefix[token] < 1 ? 1 : a.prefix[token];
     if (a.keys == KEYS_PREFIX && prefix <= q.last) q.last = prefix - 1;
@@ -178,7 +200,7 @@ PS_INLINE const int32_t* pages_of(const AttentionArgs& a, int64_t token) {
   return a.batch.page_table + int64_t(a.batch.token_request[token]) * a.batch.page_table_width;
 }
 
-// Returns the block that begins with this token and head.
+// Returns the pages of the block that begins with this token and head.
 PS_INLINE Next next_of(const AttentionArgs& a, int64_t token, int64_t kv_head) {
   Query q;
   place_query(a, q, token, 0);
@@ -186,8 +208,8 @@ PS_INLINE Next next_of(const AttentionArgs& a, int64_t token, int64_t kv_head) {
   return {pages_of(a, token) + first, q.last / kPageTokens + 1 - first, kv_head};
 }
 
-// Sets the queries of the next block, which are prefetched one at a time while the current ones are computed:
-// prefetched all at once, they would stall.
+// Sets the queries of the next block.  One is prefetched with each current query, because prefetching all of them at
+// once would stall.
 inline void set_next(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t stop, int64_t kv_head) {
   const int64_t group = a.num_heads / a.kv.num_kv_heads;
   for (int i = 0; i < n; ++i) {
@@ -208,8 +230,9 @@ constexpr bool kFloatPages = builds_kv(PS_KV_F32);
 void attend_any(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t kv_head, int32_t part,
                 int32_t part_end, const Next& after) {
   const int32_t* pages = pages_of(a, token);
-  if constexpr (builds_kv(PS_KV_INT8)) {
-    if (a.kv.layout == PS_KV_INT8) return attend<KvInt8>(a, queries, n, pages, kv_head, part, part_end, after);
+  if constexpr (kBuildsInt8) {
+    if (a.kv.layout == PS_KV_INT8 || has_int4(a.kv))
+      return attend<KvInt8>(a, queries, n, pages, kv_head, part, part_end, after);
   }
   if constexpr (builds_kv(PS_KV_BF16)) {
     if (a.kv.layout == PS_KV_BF16) return attend<KvBf16>(a, queries, n, pages, kv_head, part, part_end, after);
@@ -217,7 +240,7 @@ void attend_any(const AttentionArgs& a, Query* queries, int n, int64_t token, in
   if constexpr (kFloatPages) return attend<KvF32>(a, queries, n, pages, kv_head, part, part_end, after);
 }
 
-// Where the partitions of a head leave their results.
+// Returns the offset of the partial results of a head.
 PS_INLINE int64_t partials_at(const AttentionArgs& a, int64_t token, int64_t head) {
   return ((token - a.first_token) * a.num_heads + head) * a.num_parts * partial_floats(value_dim(a.kv));
 }
@@ -248,7 +271,7 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch
         set_next(a, queries, n, next_token, (end + heads - 1) / heads, after.kv_head);
       }
       attend_any(a, queries, n, token, h, 0, INT32_MAX, after);
-      for (int i = 0; !a.partials && i < n; ++i) finish(queries[i], dim);
+      for (int i = 0; !a.partials && i < n; ++i) finish(a, queries[i], dim);
     }
     token = stop;
   }
@@ -291,13 +314,13 @@ void attention_merge(const AttentionArgs& a, int64_t begin, int64_t end) {
         q.max = of[0];
         q.sum = of[1];
         q.o = of + 16;
-        if (a.num_ranks > 1 && !q.total) {  // does not add up the sum in memory that other ranks read too
+        if (a.num_ranks > 1 && !q.total) {  // other ranks read this memory: the sum goes elsewhere
           for (int64_t d = 0; d < dim; d += 16) f_store(total + d, f_load(q.o + d));
           q.o = total;
         }
         add_partition(q, dim);
       }
-      finish(q, dim);
+      finish(a, q, dim);
     }
 }
 

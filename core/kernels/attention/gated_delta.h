@@ -49,7 +49,7 @@ inline void normalise(float* x, int64_t dim, float factor) {
 }
 
 // y = SiLU of the convolution of `dim` channels.  past: the window - 1 inputs before x, `stride` apart; x becomes the
-// last. bias: null or where each sum begins.
+// last of them.  bias: the start of each sum, or null.
 __attribute__((noinline)) void convolve_channels(const float* x, float* past, int64_t stride, const float* weight,
                                                  const float* bias, int64_t window, int64_t dim, float* y) {
   for (int64_t d = 0; d < dim; ++d) y[d] = bias ? bias[d] : 0.f;
@@ -58,7 +58,7 @@ __attribute__((noinline)) void convolve_channels(const float* x, float* past, in
   for (int64_t d = 0; d < dim; d += 16) {
     const int n = tail(dim, d);
     const F16 v = f_load_n(y + d, n);
-    f_store_n(y + d, v / (f_set(1.f) + f_exp(f_set(0.f) - v)), n);
+    f_store_n(y + d, v / f_one_plus_exp(f_set(0.f) - v), n);
     for (int64_t tap = 0; tap + 1 < window; ++tap) {
       const float* next = tap + 2 < window ? past + (tap + 1) * stride : x;
       f_store_n(past + tap * stride + d, f_load_n(next + d, n), n);
@@ -66,7 +66,7 @@ __attribute__((noinline)) void convolve_channels(const float* x, float* past, in
   }
 }
 
-// 16 * N values of a head from v on, the last block of them with n: out = state^T q after the update of the state.
+// Updates the state for 16 * N values of a head from v, the last 16 of which are n; then out = state^T q.
 template <int N>
 PS_INLINE void delta_columns(const GatedDeltaArgs& a, float* state, const float* q, const float* k, const float* v,
                              DeltaGates g, float* out, int n) {
@@ -91,7 +91,7 @@ PS_INLINE void delta_columns(const GatedDeltaArgs& a, float* state, const float*
   for (int c = 0; c < N; ++c) f_store_n(out + 16 * c, sum[c], n);
 }
 
-// One token of one key head with its value heads; `state` is that of the token before and becomes that of this one.
+// Computes one token of one key head with its value heads.  `state` goes from the previous token's to this token's.
 inline void delta_token(const GatedDeltaArgs& a, int64_t t, int64_t key_head, float* state) {
   const int64_t dim = a.head_dim, values = int64_t{a.heads_per_key} * a.value_dim, keys = int64_t{a.key_heads} * dim;
   const int64_t channels = 2 * dim + values;
@@ -118,8 +118,8 @@ inline void delta_token(const GatedDeltaArgs& a, int64_t t, int64_t key_head, fl
   }
 }
 
-// Returns the state of a head for the token at `position`.  It lies in the token's page; at the first position of a
-// page it begins as a copy of the previous page's.  A full page therefore keeps the state after its last token.
+// Returns the state of a head for the token at `position`.  It lies in the token's page.  At the first position of a
+// page it is a copy of the previous page's state, so a full page keeps the state after its last token.
 __attribute__((noinline)) float* state_at(uint8_t* states, int64_t page_bytes, const int32_t* table, int32_t position,
                                           int64_t head, int64_t elements) {
   const int32_t page = position / kPageTokens;

@@ -9,31 +9,31 @@ constexpr int kPartitionTokens = kPartitionPages * kPageTokens;
 
 // One head of one token.
 struct Query {
-  const float *q, *q_rope;  // q_rope: of latents, else null
-  const void* x;            // q as it is multiplied
+  const float *q, *q_rope;  // q_rope: null except with latents
+  const void* x;            // q in the type of the dot product
   float* out;
   int32_t position, first, last;  // valid keys: first..last
   float slope;
   const float* sink;       // null: none
-  const float* bias;       // that of the key at its own position, or null
-  const float *c2p, *p2c;  // its row of c2p, and that of p2c of its request's first key; or null
+  const float* bias;       // the bias at distance 0, or null
+  const float *c2p, *p2c;  // the query's row of c2p, and the row of p2c of the request's first key; or null
   int begin, end;          // valid slots of the partition
-  float max, sum;          // of the partition
+  float max, sum;          // of the current partition
   float total_max, total_sum;
-  float* p;                        // [256] scores, then probabilities as they are multiplied
-  float *o, *spare, *total;        // [dim] each of the partition, and in all or null
+  float* p;                        // [256] scores, then probabilities in the type of the dot product
+  float *o, *spare, *total;        // [dim] each: this partition, scratch, and all partitions so far or null
   float* memory;                   // [dim] for x
-  uint8_t* values;                 // of latents: where the values of a page go
+  uint8_t* values;                 // memory for the values of a page of latents, or for widened pages
   const float *next_q, *next_out;  // rows to prefetch, or null
-  float* partials;                 // where the results of its partitions go if another pass merges them; else null
+  float* partials;                 // memory for the results of partitions that another phase merges, or null
 };
 
-// The pages of a partition that some query of the block sees: [begin, end) of kPartitionPages.
+// The pages of a partition that at least one query of the block sees: [begin, end) of kPartitionPages.
 struct Partition {
   int32_t start;  // position of its first slot
   int begin, end;
   const uint8_t* heads[kPartitionPages];  // one KV head of each page
-  const uint8_t* ahead[kPartitionPages];  // what is read after it, to be prefetched
+  const uint8_t* ahead[kPartitionPages];  // the page to prefetch meanwhile
   const uint8_t* values[kPartitionPages];
 };
 
@@ -41,9 +41,9 @@ PS_INLINE int64_t value_dim(const KvView& kv) { return kv.latent_dim ? kv.latent
 PS_INLINE int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
 PS_INLINE int64_t partial_floats(int64_t dim) { return 16 + padded(dim); }  // maximum, sum, 14 unused, values
 
-PS_INLINE void ask_for(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+PS_INLINE void prefetch_l2(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
-// One step of the scores of N queries against 32 keys of each of P pages.  kLast: half of a step is missing.
+// One step of the scores of N queries against 32 keys of each of P pages.  kLast: a last step of fewer dimensions.
 template <class Kv, int N, int P, bool kLast>
 PS_INLINE void score_step(F16 (&s)[N][P][2], const typename Kv::Element* const (&q)[N], const uint8_t* const (&keys)[P],
                           int64_t step) {
@@ -58,9 +58,9 @@ PS_INLINE void score_step(F16 (&s)[N][P][2], const typename Kv::Element* const (
   }
 }
 
-// p[t] = sum over d of q[d] * k[d][t], a chain over d for each of 32 keys: N queries against P pages.  kAsk: prefetches
-// their values, which only the first queries of a block need to do.
-template <class Kv, int N, int P, bool kAsk>
+// p[t] = sum over d of q[d] * k[d][t], in order of d for each of 32 keys: N queries against P pages.  kPrefetch:
+// prefetches the values of these pages, once for all queries of a block.
+template <class Kv, int N, int P, bool kPrefetch>
 inline void scores(Query* queries, const Partition& part, int page, int64_t dim) {
   constexpr int kStepBytes = Kv::kStep * kPageTokens * Kv::kElement;
   F16 s[N][P][2];
@@ -76,8 +76,8 @@ inline void scores(Query* queries, const Partition& part, int page, int64_t dim)
   }
   const int64_t steps = dim / Kv::kStep;
   for (int64_t step = 0; step < steps; ++step) {
-    PS_UNROLL for (int j = 0; kAsk && j < P; ++j) PS_UNROLL for (int line = 0; line < kStepBytes; line += 64)
-        ask_for(values[j] + step * kStepBytes + line);
+    PS_UNROLL for (int j = 0; kPrefetch && j < P; ++j) PS_UNROLL for (int line = 0; line < kStepBytes; line += 64)
+        prefetch_l2(values[j] + step * kStepBytes + line);
     score_step<Kv, N, P, false>(s, q, keys, step);
   }
   if (dim % Kv::kStep) score_step<Kv, N, P, true>(s, q, keys, steps);
@@ -87,16 +87,16 @@ inline void scores(Query* queries, const Partition& part, int page, int64_t dim)
   }
 }
 
-// Few queries go over several pages at a time, so that enough chains run side by side.
+// Few queries take several pages at a time, so that enough independent sums hide the latency of an addition.
 template <class Kv, int N>
-void all_scores(Query* queries, int n, const Partition& part, int64_t dim, bool ask) {
+void all_scores(Query* queries, int n, const Partition& part, int64_t dim, bool prefetch) {
   constexpr int P = kScoreChains / N > 1 ? kScoreChains / N : 1;
   const int whole = n / N * N;
-  for (int page = part.begin; page < part.end;) {  // a page serves all queries while it is in the nearest cache
+  for (int page = part.begin; page < part.end;) {  // pages outside: all queries read a page from L1
     const bool several = P > 1 && page + P <= part.end;
     for (int i = 0; i < whole; i += N) {
       if (several) scores<Kv, N, P, true>(queries + i, part, page, dim);
-      else if (N < kQueries || (ask && i == 0)) scores<Kv, N, 1, true>(queries + i, part, page, dim);
+      else if (N < kQueries || (prefetch && i == 0)) scores<Kv, N, 1, true>(queries + i, part, page, dim);
       else scores<Kv, N, 1, false>(queries + i, part, page, dim);
     }
     page += several ? P : 1;
@@ -105,7 +105,7 @@ void all_scores(Query* queries, int n, const Partition& part, int64_t dim, bool 
     if (n > whole) all_scores<Kv, N / 2>(queries + whole, n - whole, part, dim, whole == 0);
 }
 
-// Returns x in those of 16 slots from t on that the query sees, and `otherwise` in the rest.
+// Returns x for those of the 16 slots from t that the query sees, and `otherwise` for the rest.
 PS_INLINE F16 seen(const Query& q, int t, F16 x, float otherwise) {
   if (q.begin <= t && t + 16 <= q.end) return x;
   return f_select(m_range(q.begin - t, q.end - t), x, f_set(otherwise));
@@ -113,7 +113,7 @@ PS_INLINE F16 seen(const Query& q, int t, F16 x, float otherwise) {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// The biases of 16 keys, the first of them `distance` after the query.
+// Returns the biases of 16 keys, the first of which lies `distance` after the query.
 inline __attribute__((noinline)) F16 bias_from(const float* bias, int64_t distance, int64_t reach) {
   if (distance >= -reach && distance + 15 <= reach) return f_load(bias + distance);
   float each[16];
@@ -124,7 +124,7 @@ inline __attribute__((noinline)) F16 bias_from(const float* bias, int64_t distan
   return f_load(each);
 }
 
-// 16 scores from slot t of the partition on, as they enter the softmax, whose exponential is one of two.
+// Returns the 16 scores from slot t of the partition as the softmax takes them, times log2(e).
 template <class Kv>
 PS_INLINE F16 adjusted(const AttentionArgs& a, const Query& q, int32_t start, int t, const float* key_scales) {
   static const float iota[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -137,7 +137,8 @@ PS_INLINE F16 adjusted(const AttentionArgs& a, const Query& q, int32_t start, in
   return seen(q, t, s, -kInfinity);
 }
 
-// Scores of the pages [first, stop) as they enter the softmax, in place: their maximum, lane by lane, and `highest`.
+// Scales, biases and masks the scores of the pages [first, stop) in place.  Returns the maximum of each lane and
+// `highest`.
 template <class Kv>
 PS_INLINE F16 adjust(const AttentionArgs& a, const Query& q, const Partition& part, int first, int stop, F16 highest) {
   const F16 factor = f_set(a.scale * kLog2E);
@@ -160,7 +161,7 @@ PS_INLINE F16 adjust(const AttentionArgs& a, const Query& q, const Partition& pa
   return highest;
 }
 
-// Scores of a partition to probabilities, in place, and their maximum and sum.
+// Turns the scores of a partition into probabilities in place, and sets the query's maximum and sum.
 template <class Kv>
 inline void softmax(const AttentionArgs& a, Query& q, const Partition& part) {
   const int64_t dim = a.kv.head_dim;
@@ -168,7 +169,7 @@ inline void softmax(const AttentionArgs& a, Query& q, const Partition& part) {
   q.max = f_hmax(adjust<Kv>(a, q, part, first, stop, f_set(-kInfinity)));
   const F16 m = f_set(q.max);
   F16 sums = f_set(0.f);
-  typename Kv::Element* rounded = (typename Kv::Element*)q.p;  // not above the scores: they are read before
+  typename Kv::Element* rounded = (typename Kv::Element*)q.p;  // never overtakes the scores, which are wider
   for (int page = first; page < stop; ++page) {
     const int t = page * kPageTokens;
     F16 p0 = f_exp2_negative(f_load(q.p + t) - m), p1 = f_exp2_negative(f_load(q.p + t + 16) - m);
@@ -187,9 +188,9 @@ inline void softmax(const AttentionArgs& a, Query& q, const Partition& part) {
   q.sum = f_sum(sums);
 }
 
-// o[d] = a chain of p[t] * v[t][d] over the steps [begin, end) of a page, ascending: D vectors of dimensions, the last
-// n wide.  kAsk: prefetches what is read next.
-template <class Kv, int N, int D, bool kAsk>
+// o[d] += p[t] * v[t][d] over the steps [begin, end) of a page, in ascending order: D vectors of dimensions, the last
+// of which has n.  kPrefetch: prefetches the page that is read next.
+template <class Kv, int N, int D, bool kPrefetch>
 PS_INLINE void weigh_columns(Query* queries, const Partition& part, int64_t dim, int64_t d, int n, int begin, int end) {
   constexpr int kStepsOfPage = kPageTokens / Kv::kStep, kBytes = Kv::kStep * Kv::kElement;
   F16 o[N][D];
@@ -206,7 +207,8 @@ PS_INLINE void weigh_columns(Query* queries, const Partition& part, int64_t dim,
     PS_UNROLL for (int c = 0; c < D; ++c) {
       v[c] = D > 1 ? Kv::value(values, at, dim, d + 16 * c) : Kv::value(values, at, dim, d, n);
     }
-    PS_UNROLL for (int line = 0; kAsk && line < 16 * D * kBytes; line += 64) ask_for(ahead + at * dim * kBytes + line);
+    PS_UNROLL for (int line = 0; kPrefetch && line < 16 * D * kBytes; line += 64)
+        prefetch_l2(ahead + at * dim * kBytes + line);
     PS_UNROLL for (int j = 0; j < N; ++j) {
       const auto x = Kv::at(p[j], step);
       PS_UNROLL for (int c = 0; c < D; ++c) o[j][c] = Kv::dot(v[c], x, o[j][c]);
@@ -216,44 +218,44 @@ PS_INLINE void weigh_columns(Query* queries, const Partition& part, int64_t dim,
       f_store(queries[i].o + d + 16 * c, o[i][c]);
 }
 
-// Steps [begin, end) of a page.
-template <class Kv, int N, bool kAsk>
+// All dimensions of the steps [begin, end) of a page.
+template <class Kv, int N, bool kPrefetch>
 inline void weigh(Query* queries, const Partition& part, int64_t dim, int begin, int end) {
   int64_t d = 0;
   if (begin >= end) return;
   if constexpr (kWeighColumns >= 4)
-    for (; d + 64 <= dim; d += 64) weigh_columns<Kv, N, 4, kAsk>(queries, part, dim, d, 16, begin, end);
-  for (; d + 32 <= dim; d += 32) weigh_columns<Kv, N, 2, kAsk>(queries, part, dim, d, 16, begin, end);
-  for (; d < dim; d += 16) weigh_columns<Kv, N, 1, kAsk>(queries, part, dim, d, tail(dim, d), begin, end);
+    for (; d + 64 <= dim; d += 64) weigh_columns<Kv, N, 4, kPrefetch>(queries, part, dim, d, 16, begin, end);
+  for (; d + 32 <= dim; d += 32) weigh_columns<Kv, N, 2, kPrefetch>(queries, part, dim, d, 16, begin, end);
+  for (; d < dim; d += 16) weigh_columns<Kv, N, 1, kPrefetch>(queries, part, dim, d, tail(dim, d), begin, end);
 }
 
-// One slot of a step whose other slot the query does not see.  The other slot's probability is zero, and its value is
-// never multiplied: it may be NaN.
+// One slot of a step whose other slot the query does not see.  The other slot's value is not multiplied, because it may
+// be NaN.
 template <class Kv>
 inline void weigh_slot(Query& q, const Partition& part, int64_t dim, int t) {
   const uint8_t* values = part.values[t / kPageTokens];
   const auto x = Kv::at((const typename Kv::Element*)q.p, t / Kv::kStep);
   for (int64_t d = 0; d < dim; d += 16) {
-    const auto v = Kv::value_alone(values, t % kPageTokens, dim, d, tail(dim, d));
+    const auto v = Kv::single_value(values, t % kPageTokens, dim, d, tail(dim, d));
     f_store(q.o + d, Kv::dot(v, x, f_load(q.o + d)));
   }
 }
 
-// Slots [begin, end) of a page, for one query; only what the query sees begins or ends within a step.
+// Slots [begin, end) of a page, for one query.  They begin or end within a step only where the query's keys do.
 template <class Kv>
-void weigh_alone(Query& q, const Partition& part, int64_t dim, int begin, int end) {
+void weigh_one(Query& q, const Partition& part, int64_t dim, int begin, int end) {
   if (begin >= end) return;
   if (begin % Kv::kStep) weigh_slot<Kv>(q, part, dim, begin++);
   weigh<Kv, 1, true>(&q, part, dim, begin / Kv::kStep, end / Kv::kStep);
   if (end % Kv::kStep) weigh_slot<Kv>(q, part, dim, end - 1);
 }
 
-// The slots [first, stop) of a page.  Steps that all of N queries see go together; what some see before and after
-// them, query by query.
+// The slots [first, stop) of a page.  Steps that all of N queries see are computed for N queries at a time, the steps
+// before and after them query by query.
 template <class Kv, int N>
 void weigh_page(Query* queries, int n, const Partition& part, int64_t dim, int first, int stop) {
-  bool ask = true;
-  for (; n >= N; n -= N, queries += N, ask = false) {
+  bool prefetch = true;
+  for (; n >= N; n -= N, queries += N, prefetch = false) {
     int begin = first, end = N > 1 ? stop : first;
     for (int i = 0; N > 1 && i < N; ++i) {
       const int from = (queries[i].begin + Kv::kStep - 1) / Kv::kStep * Kv::kStep,
@@ -263,14 +265,14 @@ void weigh_page(Query* queries, int n, const Partition& part, int64_t dim, int f
     }
     if (begin >= end) begin = end = first;
     for (int i = 0; N > 1 && i < N; ++i)
-      weigh_alone<Kv>(queries[i], part, dim, queries[i].begin > first ? queries[i].begin : first, begin);
+      weigh_one<Kv>(queries[i], part, dim, queries[i].begin > first ? queries[i].begin : first, begin);
     if constexpr (N > 1) {
-      if (N < kWeighQueries || ask) weigh<Kv, N, true>(queries, part, dim, begin / Kv::kStep, end / Kv::kStep);
+      if (N < kWeighQueries || prefetch) weigh<Kv, N, true>(queries, part, dim, begin / Kv::kStep, end / Kv::kStep);
       else weigh<Kv, N, false>(queries, part, dim, begin / Kv::kStep, end / Kv::kStep);
     }
     for (int i = 0; i < N; ++i) {
       const int from = queries[i].begin > end ? queries[i].begin : end;
-      weigh_alone<Kv>(queries[i], part, dim, from, queries[i].end < stop ? queries[i].end : stop);
+      weigh_one<Kv>(queries[i], part, dim, from, queries[i].end < stop ? queries[i].end : stop);
     }
   }
   if constexpr (N > 1)
@@ -283,7 +285,7 @@ PS_INLINE void set_slots(Query& q, int32_t start) {
   q.end = q.last - start + 1 < kPartitionTokens ? q.last - start + 1 : kPartitionTokens;
 }
 
-PS_INLINE void ask_for_next(Query& q, int64_t dim) {
+PS_INLINE void prefetch_next(Query& q, int64_t dim) {
   if (!q.next_q) return;
   for (int64_t d = 0; d < dim; d += 16) {
     __builtin_prefetch(q.next_q + d, 0, 2);
@@ -292,7 +294,8 @@ PS_INLINE void ask_for_next(Query& q, int64_t dim) {
   q.next_q = nullptr;
 }
 
-// Adds what distances add to the scores.  The queries of a block read neighbouring columns of a key's row of p2c.
+// Adds the disentangled scores by distance.  Keys are outside, because the queries of a block read neighbouring columns
+// of a key's row of p2c.
 template <class Kv>
 inline __attribute__((noinline)) void add_distances(const AttentionArgs& a, Query* queries, int n,
                                                     const Partition& part) {
@@ -320,7 +323,7 @@ void partition_step(const AttentionArgs& a, Query* queries, int n, const Partiti
   for (int i = 0; i < n; ++i) {
     set_slots(queries[i], part.start);
     if (queries[i].end <= queries[i].begin) continue;
-    ask_for_next(queries[i], values);
+    prefetch_next(queries[i], values);
     softmax<Kv>(a, queries[i], part);
     for (int64_t d = 0; d < values; d += 16) f_store(queries[i].o + d, f_set(0.f));
   }

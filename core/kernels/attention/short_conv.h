@@ -12,9 +12,15 @@ PS_INLINE float widen_bf16(const uint8_t* p) {
   return float_of(uint32_t(half) << 16);
 }
 
-// The key of one position of a page, which append_head stored, as the numbers that it stands for.
+PS_INLINE float read_nibble(uint8_t byte, bool high) { return float(widen_nibble(high ? byte >> 4 : byte & 15)); }
+
+// Reads back the key of one position of a page that append_head stored.
 inline void read_key(int32_t layout, const uint8_t* head, int64_t slot, int64_t dim, float* out) {
-  if (builds_kv(PS_KV_INT8) && layout == PS_KV_INT8) {
+  if (kBuildsInt4 && layout == PS_KV_INT4) {
+    const float scale = ((const float*)(head + KvInt4::part_bytes(dim)))[slot];
+    for (int64_t d = 0; d < dim; ++d) out[d] = read_nibble(head[d / 2 * kPageTokens + slot], d % 2) * scale;
+    restore_head(out, dim);
+  } else if (builds_kv(PS_KV_INT8) && layout == PS_KV_INT8) {
     const float scale = ((const float*)(head + kPageTokens * dim))[slot];
     for (int64_t d = 0; d < dim; ++d) out[d] = float(((const int8_t*)head)[d * kPageTokens + slot]) * scale;
   } else if (builds_kv(PS_KV_BF16) && layout == PS_KV_BF16) {
@@ -24,9 +30,15 @@ inline void read_key(int32_t layout, const uint8_t* head, int64_t slot, int64_t 
   }
 }
 
-// The same for the value.
+// Reads back the value of one position.
 inline void read_value(int32_t layout, const uint8_t* head, int64_t slot, int64_t dim, float* out) {
-  if (builds_kv(PS_KV_INT8) && layout == PS_KV_INT8) {
+  if (kBuildsInt4 && layout == PS_KV_INT4) {
+    const uint8_t* values = KvInt4::values(head, dim);
+    const uint8_t* row = values + slot * KvInt4::row_bytes(dim);
+    const float scale = ((const float*)(values + KvInt4::part_bytes(dim)))[slot];
+    for (int64_t d = 0; d < dim; ++d) out[d] = read_nibble(row[d / 2], d % 2) * scale;
+    restore_head(out, dim);
+  } else if (builds_kv(PS_KV_INT8) && layout == PS_KV_INT8) {
     const uint8_t* values = KvInt8::values(head, dim);
     const float scale = ((const float*)(values + kPageTokens * dim))[slot];
     for (int64_t d = 0; d < dim; ++d) out[d] = float(((const int8_t*)values)[slot * dim + d]) * scale;
@@ -48,7 +60,7 @@ inline void add_tap(const float* x, const float* weight, int64_t window, int64_t
   }
 }
 
-// The sum of each channel begins with the bias and takes the positions in ascending order.
+// The sum of each channel starts from the bias and adds the positions in ascending order.
 void short_conv(const ShortConvArgs& a, int64_t begin, int64_t end) {
   const int64_t dim = a.kv.head_dim, head_bytes = kv_head_bytes(a.kv.layout, dim), heads = a.kv.num_kv_heads;
   float x[kMaxHeadDim], sum[kMaxHeadDim];

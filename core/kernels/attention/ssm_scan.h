@@ -14,8 +14,7 @@ inline SsmGates ssm_gates(const SsmScanArgs& a, int64_t t, int64_t head) {
   return {step, exp_of(-exp_of(a.a_log[head]) * step)};
 }
 
-// 16 * N values of a head from x on, the last block of them with n: out = state^T c + skip x after the update of the
-// state.
+// Updates the state for 16 * N values of a head from x, the last 16 of which are n; then out = state^T c + skip x.
 template <int N>
 PS_INLINE void ssm_columns(const SsmScanArgs& a, float* state, const float* x, const float* b, const float* c,
                            SsmGates g, float skip, float* out, int n) {
@@ -38,7 +37,7 @@ PS_INLINE void ssm_columns(const SsmScanArgs& a, float* state, const float* x, c
   for (int j = 0; j < N; ++j) f_store_n(out + 16 * j, f_fma(f_load_n(x + 16 * j, n), f_set(skip), sum[j]), n);
 }
 
-// One token of the heads of one block; `state` is that of the token before and becomes that of this one.
+// Computes one token of the heads of one block.  `state` goes from the previous token's to this token's.
 inline void ssm_token(const SsmScanArgs& a, int64_t t, int64_t block, float* state) {
   const int64_t dim = a.state_dim, shared = a.heads / a.blocks, values = shared * a.head_dim;
   const int64_t all = int64_t{a.heads} * a.head_dim, group = block / (a.blocks / a.groups);

@@ -1,5 +1,5 @@
-// Softmax and reductions over the middle of [outer, n, inner].  Where inner is 1, a row is summed in 16 lanes, which
-// are added at its end; else each column is summed with ascending index.
+// Softmax and reductions over the middle of [outer, n, inner].  If inner is 1, a row is summed in 16 lanes, which are
+// added at its end; otherwise each column is summed with ascending index.
 #ifndef PENSTOCK_KERNELS_GENERAL_SOFTMAX_H
 #define PENSTOCK_KERNELS_GENERAL_SOFTMAX_H
 
@@ -12,7 +12,7 @@ __attribute__((noinline)) float log1(float x) {
   return t[0];
 }
 
-// exp_sum with whole blocks apart from the tail: the same bits.
+// Like exp_sum, with a separate loop for whole blocks: the same bits.
 float softmax_exp(const float* x, float* y, int64_t n, float shift, bool stores) {
   const F16 top = f_set(shift);
   F16 sum = f_set(0.f);
@@ -90,7 +90,7 @@ void softmax_items(const SoftmaxArgs& a, int64_t begin, int64_t end) {
 PS_INLINE F16 reduce_start(int32_t kind) {
   return f_set(kind == REDUCE_MAX ? -kInfinity : kind == REDUCE_MIN ? kInfinity : kind == REDUCE_PROD ? 1.f : 0.f);
 }
-// `top`: of log_sum_exp.
+// `top`: the maximum for log_sum_exp.
 PS_INLINE F16 reduce_step(int32_t kind, F16 acc, F16 v, F16 top) {
   switch (kind) {
     case REDUCE_MAX: return f_max_nan(acc, v);
@@ -112,18 +112,18 @@ PS_INLINE F16 reduce_end(int32_t kind, F16 acc, int64_t n, F16 top) {
     default: return acc;
   }
 }
-// The lanes of a row's accumulator, joined in a fixed order.
+// Combines the lanes of a row's accumulator in a fixed order.
 PS_INLINE F16 reduce_lanes(int32_t kind, F16 acc) {
   if (kind != REDUCE_MAX && kind != REDUCE_MIN && kind != REDUCE_PROD) return f_set(f_sum(acc));
   float t[16];
   for (int n = 8; n > 0; n >>= 1) {
     f_store(t, acc);
-    acc = reduce_step(kind, acc, f_load_n(t + n, n), acc);  // the lanes from n on are not looked at again
+    acc = reduce_step(kind, acc, f_load_n(t + n, n), acc);  // the lanes from n on are not read any more
   }
   f_store(t, acc);
   return f_set(t[0]);
 }
-// In log_sum_exp an infinite maximum would give inf - inf.
+// log_sum_exp with an infinite maximum would give inf - inf.
 PS_INLINE F16 finite_top(F16 top) { return f_select(m_lt(f_abs(top), f_set(kInfinity)), top, f_set(0.f)); }
 
 template <int32_t kind>
@@ -141,7 +141,7 @@ float reduce_row(const float* x, int64_t n) {
   return t[0];
 }
 
-// Four columns of 16 at a time, so that a line of memory is read once.
+// Four columns of 16 at a time, so that each cache line is read once.
 template <int32_t kind>
 void reduce_columns(const float* x, float* y, int64_t n, int64_t inner, int64_t columns) {
   F16 acc[4], top[4];

@@ -1,5 +1,5 @@
-// Functions of one number over lanes: `unary` of general networks, and the activations that other ops fuse.  A fused
-// one has the same bits as one of its own, because both are unary_value.
+// Functions of one number over lanes: `unary` of general networks, and the activations fused into other ops.  A fused
+// activation has the same bits as the op, because both call unary_value.
 #ifndef PENSTOCK_KERNELS_GENERAL_UNARY_H
 #define PENSTOCK_KERNELS_GENERAL_UNARY_H
 
@@ -34,7 +34,7 @@ PS_INLINE F16 f_copy_sign(F16 x, F16 sign) {
   return f_bits((i_bits(x) & i_set(0x7fffffff)) | (i_bits(sign) & i_set(int32_t(0x80000000u))));
 }
 
-// The whole numbers beside x: nearest with ties to even (0), below (-1), above (1).
+// Rounds x to a whole number: nearest with ties to even (0), down (-1), up (1).
 PS_INLINE F16 f_whole(F16 x, int direction) {
   const F16 one = f_set(1.f), zero = f_set(0.f);
   F16 r = f_round(x);
@@ -45,14 +45,14 @@ PS_INLINE F16 f_whole(F16 x, int direction) {
 
 PS_INLINE F16 f_whole_to_zero(F16 x) { return f_copy_sign(f_whole(f_abs(x), -1), x); }
 
-PS_INLINE F16 f_sigmoid(F16 x) { return f_set(1.f) / (f_set(1.f) + f_exp(f_set(0.f) - x)); }
+PS_INLINE F16 f_sigmoid(F16 x) { return f_set(1.f) / f_one_plus_exp(f_set(0.f) - x); }
 PS_INLINE F16 f_hard_sigmoid(F16 x, F16 alpha, F16 beta) {
   return f_min(f_set(1.f), f_max(f_set(0.f), f_fma(alpha, x, beta)));
 }
 PS_INLINE F16 f_gelu(F16 x) { return (f_set(0.5f) * x) * (f_set(1.f) + f_erf(x * f_set(0.70710678118654752f))); }
-PS_INLINE F16 f_gelu_tanh(F16 x) {  // 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), which loses nothing to cancellation
+PS_INLINE F16 f_gelu_tanh(F16 x) {  // 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), which has no cancellation
   const F16 cubic = f_fma(f_set(0.044715f) * x, x * x, x);
-  return x / (f_set(1.f) + f_exp(f_set(-1.5957691216057308f) * cubic));
+  return x / f_one_plus_exp(f_set(-1.5957691216057308f) * cubic);
 }
 PS_INLINE F16 f_mish(F16 x) {  // tanh(log(1 + e)) = n / (n + 2), where n = e (e + 2)
   const F16 e = f_exp(f_min(f_set(20.f), x)), n = e * (e + f_set(2.f));
@@ -63,14 +63,14 @@ PS_INLINE F16 f_softplus(F16 x) {
   const F16 rest = f_select(m_lt(t, f_set(1e-3f)), f_fma(t * t, f_set(-0.5f), t), f_log(f_set(1.f) + t));
   return f_max(f_set(0.f), x) + rest;
 }
-// A bound of +-FLT_MAX is none, so that infinities pass: attributes are finite.
+// A bound of +-FLT_MAX means none, so infinities pass: attributes are finite.
 PS_INLINE F16 f_clip(F16 x, F16 low, F16 high) {
   low = f_select(m_lt(f_set(-kLargest), low), low, f_set(-kInfinity));
   high = f_select(m_lt(high, f_set(kLargest)), high, f_set(kInfinity));
   return f_min(high, f_max(low, x));
 }
 
-// One kind, which the compiler knows.
+// One kind, known at compile time.
 PS_INLINE F16 unary_value(int32_t kind, F16 x, F16 alpha, F16 beta) {
   const F16 zero = f_set(0.f), one = f_set(1.f);
   // clang-format off: a kind a line
@@ -83,7 +83,7 @@ PS_INLINE F16 unary_value(int32_t kind, F16 x, F16 alpha, F16 beta) {
     case UNARY_SIGMOID: return f_sigmoid(x);
     case UNARY_HARD_SIGMOID: return f_hard_sigmoid(x, alpha, beta);
     case UNARY_HARD_SWISH: return x * f_hard_sigmoid(x, f_set(1.f / 6.f), f_set(0.5f));
-    case UNARY_SILU: return x / (one + f_exp(zero - x));
+    case UNARY_SILU: return x / f_one_plus_exp(zero - x);
     case UNARY_MISH: return f_mish(x);
     case UNARY_TANH: return f_tanh(x);
     case UNARY_GELU: return f_gelu(x);

@@ -5,15 +5,18 @@
 namespace ps {
 namespace {
 
-constexpr bool kConv = builds_op("conv") || builds_op("conv_transpose");
+constexpr bool kConv = builds_op("conv") || builds_op("conv_transpose") || builds_op("conv_winograd");
 constexpr WindowKernels kWindows = {
     .conv_rows = kFloatM,
     .conv_tiles = kFloatN,
     .depthwise_rows = kDepthwiseRows,
     .conv = kConv ? conv : nullptr,
     .depthwise = builds_op("conv") ? depthwise : nullptr,
+    .winograd_input = builds_op("conv_winograd") ? winograd_input : nullptr,
+    .winograd_output = builds_op("conv_winograd") ? winograd_output : nullptr,
     .conv_int8 = builds_op("conv_int8") ? conv_int8 : nullptr,
     .depthwise_int8 = builds_op("conv_int8") ? depthwise_int8 : nullptr,
+    .widen_pixels = builds_op("conv_int8") ? widen_pixels : nullptr,
     .to_int8 = builds_op("requantize") ? values_to_int8 : nullptr,
     .from_int8 = builds_op("requantize") ? int8_to_values : nullptr,
     .pool_max = builds_op("max_pool") ? pool_max : nullptr,

@@ -16,7 +16,7 @@ PS_INLINE F16 quick(const Activation& act, F16 y) {
   return y;
 }
 
-// The first eight lanes or all.
+// Stores the first eight lanes or all.
 template <bool kHalf>
 PS_INLINE F16 load_lanes(const float* p) {
   return kHalf ? f_load_n(p, 8) : f_load(p);
@@ -27,10 +27,11 @@ PS_INLINE void store_lanes(float* p, F16 x) {
   else f_store(p, x);
 }
 
-// Adds bias and residual to a block [rows][n] of tiles, applies the activation and stores it; `width`: of the last
-// tile.
+// Adds bias and residual to a block [rows][n] of tiles, applies the activation and stores it.  The last tile has
+// `width` outputs.
 __attribute__((noinline)) void store_pixels(const ConvArgs& a, const TapBlock& b, int64_t column, int width, int n,
                                             F16* v) {
+  const bool silu = a.act.kind == UNARY_SILU;
   for (int i = 0; i < b.rows; ++i)
     for (int t = 0; t < n; ++t) {
       const int64_t at = column + t * 16;
@@ -38,9 +39,10 @@ __attribute__((noinline)) void store_pixels(const ConvArgs& a, const TapBlock& b
       F16 y = v[i * n + t];
       if (a.bias) y = y + f_load_n(a.bias + at, rows);
       if (a.residual) y = y + f_load_n(a.residual + b.pixels[i] * a.out_channels + at, rows);
-      v[i * n + t] = quick(a.act, y);
+      v[i * n + t] = silu ? unary_value(UNARY_SILU, y, y, y) : quick(a.act, y);
     }
-  if (!is_quick(a.act)) map_unary(a.act.kind, a.act.alpha, a.act.beta, (const float*)v, (float*)v, b.rows * n * 16);
+  if (!silu && !is_quick(a.act))
+    map_unary(a.act.kind, a.act.alpha, a.act.beta, (const float*)v, (float*)v, b.rows * n * 16);
   for (int i = 0; i < b.rows; ++i)
     for (int t = 0; t < n; ++t) {
       float* const y = a.y + b.pixels[i] * a.out_channels + column + t * 16;
@@ -49,7 +51,7 @@ __attribute__((noinline)) void store_pixels(const ConvArgs& a, const TapBlock& b
     }
 }
 
-// The same for a block in registers, for a quick activation and whole tiles.  `kHalf`: eight lanes of a tile.
+// The same for a block in registers, with a quick activation and whole tiles.  `kHalf`: tiles of eight outputs.
 template <int M, int N, bool kHalf>
 PS_INLINE void store_quick(const ConvArgs& a, const TapBlock& b, int64_t column, F16 (&v)[M][N]) {
   if (a.bias) PS_UNROLL for (int t = 0; t < N; ++t) {
@@ -74,14 +76,14 @@ PS_INLINE void store_quick(const ConvArgs& a, const TapBlock& b, int64_t column,
   }
 }
 
-// Where a block of tiles lies.  `width`: of the last tile.
+// The place of a block of tiles.  `width`: number of outputs of the last tile.
 struct TileBlock {
   int64_t tile, offset, column;
   int width;
 };
 
-// M pixels by N tiles: the chain of each output goes over taps and their channels, as that of a linear over columns.
-// The lanes that a half tile does not store are not computed either: the compiler leaves them out.
+// M pixels by N tiles.  Each output is summed in order of the taps and their channels, as a linear sums over columns.
+// The compiler removes the arithmetic of lanes that a half tile does not store.
 template <int M, int N, bool kHalf>
 void conv_block(const ConvArgs& a, const TapBlock& b, const TileBlock& at) {
   const int64_t tile_bytes = a.cols * 64;
@@ -139,6 +141,68 @@ void conv(const ConvArgs& a, const TapBlock* blocks, int64_t num_blocks, int64_t
       else conv_block_of<1, false>(a, blocks[i], at);
     }
     tile += n;
+  }
+}
+
+// Winograd's F(2x2, 3x3): transforms the inputs d of a tile to B^T d B, column by column to stay in registers.
+template <bool kWhole>
+PS_INLINE void winograd_columns(const float* const* x, int64_t c, int n, float* y, int64_t step) {
+  const auto load = [&](int row, int column) {
+    const float* const p = x[row * 4 + column] + c;
+    return kWhole ? f_load(p) : f_load_n(p, n);
+  };
+  PS_UNROLL for (int j = 0; j < 4; ++j) {
+    F16 t[4];
+    PS_UNROLL for (int i = 0; i < 4; ++i) {
+      const F16 a = load(i, j == 0 ? 0 : j == 2 ? 2 : 1), b = load(i, j == 0 || j == 1 ? 2 : j == 2 ? 1 : 3);
+      t[i] = j == 1 ? a + b : a - b;
+    }
+    float* const to = y + j * step + c;
+    f_store(to, t[0] - t[2]);
+    f_store(to + 4 * step, t[1] + t[2]);
+    f_store(to + 8 * step, t[2] - t[1]);
+    f_store(to + 12 * step, t[1] - t[3]);
+  }
+}
+
+void winograd_input(const float* const* x, int64_t count, int64_t channels, float* y, int64_t pitch, int64_t step) {
+  for (int64_t i = 0; i < count; ++i, x += 16, y += pitch) {
+    int64_t c = 0;
+    for (; c + 16 <= channels; c += 16) winograd_columns<true>(x, c, 16, y, step);
+    if (c < channels) winograd_columns<false>(x, c, int(channels - c), y, step);
+  }
+}
+
+// Transforms the products m of the sixteen places of a tile to A^T m A.
+void winograd_output(const ConvArgs& a, const float* m, int64_t pitch, int64_t step, const int64_t* targets,
+                     int64_t count, int64_t column) {
+  const int width = tail(a.out_channels, column);
+  const bool fast = width == 16 && is_quick(a.act);
+  for (int64_t i = 0; i < count; ++i, m += pitch, targets += 4) {
+    F16 y[4][1];
+    PS_UNROLL for (int j = 0; j < 4; ++j) {
+      const float* const from = m + j * step;
+      const F16 b = f_load(from + 4 * step), c = f_load(from + 8 * step);
+      const F16 s[2] = {f_load(from) + b + c, b - c - f_load(from + 12 * step)};
+      PS_UNROLL for (int k = 0; k < 2; ++k) {
+        F16 &left = y[2 * k][0], &right = y[2 * k + 1][0];
+        if (j < 3) left = j ? left + s[k] : s[k];
+        if (j > 0) right = j > 1 ? right - s[k] : s[k];
+      }
+    }
+    if (fast && targets[3] >= 0) {
+      store_quick<4, 1, false>(a, TapBlock{nullptr, nullptr, targets, 4, 0, 0}, column, y);
+      continue;
+    }
+    int64_t pixels[4];
+    F16 rows[4];
+    int n = 0;
+    for (int j = 0; j < 4; ++j) {
+      if (targets[j] < 0) continue;
+      rows[n] = y[j][0];
+      pixels[n++] = targets[j];
+    }
+    store_pixels(a, TapBlock{nullptr, nullptr, pixels, n, 0, 0}, column, width, 1, rows);
   }
 }
 
@@ -233,7 +297,7 @@ void normalize_columns(const float* x, int64_t rows, int64_t cols, const float* 
     }
 }
 
-// The sum of a gate's two parts.
+// Returns the sum of a gate's two parts.
 PS_INLINE F16 gate(const CellArgs& a, int index, int64_t j, int n) {
   const int64_t at = index * a.stride + j;
   return f_load_n(a.x + at, n) + f_load_n(a.h + at, n);

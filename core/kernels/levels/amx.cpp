@@ -2,8 +2,8 @@
 // translation unit must not contain AMX instructions.
 //
 // A tile of weights in the file, 16 outputs by 64 bytes of columns, has the layout of a tile register, and so has a
-// block of rows of activations (QuantizedRows): nothing is rearranged.  Two blocks of rows by two tiles of weights take
-// four registers for sums and four for operands, which is all eight.
+// block of rows of activations (QuantizedRows): no rearrangement is needed.  Two blocks of rows by two tiles of weights
+// use all eight registers, four for sums and four for operands.
 #if defined(__GNUC__) && !defined(__clang__)  // as in avx512.cpp
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -47,11 +47,11 @@ static_assert(kIntRows == 16, "blocks of rows are those of a tile register");
 // cache, 48 KiB here; what does not fit is fetched twice.
 PS_INLINE int64_t tile_prefetch_distance(int64_t blocks) { return blocks == 1 ? 4096 : 2048; }
 
-// A compiler barrier before tile loads: gcc's intrinsics do not declare what they read.
+// A compiler barrier before tile loads: gcc's intrinsics do not declare the memory that they read.
 PS_INLINE void written_for_tiles() { __asm__ volatile("" : : : "memory"); }
 
-// Tiles of `rows` rows for activations and sums; weights have all sixteen.  Released when the caller's range is done,
-// because the system saves configured tiles at each context switch.
+// Configures tiles of `rows` rows for activations and sums; weights always have sixteen.  Released at the end of the
+// caller's range, because the system saves configured tiles at each context switch.
 class TileShapes {
  public:
   explicit TileShapes(int64_t rows) {
@@ -109,7 +109,7 @@ PS_INLINE void clear_sums() {
 struct Pass {
   const uint8_t *x[2], *w[2];
   int64_t x_step[2];       // 64 bytes for each row of the block
-  int64_t lines;           // of 64 bytes of a tile: a last step may have fewer than 16
+  int64_t lines;           // units of 64 bytes of a tile: the last step may have fewer than 16
   const uint8_t* next[2];  // prefetched, next_lines of each with each step, in one run
   int64_t next_lines;
 };
@@ -136,7 +136,7 @@ __attribute__((noinline)) void run(const Pass& pass, Waiting<Type>& waiting, voi
       pause = every;
     }
   }
-  if (lines) {  // memory past the tile may hold anything, or may not exist
+  if (lines) {  // memory past the tile may hold anything or be unmapped
     alignas(64) uint8_t last[N][kTileBytes] = {};
     const uint8_t* const copies[2] = {last[0], last[N - 1]};
     for (int t = 0; t < N; ++t) __builtin_memcpy(last[t], w[t], size_t(64 * lines));
@@ -153,8 +153,7 @@ void run_of(int blocks, int tiles, const Pass& pass, Waiting<Type>& waiting, voi
   return tiles == 2 ? run<Type, 1, 2>(pass, waiting, y) : run<Type, 1, 1>(pass, waiting, y);
 }
 
-// A blocks of rows, which are all rows, against N tiles of 4-bit weights.  Each step is dequantized a little before it
-// is multiplied.
+// A full blocks of rows by N tiles of 4-bit weights.  Each step is dequantized just before it is multiplied.
 template <int A, int N>
 __attribute__((noinline)) void run4(const Pass& pass, int64_t ahead, Waiting<Integers>& waiting, void* y) {
   constexpr int64_t kSteps = 4, kEarly = 2;
@@ -184,9 +183,10 @@ void run4_of(int blocks, int tiles, const Pass& pass, int64_t ahead, Waiting<Typ
   }
 }
 
-// The weight as it lies in memory.
+// The weight in its packed layout.
 struct Tiles {
-  int64_t header, bytes, lines;  // before the columns; of a whole tile; of 64 bytes once they are int8 or bf16
+  int64_t header, bytes, lines;  // header: bytes before the columns; bytes: of a whole tile; lines: units of 64 bytes
+                                 // after widening to int8 or bf16
   bool four;
 
   PS_INLINE TilePair pair_at(const LinearArgs& a, int64_t tile, int64_t end, int64_t group) const {
@@ -198,7 +198,7 @@ struct Tiles {
   }
 };
 
-// A single pass prefetches a little ahead in memory.  Each of several passes prefetches its share of the next tiles.
+// A single pass prefetches a short distance ahead.  With several passes, each prefetches its share of the next tiles.
 PS_INLINE void set_prefetch(Pass* pass, const Tiles& tiles, const TilePair& pair, int64_t ahead, int64_t index,
                             int64_t passes) {
   const int64_t at = passes == 1 ? 0 : tiles.bytes * index / passes / 64 * 64;
@@ -207,16 +207,15 @@ PS_INLINE void set_prefetch(Pass* pass, const Tiles& tiles, const TilePair& pair
   pass->next_lines = (lines + steps - 1) / steps;
 }
 
-// Pairs of tiles that meet a pair of blocks of rows before the next one comes.  Rows that stay in the second-level
-// cache meet one after the other; of more rows than that, each pair of blocks is read once for as many tiles as stay
-// there.
+// The number of tile pairs that are multiplied by one pair of row blocks before the next.  If all rows fit in the L2
+// cache this is one.  Otherwise each pair of row blocks is read once for as many tiles as stay in the cache.
 PS_INLINE int64_t pairs_at_once(int64_t lines, int64_t row_bytes) {
   constexpr int64_t kStays = 1 << 20;
   const int64_t pairs = row_bytes <= kStays ? 1 : kStays / (2 * 64 * lines);
   return pairs < 1 ? 1 : pairs > 16 ? 16 : pairs;
 }
 
-// The blocks of rows of pass p, for the products and for the sums that wait for them.
+// The row blocks of pass p, for the products and for the sums that are still to be stored.
 template <class Type>
 PS_INLINE void put_rows(const LinearArgs& a, int planes, int64_t blocks, int64_t p, Pass* pass, Waiting<Type>* next) {
   for (int i = 0; i < 2 && 2 * p + i < blocks; ++i) {
@@ -235,8 +234,8 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
   const int64_t group = step * pairs_at_once(tiles.lines, a.m * planes * a.qx.stride), panel_bytes = tiles.lines * 64;
   typename Type::Sum sums[2][2 * 16 * 2];
   Waiting<Type> waiting = {&a, 0, {}, planes, 0, 0, {}, nullptr};
-  // The tile shapes of the largest block.  With them a smaller block also reads a token of what follows it, whose sums
-  // are not used.  The last block is never smaller (row_block), so rows always follow.
+  // The tile shapes of the largest block.  With them a smaller block also reads rows of the next block, whose sums are
+  // not used.  The last block is never smaller (row_block), so there always is a next one.
   const TileShapes shapes((a.m + blocks - 1) / blocks * planes);
   int turn = 0;
   for (int64_t first = begin; first < end; first += group)
@@ -268,8 +267,8 @@ void linear_tiles(const LinearArgs& a, const Tiles& tiles, int planes, int64_t b
 
 }  // namespace
 
-// A few rows are bound by memory in either case, and vectors read it in fewer steps.  4-bit weights are the exception:
-// tiles dequantize them once for all rows, vectors once for each row.  So tiles take them from two rows on.
+// With a few rows both ways are bound by memory, and vectors need fewer steps. 4-bit weights are the exception: tiles
+// dequantize them once for all rows, vectors once per row, so tiles are used from two rows on.
 void linear_integer_amx(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool four = is_int4(a.weight.layout);
   if (a.m * a.qx.planes <= (four ? 1 : kGroupRows)) return kernels_avx512->linear[LINEAR_W8A8](a, begin, end);
@@ -300,7 +299,7 @@ void round_rows_bf16_amx(const float* x, int64_t x_stride, int64_t cols, int64_t
   round_rows_to_pairs(x, x_stride, cols, m, out, begin, end);
 }
 
-// Random operands, as weights are, from the L1 cache: processors multiply zeros a third faster, as that takes less
+// Random operands, as weights are, from the L1 cache: processors multiply zeros a third faster because that takes less
 // power.
 int64_t peak_amx(int32_t dtype, int64_t iterations) {
   alignas(64) uint16_t operands[4][kTileBytes / 2];

@@ -1,5 +1,5 @@
-// Linear and attention with the bf16 dot product, for AVX-512 machines that have the extension.  Their other kernels
-// are those of the AVX-512 level, whose translation unit must not contain these instructions.
+// Linear and attention with the bf16 dot product, for AVX-512 machines that have the extension.  The other kernels are
+// those of the AVX-512 level, whose translation unit must not contain these instructions.
 #if defined(__GNUC__) && !defined(__clang__)  // as in avx512.cpp
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -25,6 +25,7 @@
 #include "simd/elementary.h"
 #include "rows/norms.h"
 #include "rows/quantize.h"
+#include "rows/hadamard.h"
 #include "linear/bf16_rows.h"
 #include "simd/bf16_pairs.h"
 #include "attention/kv_pages.h"
@@ -34,11 +35,11 @@
 namespace ps {
 namespace {
 
-// Up to kStreamRows rows are bound by memory: they read tile after tile, a single run of addresses, and prefetch this
+// Up to kStreamRows rows are bound by memory: they read tile after tile, as one sequential stream, and prefetch this
 // many bytes ahead.
 constexpr int64_t kStreamRows = 8, kStreamPrefetchBytes = 16384;
 
-// The prefetch of a pass over tiles: one address for each tile, `step` bytes further for each pair of columns.
+// The prefetch of a pass over tiles: one address per tile, which advances by `step` bytes for each pair of columns.
 struct Prefetch {
   const uint8_t* at[2];
   int64_t step;
@@ -88,12 +89,12 @@ void block_of(int rows, const uint8_t* x, const uint8_t* const* w, int64_t pairs
   }
 }
 
-// N tiles, `apart` from one to the next, against every row: the tiles stay in the second-level cache meanwhile.  Each
-// of several blocks of rows prefetches its share of the next tiles.
+// N tiles, `apart` bytes from one to the next, by every row: the tiles stay in the L2 cache meanwhile.  With several
+// blocks of rows, each prefetches its share of the next tiles.
 template <int N>
 void panel(const LinearArgs& a, int64_t tile, int64_t apart) {
   const int64_t pairs = (a.weight.cols + 1) / 2, bytes = pairs * 64, blocks = num_row_blocks(a.m, 1);
-  const int64_t further = a.gated ? bytes : N * bytes;  // to the next tiles
+  const int64_t further = a.gated ? bytes : N * bytes;  // distance to the next tiles
   const uint8_t* w[2];
   alignas(64) float y[kIntRows * N * 16];
   for (int t = 0; t < N; ++t) w[t] = a.weight.data + (tile + t * apart) * bytes;
@@ -103,13 +104,13 @@ void panel(const LinearArgs& a, int64_t tile, int64_t apart) {
     const int64_t at =
         blocks > 1 ? further + bytes * b / blocks : prefetch_distance_bf16_dot(a, 2 * a.m, kStreamPrefetchBytes);
     const Prefetch ahead = {{w[0] + at, w[1] + at}, blocks > 1 ? bytes / (blocks * pairs) : 64};
-    StoreLines(a, rows.first, tile, rows.count, a.gated ? 1 : N).ask_all();
+    StoreLines(a, rows.first, tile, rows.count, a.gated ? 1 : N).prefetch_all();
     block_of<N>(rows.count, (const uint8_t*)a.qx.q + rows.first * a.qx.stride, w, pairs, ahead, y);
     store_bf16_dot(a, rows.first, tile, rows.count, N, y);
   }
 }
 
-// Tiles [begin, end), few, against few rows; gated: those of the gate, then those of `up`.
+// A few tiles [begin, end) by few rows; gated: the tiles of the gate, then those of `up`.
 constexpr int kStreamTiles = 8;
 void stream(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t pairs = (a.weight.cols + 1) / 2, bytes = pairs * 64;
@@ -158,7 +159,7 @@ void dot_pairs(const uint16_t* a, const uint16_t* b, float* acc) {
 
 int64_t peak_bf16_dot(int64_t iterations, float* sink) {
   constexpr int chains = 16;
-  float start[chains + 16];  // no two chains alike, or the compiler would compute them once
+  float start[chains + 16];  // all chains differ, or the compiler would compute them once
   for (int i = 0; i < chains + 16; ++i) start[i] = *sink + float(i);
   __m512 acc[chains];
   PS_UNROLL for (int j = 0; j < chains; ++j) acc[j] = _mm512_loadu_ps(start + j);
@@ -176,7 +177,7 @@ int64_t peak_bf16_dot(int64_t iterations, float* sink) {
 #else
 
 namespace ps {
-void dot_pairs(const uint16_t*, const uint16_t*, float*) {}  // never asked
+void dot_pairs(const uint16_t*, const uint16_t*, float*) {}  // never called
 }  // namespace ps
 
 #endif

@@ -1,4 +1,4 @@
-// Probes of the limits of the machine: memory bandwidth, and multiply-adds in registers.
+// Probes of the machine's limits: memory bandwidth, and multiply-adds in registers.
 #ifndef PENSTOCK_KERNELS_LEVELS_PROBE_H
 #define PENSTOCK_KERNELS_LEVELS_PROBE_H
 
@@ -13,10 +13,10 @@ uint64_t read_bytes(const uint8_t* data, int64_t bytes) {
 
 #ifndef PS_GENERIC
 
-constexpr int kPeakChains = kFloatN > 1 ? 12 : 6;  // enough to hide the latency, few enough for registers
+constexpr int kPeakChains = kFloatN > 1 ? 12 : 6;  // enough to hide the latency, few enough to stay in registers
 
 int64_t peak_float(int64_t iterations, float* sink) {
-  float start[kPeakChains + 16];  // no two lanes alike, or the compiler would compute them once
+  float start[kPeakChains + 16];  // all lanes differ, or the compiler would compute them once
   for (int i = 0; i < kPeakChains + 16; ++i) start[i] = *sink + float(i);
   F16 acc[kPeakChains];
   PS_UNROLL for (int j = 0; j < kPeakChains; ++j) acc[j] = f_load(start + j);
@@ -29,7 +29,7 @@ int64_t peak_float(int64_t iterations, float* sink) {
   return iterations * kPeakChains * 32;
 }
 
-// 256 operations a step, by the products that are the level's fastest.
+// 256 operations a step, with the level's fastest dot product.
 PS_INLINE void multiply_step(I16& acc, const W8& w, const int8_t* x) { acc = w8_dot(w8_dot(acc, w, x), w, x + 16); }
 
 int64_t peak_int8(int64_t iterations, float* sink) {
@@ -45,7 +45,7 @@ int64_t peak_int8(int64_t iterations, float* sink) {
     G16 sums[chains];
     PS_UNROLL for (int j = 0; j < chains; ++j) sums[j] = w4_zero();
     for (int64_t i = 0; i < iterations; ++i) {
-      __asm__ volatile("" : : "r"(x) : "memory");  // so that no product is a constant of the loop
+      __asm__ volatile("" : : "r"(x) : "memory");  // hides x from the optimizer: no product is loop-invariant
       PS_UNROLL for (int j = 0; j < chains; ++j) sums[j] = w4_dot(sums[j], w, x + 4 * j, x + 4 * j + 16);
     }
     PS_UNROLL for (int j = 0; j < chains; ++j) acc[j] = w4_sum(sums[j]);
@@ -65,7 +65,7 @@ int64_t peak_int8(int64_t iterations, float* sink) {
 #endif
 
 int64_t peak(int32_t dtype, int64_t iterations, float* sink) {
-#ifdef PS_GENERIC  // no special instruction for either: the multiplications and additions of the baseline bound both
+#ifdef PS_GENERIC  // without dot product instructions, the baseline's multiplications and additions bound both
   float acc[16];
   for (int j = 0; j < 16; ++j) acc[j] = *sink + float(j);
   const float a = *sink;

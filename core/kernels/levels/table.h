@@ -38,7 +38,7 @@
 namespace ps {
 namespace {
 
-// The bf16 kernels of a level, which differ between machines of the same level.
+// The bf16 kernels, which differ between machines of the same level.
 struct Bf16Kernels {
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*round_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out, int64_t begin,
@@ -55,9 +55,9 @@ constexpr bool kRotated = builds_scheme("w8a8_h32") || builds_scheme("w4a8_h32")
 constexpr bool kInteger =
     builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8") || kRotated;
 constexpr bool kAttention = builds_attention();
-// Fused activations are kinds of unary.
+// Fused activations use the kinds of `unary`.
 constexpr bool kActivations = builds_op("unary") || builds_op("chain") || builds_op("conv") || builds_op("conv_int8") ||
-                              builds_op("conv_transpose") || builds_op("sdpa");
+                              builds_op("conv_transpose") || builds_op("conv_winograd") || builds_op("sdpa");
 #define PS_BLOCKS(id, name, ...) || builds_scheme(#name)
 constexpr bool kBlocks = false
 #include "base/block_schemes.inc"
@@ -71,7 +71,7 @@ constexpr Bf16Kernels kWidened = {
     .attention_part = kAttention ? attention_part : nullptr,
 };
 
-// The integer kernels of a level; AMX has its own.
+// The level's integer kernels; AMX has its own.
 struct IntegerKernels {
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,

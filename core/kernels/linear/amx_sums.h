@@ -5,13 +5,13 @@
 namespace ps {
 namespace {
 
-// Tiles that are multiplied together: two neighbours, or one of the gate and its twin of `up`.
+// Tiles that are multiplied together: two neighbours, or one of the gate and the matching one of `up`.
 struct TilePair {
   int count;
   const uint8_t *data[2], *next[2];
 };
 
-// The sums of whole tiles without bias, two beside each other or gate and up, one row after the other.
+// The sums of whole tiles without bias, row after row: two tiles side by side, or gate and up.
 template <class Type, bool kGated, bool kResidual>
 __attribute__((noinline)) void finish_whole(const LinearArgs& a, const RowBlock& block, int64_t tile,
                                             const TilePair& pair, const typename Type::Sum* sums) {
@@ -84,7 +84,8 @@ struct Halves {
   }
 };
 
-// Sums that wait to be scaled and stored, which is done a few rows at a time between the products of the next ones.
+// Sums that still have to be scaled and stored.  This is done a few rows at a time between the products of the next
+// sums.
 template <class Type>
 struct Waiting {
   const LinearArgs* args;

@@ -11,8 +11,8 @@ void round_rows_to_pairs(const float* x, int64_t x_stride, int64_t cols, int64_t
                          int64_t begin, int64_t end) {
   const int64_t blocks = num_row_blocks(m, 1);
   for (int64_t row = begin; row < end; ++row) {
-    const float *src = x + row * x_stride, *next = row + 1 < end ? src + x_stride : src;  // asked for meanwhile
-    if (row == begin) ask_for_row(src, cols);
+    const float *src = x + row * x_stride, *next = row + 1 < end ? src + x_stride : src;  // prefetched
+    if (row == begin) prefetch_row(src, cols);
     const RowBlock block = block_of_row(m, blocks, row);
     uint8_t* y = (uint8_t*)out.q + block.first * out.stride + 64 * (row - block.first);
     for (int64_t i = 0; i < out.stride / 2; i += 32, y += 64 * block.count)

@@ -1,5 +1,5 @@
-// The split of weight tiles and batch rows into register blocks.  Every block runs the same chain of additions for each
-// output, so that the split does not change a bit.
+// The split of weight tiles and batch rows into register blocks.  Every block computes the same chain of additions for
+// each output, so the split does not change a bit.
 #ifndef PENSTOCK_KERNELS_LINEAR_BLOCKS_H
 #define PENSTOCK_KERNELS_LINEAR_BLOCKS_H
 
@@ -8,14 +8,14 @@ namespace {
 
 PS_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
 PS_INLINE void prefetch_for_write(const float* p) { __builtin_prefetch(p, 1, 3); }
-// How many bytes ahead of its use a pass prefetches weights from memory: `far`, which is many lines, or few lines on
-// processors that serve that better, and fewer still if a line feeds only a few dot products.
+// The distance in bytes at which a pass prefetches weights from memory: `far`, which is many cache lines; a few lines
+// on processors that do better with that (short_prefetch); and fewer still if a line feeds only a few dot products.
 PS_INLINE int64_t prefetch_distance(const LinearArgs& a, int64_t products, int64_t far) {
   return !a.short_prefetch ? far : products <= 8 ? 256 : 4096;
 }
-constexpr int kPrefetchBytes = 1024;  // how far ahead a pass over weights prefetches them for few rows
+constexpr int kPrefetchBytes = 1024;  // prefetch distance of a pass over weights with few rows
 
-// Adds bias and residual to a block [m][n] of tiles and stores it: what lies past the last weight row stays as it was.
+// Adds bias and residual to a block [m][n] of tiles and stores it.  Memory past the last weight row is unchanged.
 __attribute__((noinline)) void store_block(const LinearArgs& a, int64_t row, int64_t tile, int m, int n, const F16* v) {
   for (int i = 0; i < m; ++i)
     for (int t = 0; t < n; ++t) {
@@ -28,7 +28,7 @@ __attribute__((noinline)) void store_block(const LinearArgs& a, int64_t row, int
     }
 }
 
-// The gated form: gate and up are [m] with `step` from one row to the next.
+// The gated form: gate and up are [m], `step` apart from row to row.
 __attribute__((noinline)) void store_gated(const LinearArgs& a, int64_t row, int64_t tile, int m, int step, F16* gate,
                                            F16* up) {
   const int64_t column = tile * 16, half = a.weight.rows / 2;
@@ -73,7 +73,7 @@ void linear(const LinearArgs& a, int64_t begin, int64_t end) {
   for (int64_t tile = begin; tile < end;) {
     const bool wide = !a.gated && Scheme::kN > 1 && tile + Scheme::kN <= end;
     int64_t row = 0;
-    for (int64_t b = 0; b < blocks; ++b) {  // rows are spread evenly, so that no block has only one
+    for (int64_t b = 0; b < blocks; ++b) {  // rows are split evenly, so that no block has only one
       const int64_t next = a.m * (b + 1) / blocks;
       const int m = int(next - row);
       F16 y[Scheme::kM * Scheme::kN], up[Scheme::kM];

@@ -1,4 +1,4 @@
-// The blocks of GGUF (T16_Q* of penstock_dev.h): activations rounded for them, and their values put into bytes.
+// The block types of GGUF (T16_Q* of penstock_dev.h): rounding of activations, and unpacking of values to bytes.
 #ifndef PENSTOCK_KERNELS_LINEAR_BLOCKS_GGUF_H
 #define PENSTOCK_KERNELS_LINEAR_BLOCKS_GGUF_H
 
@@ -31,19 +31,19 @@ void quantize_groups(const float* x, int64_t x_stride, int64_t cols, const Quant
   }
 }
 
-// ---- a group of 32 columns of a tile, put into bytes and scales ---------------------------------------------------
+// ---- unpacking a group of 32 columns of a tile to bytes and scales -------------------------------------------------
 
-// Four columns of each row a line; a value is (q - zero) * scale + minimum, in the first and last 16 columns times
-// `step`, which lies in both 16-bit halves of a row, ready for u8_times.  `start`: what the sums of the first and the
-// last 16 activations are multiplied by, minus the zero times the step; of Q2_K what multiplies the minimum there.
-// `last_scale`: of NVFP4 the scale of the last 16 columns; `scale` is that of the first.
+// An unpacked group; each line holds four columns of every row.  A value is (q - zero) * scale + minimum; the first and
+// the last 16 columns have their own `step` factor, stored in both 16-bit halves of a row for u8_times. `start`: the
+// factors of the sums of the first and the last 16 activations, -zero * step; in Q2_K the factor of the minimum.
+// `last_scale`: in NVFP4 the scale of the last 16 columns, `scale` being that of the first.
 struct Slot {
   uint8_t q[8 * kLineBytes];
   float scale[16], minimum[16], last_scale[16];
   int16_t step[2][16][2], start[16][2];
 };
 
-// Values of one or two bits, or of five a byte; those of one bit become 0 and 2.
+// Layouts of one or two bits per value, or of five values per byte; one-bit values become 0 and 2.
 constexpr bool is_low_bit(int32_t layout) { return layout >= PS_T16_TQ2_0 && layout <= PS_T16_Q1_0; }
 PS_INLINE int zero_of(int32_t layout) {
   return layout == PS_T16_MXFP4 || layout == PS_T16_NVFP4 ? 12
@@ -59,11 +59,12 @@ PS_INLINE bool has_minimum(int32_t layout) {
          layout == PS_T16_Q2_K;
 }
 PS_INLINE bool has_start(int32_t layout) { return zero_of(layout) || layout == PS_T16_UINT4; }
-// Scales of 16 columns, which multiply the integer sums.
+// Layouts with scales per 16 columns, which multiply the integer sums.
 constexpr bool has_halves(int32_t layout) {
   return layout == PS_T16_Q6_K || layout == PS_T16_Q3_K || layout == PS_T16_Q2_K;
 }
-// Pairs of groups with f16 scales, and those with a line of f16 minimums or with fifth bits behind the nibbles.
+// Layouts of pairs of groups with f16 scales; those with a line of f16 minimums; those with fifth bits after the
+// nibbles.
 PS_INLINE bool is_plain_pair(int32_t layout) {
   return layout == PS_T16_Q4_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_0 ||
          layout == PS_T16_Q5_1;
@@ -71,7 +72,7 @@ PS_INLINE bool is_plain_pair(int32_t layout) {
 PS_INLINE bool has_minimum_line(int32_t layout) { return layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1; }
 PS_INLINE bool has_fifth_lines(int32_t layout) { return layout == PS_T16_Q5_0 || layout == PS_T16_Q5_1; }
 
-// Bits `from` and above of each byte at `to` and above; of other bits the caller masks out what it does not want.
+// Moves bit `from` of each byte to bit `to`.  Bits cross bytes: the caller masks the others out.
 template <int from, int to>
 PS_INLINE I16 moved(I16 x) {
   if constexpr (from > to) return i_srl<from - to>(x);
@@ -79,7 +80,8 @@ PS_INLINE I16 moved(I16 x) {
   else return x;
 }
 
-// Line j of nibbles, with the bits above them of the first 16 columns and of the last: none, `count` of each column.
+// Unpacks line j of nibbles with `count` (0, 1 or 2) higher bits per value: bits[0] for the first 16 columns, bits[1]
+// for the last.
 template <int count, int j>
 PS_INLINE void put_nibble_line(const uint8_t* p, const I16 (&bits)[2], Slot* s) {
   const I16 nibble = i_set(0x0f0f0f0f), mask = i_set(count == 1 ? 0x10101010 : 0x30303030),
@@ -99,14 +101,14 @@ PS_INLINE void put_nibbles(const uint8_t* p, const I16 (&bits)[2], Slot* s) {
   put_nibble_line<count, 2>(p, bits, s);
   put_nibble_line<count, 3>(p, bits, s);
 }
-// With fifth bits (of the first columns the low halves of bytes), where a layout has them.
+// Unpacks nibbles with their fifth bits, if the layout has them; the low halves of bytes are for the first columns.
 PS_INLINE void put_fifths(const uint8_t* p, const uint8_t* fifths, bool has_fifths, Slot* s) {
   const I16 line = has_fifths ? i_load(fifths) : i_set(0), bits[2] = {line, line};
   if (has_fifths) put_nibbles<1>(p, bits, s);
   else put_nibbles<0>(p, bits, s);
 }
 
-// The values of two bits in two lines, and a third bit of each where `third` is not null.
+// Unpacks two lines of 2-bit values, with a third bit each if `third` is not null.
 template <int h, int j>
 PS_INLINE void put_pair_line(I16 pairs, I16 bits, bool has_third, Slot* s) {
   I16 v = moved<2 * j, 0>(pairs) & i_set(0x03030303);
@@ -126,15 +128,15 @@ PS_INLINE void put_pairs(const uint8_t* p, const uint8_t* third, Slot* s) {
   put_pair_lines<1>(p, third, s);
 }
 
-// A byte of each row of a line.  What is read behind the line are values, which follow every line of bytes.
+// One byte per row of a line.  The load may read past the line, but values always follow it.
 PS_INLINE I16 byte_at_place(const uint8_t* line, int64_t place) { return i_load(line + place) & i_set(255); }
 
-// The values of MXFP4 (OCP Microscaling Formats, version 1.0) times two and plus zero_of, by nibble.
+// The values of MXFP4 (OCP Microscaling Formats, version 1.0) by nibble, times two plus zero_of.
 alignas(16) constexpr int8_t kFloat4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 // The values of IQ4_NL and IQ4_XS by nibble (kvalues_iq4nl of ggml-common.h).
 alignas(16) constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-// Nibbles that stand for the entries of a table.
+// Unpacks nibbles that index a table.
 PS_INLINE void put_entries(const uint8_t* nibbles, const int8_t* table, Slot* s) {
   const I16 nibble = i_set(0x0f0f0f0f);
   PS_UNROLL for (int j = 0; j < kGroupLines; ++j) {
@@ -144,18 +146,18 @@ PS_INLINE void put_entries(const uint8_t* nibbles, const int8_t* table, Slot* s)
   }
 }
 
-// The k-th of the byte scales that follow a block's line of f16.
+// The k-th line of byte scales after a block's line of f16.
 PS_INLINE I16 byte_scale(const uint8_t* block, int64_t k) {
   return byte_at_place(block + kLineBytes + k / kRowBytes * kLineBytes, k % kRowBytes);
 }
 PS_INLINE I16 pairs_of(I16 low, I16 high) { return (low & i_set(0xffff)) | i_shl<16>(high); }
 PS_INLINE I16 with_sign(I16 bytes) { return i_sra<24>(i_shl<24>(bytes)); }
 
-// Group g of UINT4: the scales of its rows, and their zero points.
+// The scales and zero points of the rows for group g of UINT4.
 PS_INLINE F16 scales_of(const uint8_t* block, int64_t g) { return f_load_f16((const uint16_t*)block + 16 * (g % 4)); }
 PS_INLINE I16 zeros_of(const uint8_t* block, int64_t g) { return byte_at_place(block + 2 * kLineBytes, g % 4); }
 
-// Where the parameters of group g lie, and its values or those of its pair.
+// The addresses of the parameters of group g, and of the values of the group or its pair.
 struct GroupPlace { const uint8_t *block, *pair; };
 PS_INLINE GroupPlace place_of(int32_t layout, const uint8_t* tile, int64_t g) {
   if (layout == PS_T16_Q8_0 || is_plain_pair(layout)) {
@@ -196,7 +198,7 @@ PS_INLINE GroupPlace place_of(int32_t layout, const uint8_t* tile, int64_t g) {
   return {block, block + kLineBytes + g % 8 / 2 * pair_bytes};
 }
 
-// The nibbles of group g.
+// Unpacks the nibbles of group g.
 PS_INLINE const uint8_t* nibbles_of(int32_t layout, const GroupPlace& at, int64_t g) {
   return at.pair + kParameterBytes + has_minimum_line(layout) * kLineBytes + g % 2 * kGroupNibbleBytes;
 }
@@ -208,8 +210,8 @@ PS_INLINE void put_steps(I16 first, I16 last, int32_t layout, Slot* s) {
   i_store(s->start, pairs_of(none - i_mul(first, zero), none - i_mul(last, zero)));
 }
 
-// Half of the float that an e4m3 without a sign stands for, times the scale of its tensor.  Below 8 the byte is a
-// subnormal, a multiple of 2^-9; the exponent of others moves by the difference of the biases, 120.
+// Half of the value of an unsigned e4m3 number, times the scale of its tensor.  Below 8 the byte is a subnormal, a
+// multiple of 2^-9; otherwise the exponent moves by the difference of the biases, 120.
 PS_INLINE F16 float8_scale(I16 bytes, F16 scale) {
   const F16 number = f_from_i(bytes), normal = f_bits(i_shl<20>(bytes) + i_set(119 << 23));
   return f_select(m_lt(number, f_set(8.f)), number * f_set(0x1p-10f), normal) * scale;
@@ -220,7 +222,7 @@ PS_INLINE void put_bit_line(I16 bits, Slot* s) {
   i_store(s->q + kLineBytes * j, moved<j, 1>(bits) & i_set(0x02020202));
 }
 
-// The values of TQ1_0: `count` times the next digit of each byte, from line `first` on.
+// Unpacks TQ1_0: `count` times the next base-3 digit of each byte, from line `first` on.
 template <int first, int count>
 PS_INLINE I16 put_trits(I16 bytes, Slot* s) {
   PS_UNROLL for (int j = 0; j < count; ++j) i_store(s->q + kLineBytes * (first + j), i_trits(bytes));
@@ -255,8 +257,8 @@ PS_INLINE void put_low_bits(int32_t layout, const GroupPlace& at, int64_t g, Slo
   put_bit_line<4>(bits, s), put_bit_line<5>(bits, s), put_bit_line<6>(bits, s), put_bit_line<7>(bits, s);
 }
 
-// Returns the bytes of the group; those of Q8_0 stay in the tile.  `layout` should be a constant, so that the branches
-// fold.
+// Returns the bytes of the group; those of Q8_0 are used in place. `layout` should be a compile-time constant to fold
+// the branches.
 PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t g, Slot* s) {
   const GroupPlace at = place_of(layout, tile, g);
   const int odd = int(g % 2);

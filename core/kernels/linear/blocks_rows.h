@@ -1,6 +1,6 @@
-// Linear with the blocks of GGUF.  Activations are rounded to int8 in groups of 32 columns, each with its own scale. Of
-// each group the integers are summed exactly, and one fused multiply-add per scale (for types with a minimum a second
-// one) adds them to the output, groups ascending: every level computes the same bits, in whatever blocks of rows.
+// Linear with the block types of GGUF.  Activations are rounded to int8 in groups of 32 columns, each with its own
+// scale.  The integers of each group are summed exactly, and one fused multiply-add per scale (and another for types
+// with a minimum) adds them to the output, groups ascending: every level computes the same bits for any blocks of rows.
 #ifndef PENSTOCK_KERNELS_LINEAR_BLOCKS_ROWS_H
 #define PENSTOCK_KERNELS_LINEAR_BLOCKS_ROWS_H
 
@@ -17,16 +17,15 @@ struct BlockRows {  // rows of activations, `stride` bytes apart
   }
 };
 
-// Some groups of a tile as bytes: few enough that they and the activations of kPanelRows rows stay in the nearest
-// cache.
+// A few unpacked groups of a tile, so few that they and the activations of kPanelRows rows stay in the L1 cache.
 constexpr int kChunkGroups = 8, kPanelRows = 32;
 struct Chunk {
   Slot slots[kChunkGroups];
-  const uint8_t* q[kChunkGroups];  // the bytes of each: of its slot, or of the tile
+  const uint8_t* q[kChunkGroups];  // the bytes of each: in its slot, or in the tile
   int count;
 };
 
-// A pass over the groups of a tile, which prefetches `ahead` bytes before their use.
+// A pass over the groups of a tile, with a prefetch distance of `ahead` bytes.
 struct Pass {
   const uint8_t* tile;
   int64_t groups, group_bytes, ahead;
@@ -34,8 +33,8 @@ struct Pass {
       : tile(start), groups(w.cols / kGroupColumns), group_bytes(tile_bytes_of(w.layout, w.cols) / groups), ahead(by) {}
 };
 
-// The part of a pass's bytes that one step prefetches.
-struct Ask {
+// The part of the pass's bytes that one step prefetches.
+struct TilePrefetch {
   const uint8_t* from;
   int64_t bytes;
   PS_INLINE void step(int64_t n) const {
@@ -44,15 +43,15 @@ struct Ask {
   }
 };
 
-// Puts up to kChunkGroups groups of a tile from group g on into `chunk`.
+// Unpacks up to kChunkGroups groups of a tile into `chunk`, from group g on.
 template <int32_t kLayout>
 __attribute__((noinline)) void fill_chunk(const Pass& pass, int64_t g, Chunk* chunk) {
   chunk->count = int(pass.groups - g < kChunkGroups ? pass.groups - g : kChunkGroups);
   for (int n = 0; n < chunk->count; ++n) chunk->q[n] = put_group(kLayout, pass.tile, g + n, chunk->slots + n);
 }
 
-// How the bytes of a group are multiplied: with their sign; without one, of up to 15, or of up to 31; or of up to 31 or
-// 63 with an integer scale for each 16 columns; or of up to 31 with a float for each 16.
+// How the bytes of a group are multiplied: signed; unsigned up to 15 or up to 31; up to 31 or 63 with an integer scale
+// for each 16 columns; or up to 31 with a float scale for each 16.
 enum Products { SIGNED, NIBBLES, PLAIN, HALVES, HALVES_OF_63, FLOAT_HALVES };
 constexpr Products products_of(int32_t layout) {
   if (layout == PS_T16_Q8_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_IQ4_XS) return SIGNED;
@@ -62,7 +61,7 @@ constexpr Products products_of(int32_t layout) {
   return layout == PS_T16_Q6_K ? HALVES_OF_63 : has_halves(layout) ? HALVES : PLAIN;
 }
 
-// sum [M]: a group's products, those of each 16 columns times their step.
+// sum [M]: the products of a group; each 16 columns are multiplied by their step.
 template <Products kProducts, int M>
 PS_INLINE void group_sums(const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n,
                           I16 (&sum)[M]) {
@@ -117,7 +116,7 @@ PS_INLINE void add_sums(int32_t layout, const Slot& s, const RoundedGroup* const
   }
 }
 
-// acc [M] += a group's products where each 16 columns have a float as their scale: the first 16, then the last.
+// acc [M] += the products of a group with a float scale for each 16 columns, first those of the first 16.
 template <int M>
 PS_INLINE void add_float_halves(int32_t layout, const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M],
                                 int64_t n, F16 (&acc)[M]) {
@@ -149,12 +148,12 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
 // y [M] += the products of a chunk that begins with group g.
 template <Products kProducts, int M>
 __attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, int64_t g, const BlockRows& rows,
-                                          const Ask& ask, F16* y) {
+                                          const TilePrefetch& prefetcher, F16* y) {
   const RoundedGroup* x[M];
   F16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) x[i] = rows.row(i) + g, acc[i] = y[i];
   for (int n = 0; n < chunk.count; ++n) {
-    ask.step(n);
+    prefetcher.step(n);
     add_group<kProducts, M>(layout, chunk.q[n], chunk.slots[n], x, n, acc);
   }
   PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
@@ -163,38 +162,39 @@ __attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, in
 constexpr int kBlockRows = kIntRows >= 8 ? 8 : kIntRows >= 4 ? 4 : 2;
 
 // y [rows.count, rounded up to kBlockRows] += the products of a chunk.  Each block of rows prefetches its share of the
-// bytes of a later chunk, so that memory is never idle.
+// bytes of a later chunk, so memory is never idle.
 template <Products kProducts>
 __attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, const Pass& pass, int64_t g, BlockRows rows,
                                         F16* y) {
   const int blocks = (rows.count + kBlockRows - 1) / kBlockRows;
-  Ask ask = {pass.tile + pass.group_bytes * g + pass.ahead, (pass.group_bytes + blocks - 1) / blocks};
-  int done;  // more than are left at the end
+  TilePrefetch prefetcher = {pass.tile + pass.group_bytes * g + pass.ahead, (pass.group_bytes + blocks - 1) / blocks};
+  int done;  // more than remain, at the end
   for (; rows.count > 0;
-       rows.count -= done, rows.x += done * rows.stride, y += done, ask.from += ask.bytes * chunk.count) {
+       rows.count -= done, rows.x += done * rows.stride, y += done, prefetcher.from += prefetcher.bytes * chunk.count) {
     if (rows.count > 6 && kBlockRows > 4)
-      chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, ask, y), done = kBlockRows;
-    else if (rows.count > 2 && kBlockRows > 2) chunk_rows<kProducts, 4>(layout, chunk, g, rows, ask, y), done = 4;
-    else chunk_rows<kProducts, 2>(layout, chunk, g, rows, ask, y), done = 2;
+      chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, prefetcher, y), done = kBlockRows;
+    else if (rows.count > 2 && kBlockRows > 2)
+      chunk_rows<kProducts, 4>(layout, chunk, g, rows, prefetcher, y), done = 4;
+    else chunk_rows<kProducts, 2>(layout, chunk, g, rows, prefetcher, y), done = 2;
   }
 }
 
-// The product of one row: the values of a group go from the tile to registers, without a copy in memory.
+// The product of one row: values go from the tile to registers without a copy in memory.
 template <int32_t kLayout>
 __attribute__((noinline)) void one_row(const Pass& pass, const uint8_t* row, F16* y) {
   const RoundedGroup* const x[1] = {(const RoundedGroup*)row};
-  const Ask ask = {pass.tile + pass.ahead, pass.group_bytes};
+  const TilePrefetch prefetcher = {pass.tile + pass.ahead, pass.group_bytes};
   F16 acc[1] = {f_set(0.f)};
   for (int64_t g = 0; g < pass.groups; ++g) {
     Slot own;
-    ask.step(g);
+    prefetcher.step(g);
     const uint8_t* const q = put_group(kLayout, pass.tile, g, &own);
     add_group<products_of(kLayout), 1>(kLayout, q, own, x, g, acc);
   }
   *y = acc[0];
 }
 
-// Where the products of a level's nibbles need no bytes, up to so many rows multiply them as they lie.
+// If the level can multiply nibbles without unpacking them, up to this many rows do so.
 constexpr int kNibbleRows = 4;
 constexpr bool as_nibbles(int32_t layout) {
   return kGroupRows >= kNibbleRows && products_of(layout) == NIBBLES && !is_low_bit(layout);
@@ -203,14 +203,14 @@ constexpr bool as_nibbles(int32_t layout) {
 template <int32_t kLayout>
 __attribute__((noinline)) void nibble_rows(const Pass& pass, const BlockRows& rows, F16* y) {
   constexpr int M = kNibbleRows;
-  const Ask ask = {pass.tile + pass.ahead, pass.group_bytes};
+  const TilePrefetch prefetcher = {pass.tile + pass.ahead, pass.group_bytes};
   const RoundedGroup* x[M];
   F16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) x[i] = rows.row(i), acc[i] = f_set(0.f);
   for (int64_t g = 0; g < pass.groups; ++g) {
-    ask.step(g);
+    prefetcher.step(g);
     Slot own;
-    put_group(kLayout, pass.tile, g, &own);  // for its parameters: nothing reads the values
+    put_group(kLayout, pass.tile, g, &own);  // only for its parameters: the values are not read
     const uint8_t* const p = nibbles_of(kLayout, place_of(kLayout, pass.tile, g), g);
     G16 part[M];
     I16 sum[M];
@@ -229,10 +229,10 @@ __attribute__((noinline)) void nibble_rows(const Pass& pass, const BlockRows& ro
   PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
 }
 
-// The generic level is small: of NVFP4 and the layouts of few bits it computes one row as several.
+// To keep the generic level small, it computes one row of NVFP4 and of low-bit layouts like several rows.
 constexpr bool has_one_row(int32_t layout) { return kIntRows > 2 || layout < PS_T16_NVFP4; }
 
-// y [rows.count, rounded up to kBlockRows]: rows against a tile.
+// y [rows.count, rounded up to kBlockRows]: rows by one tile.
 template <int32_t kLayout>
 PS_INLINE void tile_rows(const Pass& pass, const BlockRows& rows, F16* y) {
   if constexpr (has_one_row(kLayout)) {
@@ -249,8 +249,8 @@ PS_INLINE void tile_rows(const Pass& pass, const BlockRows& rows, F16* y) {
   }
 }
 
-// Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.  Blocks of rows are the
-// outer loop: their activations stay in the second cache, and weights are put into bytes once for all of a block.
+// Tiles [begin, end) of the output, that is of the weight, or of its gate half if the op is gated.  Blocks of rows are
+// the outer loop: their activations stay in the L2 cache, and weights are unpacked once per block.
 void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t blocks = (a.m + kPanelRows - 1) / kPanelRows,
                 tile_bytes = tile_bytes_of(a.weight.layout, a.weight.cols);
@@ -260,7 +260,7 @@ void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
     const BlockRows rows = {(const uint8_t*)a.qx.q + block.first * a.qx.stride, a.qx.stride, block.count};
     for (int64_t tile = begin; tile < end; ++tile) {
       F16 y[2][kPanelRows + kBlockRows];
-      StoreLines(a, block.first, tile, block.count, 1).ask_all();
+      StoreLines(a, block.first, tile, block.count, 1).prefetch_all();
       for (int t = 0; t < 1 + a.gated; ++t)
         with_layout(a.weight.layout, [&](auto layout) {
           tile_rows<decltype(layout)::value>(
@@ -272,7 +272,7 @@ void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-// ---- rows as float32: the values of the file, rounded as the format's reference does -------------------------------
+// ---- rows as float32: the values of the file, rounded like the format's reference ----------------------------------
 
 inline void group_to_f32(int32_t layout, const uint8_t* q, const Slot& s, int lane, float* y) {
   for (int i = 0; i < kGroupColumns; ++i) {

@@ -5,7 +5,7 @@
 namespace ps {
 namespace {
 
-// Each format: columns and bytes a step, and column j of a step as 16 floats.
+// Each format defines the columns and bytes of a step, and column j of a step as 16 floats.
 struct WeightF32 {
   static constexpr int kStep = 1, kStepBytes = 64;
   static constexpr bool kRounded = false;
@@ -42,12 +42,12 @@ void round_rows_bf16(const float* x, int64_t x_stride, int64_t cols, int64_t, co
 
 template <class W>
 struct LinearFloat {
-  // Rounded rows lie in the scratch memory, as floats.
+  // Rounded rows are in the scratch memory, as floats.
   PS_INLINE static const float* row_of(const LinearArgs& a, int64_t row) {
     if constexpr (W::kRounded) return (const float*)(a.qx.q + row * a.qx.stride);
     else return a.x + row * a.x_stride;
   }
-  // Formats that widen several columns a step need registers for it where there are sixteen only.
+  // Formats that widen several columns a step need more registers: not on levels that have only sixteen.
   static constexpr int kM = W::kStep > 1 && kFloatN == 1 && kFloatM > 4 ? 4 : kFloatM, kN = kFloatN;
 
   template <int M, int N>

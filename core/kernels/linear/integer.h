@@ -14,7 +14,7 @@ namespace {
 // Prefetch distance in bytes: bandwidth times latency, and more, because a few rows consume a line faster than it
 // arrives.
 constexpr int kI8PrefetchBytes = 8192, kI4PrefetchBytes = 16384;
-constexpr int kStreamRows = 2;  // up to so many int8 rows read one tile at a time: a single run of addresses
+constexpr int kStreamRows = 2;  // up to this many int8 rows read one tile at a time, as one sequential stream
 
 // One block of rows: see QuantizedRows.
 struct Activations {
@@ -24,7 +24,7 @@ struct Activations {
   int rows;
 };
 
-// The prefetch of a pass over tiles: one address for each tile, `step` bytes further for each step.
+// The prefetch of a pass over tiles: one address per tile, which advances by `step` bytes in each step.
 struct Prefetch {
   const uint8_t* at[2];
   int64_t step;
@@ -73,7 +73,7 @@ PS_INLINE void with_rows(int rows, F f) {
   }
 }
 
-// out [M][N]: sums over `steps` times four columns of N tiles of int8, w pointing at their columns.
+// out [M][N]: sums over `steps` times four columns of N tiles of int8; w points to their columns.
 template <int M, int N>
 __attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& x, int64_t steps, const Prefetch& ahead,
                                     StoreLines lines, I16* out) {
@@ -84,7 +84,7 @@ __attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& 
   PS_UNROLL for (int t = 0; t < N; ++t) p[t] = w[t], next[t] = ahead.at[t];
   PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) acc[i][t] = w8_start(x.sums[i]);
   for (int64_t s = 0; s < steps; q += 64 * (M - 1)) {
-    lines.ask((steps - s + 15) / 16);
+    lines.prefetch_pieces((steps - s + 15) / 16);
     for (const int64_t stop = s + 16 < steps ? s + 16 : steps; s < stop; ++s, q += 4) {
       W8 v[N];
       PS_UNROLL for (int t = 0; t < N; ++t) {
@@ -99,7 +99,7 @@ __attribute__((noinline)) void dot8(const uint8_t* const* w, const Activations& 
   PS_UNROLL for (int i = 0; i < M; ++i) PS_UNROLL for (int t = 0; t < N; ++t) out[i * N + t] = acc[i][t];
 }
 
-// out [M]: one tile of 4-bit weights, w pointing at its first pair of groups.
+// out [M]: one tile of 4-bit weights; w points to its first pair of groups.
 template <int M>
 __attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int64_t pairs, int64_t ahead, I16* out) {
   const int8_t* q = x.q;
@@ -125,9 +125,9 @@ __attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int6
   PS_UNROLL for (int i = 0; i < M; ++i) out[i] = acc[i];
 }
 
-// With one row, prefetch into L2 only: the line is used before it would pay to move it to L1.
+// With one row, prefetch into L2 only: the line is used before a move to L1 would pay.
 template <int M>
-PS_INLINE void ask_for_weights(const uint8_t* line) {
+PS_INLINE void prefetch_weights(const uint8_t* line) {
   __builtin_prefetch(line, 0, M == 1 ? 2 : 3);
 }
 
@@ -140,14 +140,14 @@ __attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activation
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = i_set(0);
   for (int64_t s = 0; s < pairs; ++s, w += kPairBytes, q += kPairColumns * M, group_sums += 2 * M) {
     const I16 params = i_load(w);
-    ask_for_weights<M>(w + ahead);
+    prefetch_weights<M>(w + ahead);
     PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = w4_offsets(acc[i], params, group_sums + 2 * i);
     PS_UNROLL for (int g = 0; g < 2; ++g) {
       G16 sum[M];
       PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_zero();
       PS_UNROLL for (int j = 0; j < 4; ++j) {
         const uint8_t* p = w + kParameterBytes + kGroupNibbleBytes * g + kLineBytes * j;
-        ask_for_weights<M>(p + ahead);
+        prefetch_weights<M>(p + ahead);
         const W4 v = w4_load(p);
         PS_UNROLL for (int i = 0; i < M; ++i) {
           const int8_t* const x4 = q + kPairColumns * i + kGroupColumns * g + kRowBytes * j;
@@ -195,7 +195,7 @@ inline void dot8_tiles(const uint8_t* const* w, int n, const Activations& x, int
   }
 }
 
-// One tile against more rows than kIntRows.
+// One tile by more rows than kIntRows.
 inline void dot4_lone(const uint8_t* w, const Activations& x, int64_t pairs, int64_t ahead, I16* out) {
   switch (x.rows) {
     case 13: return dot4<13>(w, x, pairs, ahead, out);
@@ -219,7 +219,7 @@ inline void dot4_tile(const uint8_t* w, const Activations& x, int64_t pairs, int
   }
 }
 
-// The value of a token: its sum, or its two sums of high and low activations, n apart.
+// The value of a token: its sum, or its two sums for high and low activations, n apart.
 PS_INLINE F16 value_of(const LinearArgs& a, int64_t token, const I16* sums, int64_t n, F16 scale) {
   F16 v = f_from_i(sums[0]);
   if (a.qx.planes == 2) v = f_fma(v, f_set(float(kPlaneBase)), f_from_i(sums[n]));
@@ -258,8 +258,8 @@ __attribute__((noinline)) void finish_gated(const LinearArgs& a, const RowBlock&
   store_gated(a, block.first, gate.column / 16, block.count, 2, y, y + 1);
 }
 
-// A single block prefetches its own tiles a little ahead.  Of several blocks only the first would read from memory, so
-// each prefetches its share of the next tiles, and memory is never idle.
+// A single block prefetches its own tiles a short distance ahead.  With several blocks only the first would read from
+// memory, so each prefetches its share of the next tiles to keep memory busy.
 PS_INLINE Prefetch prefetch_of(const LinearArgs& a, const uint8_t* const* w, const uint8_t* const* next, int64_t bytes,
                                int64_t blocks, int64_t b, int64_t steps) {
   const int64_t by = prefetch_distance(a, a.m * a.qx.planes, kI8PrefetchBytes);
@@ -268,8 +268,8 @@ PS_INLINE Prefetch prefetch_of(const LinearArgs& a, const uint8_t* const* w, con
 }
 
 constexpr int kStreamTiles = 8;
-// Tiles [begin, end), few, of 4-bit weights against one block of rows, which is bound by memory.  They are a single run
-// of addresses; gated: the tiles of the gate, then those of `up`.
+// A few tiles [begin, end) of 4-bit weights by one block of rows, which is bound by memory.  They are read as one
+// sequential stream; gated: the tiles of the gate, then those of `up`.
 void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t pairs = num_pairs(a.weight.cols), tile_bytes = i4_tile_bytes(a.weight.cols), half = a.weight.rows / 32;
   const int n = a.gated ? 2 : 1;
@@ -281,7 +281,7 @@ void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
       const uint8_t* const w = a.weight.data + (tile + t * half) * tile_bytes;
       scales[tile - begin][t] = f_load((const float*)w);
-      StoreLines(a, 0, tile, a.m, 1).ask_all();
+      StoreLines(a, 0, tile, a.m, 1).prefetch_all();
       dot4_tile(w + kScaleBytes, x, pairs, ahead, one);
       for (int i = 0; i < x.rows; ++i) sums[tile - begin][n * i + t] = one[i];
     }
@@ -293,7 +293,7 @@ void stream4(const LinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-// Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.
+// Tiles [begin, end) of the output, that is of the weight, or of its gate half if the op is gated.
 void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
   const bool four = is_int4(a.weight.layout);
   const int64_t steps = num_i8_lines(a.weight.cols), pairs = num_pairs(a.weight.cols), stride = a.qx.stride;
@@ -317,7 +317,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       next[t] = tiles[t] + (a.gated ? 1 : n) * tile_bytes;
       w[t] = tiles[t] + kScaleBytes;
       if (panel) {
-        uint8_t* const memory = a.panel + t * (pairs * 1024 + 64);  // not in the same banks
+        uint8_t* const memory = a.panel + t * (pairs * 1024 + 64);  // the extra 64 bytes avoid bank conflicts
         fill_panel(w[t], pairs, prefetch_distance(a, 2, kI4PrefetchBytes), memory);
         w[t] = memory;
       }
@@ -332,9 +332,9 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
       StoreLines lines(a, block.first, tile, block.count, a.gated ? 1 : n);
       if (four && !panel) {
         const int64_t ahead4 = prefetch_distance(a, 2 * x.rows, kI4PrefetchBytes) /
-                               (a.gated ? 2 : 1);  // gate and up: two runs of addresses
+                               (a.gated ? 2 : 1);  // gate and up: two sequential streams
         I16 one[kIntRows] = {};
-        lines.ask_all();
+        lines.prefetch_all();
         for (int t = 0; t < n; ++t) {
           dot4_tile(w[t], x, pairs, ahead4, one);
           for (int i = 0; i < x.rows; ++i) sums[i * n + t] = one[i];
@@ -353,7 +353,7 @@ void linear_integer(const LinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-// Bytes of the panel that a call may need.
+// Bytes of panel memory that a call may need.
 int64_t linear_panel_bytes(int32_t layout, int64_t cols, int64_t m, int32_t planes) {
   if (layout != PS_T16_I4G32 || kGroupRows >= kIntRows || num_int_blocks(layout, m, planes) <= 1) return 0;
   return num_pairs(cols) * 2048 + 128;

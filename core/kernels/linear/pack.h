@@ -9,8 +9,8 @@
 //   T16_I4G32 float scale[16]; [ceil(cols/64)] { [16]{u8 step0; i8 offset0; u8 step1; i8 offset1}; u8 [2][4][16][4] }:
 //             byte [group][j][lane][i] holds the nibble of column 4j+i of the group of 32 columns in its low half and
 //             of column 16+4j+i in its high half; the integer is step * nibble + offset
-// Lanes past the last row stay as they are (zero bytes in fresh memory).  Columns past the last hold the nibble or the
-// value 0, groups past the last a step and an offset of 0.  A call writes only the lanes of its own rows.
+// Lanes past the last row are left unchanged (zero in fresh memory).  Columns past the last hold the nibble or value 0,
+// groups past the last a step and an offset of 0.  A call writes only the lanes of its own rows.
 #ifndef PENSTOCK_KERNELS_LINEAR_PACK_H
 #define PENSTOCK_KERNELS_LINEAR_PACK_H
 
@@ -38,11 +38,11 @@ PS_LONG F16 source_lanes(const PackArgs& a, int64_t i, int n) {
   return a.src_dtype == PS_F16 ? f_load_f16_n(src, n) : f_load_bf16_n(src, n);
 }
 
-// ---- 4 bit: the line of a group ---------------------------------------------------------------------------------
+// ---- 4 bit: step and offset of a group -----------------------------------------------------------------------------
 
-// The integers of a group lie on a line of 16 points, step * nibble + offset, which may not leave int8.  Progressive
-// scales as in QServe (arXiv 2405.04532): w is in units of the row's scale, -127 to 127.
-// Lines of 16 groups, one a lane.
+// The integers of a group are one of 16 points step * nibble + offset, which must fit int8.  Progressive scales as in
+// QServe (arXiv 2405.04532): w is in units of the row's scale, -127 to 127.
+// Step and offset of 16 groups, one per lane.
 struct Line {
   F16 step, offset, inverse, top;  // top: the largest nibble
 };
@@ -54,15 +54,15 @@ struct Fit {
 
 struct Group {
   F16 w[32];
-  int n;           // columns: what is past the last counts for nothing
-  const float* a;  // what the squared error of each column counts; null: 1
+  int n;           // number of columns: later ones do not count
+  const float* a;  // weight of each column's squared error; null: 1
 };
 
 PS_LONG F16 clamp(F16 x, float low, float high) { return f_max(f_min(x, f_set(high)), f_set(low)); }
 
 PS_LONG Line line_of(F16 step, F16 offset) {
   Line l = {step, clamp(f_round(offset), -128.f, 127.f), f_set(1.f) / step, f_set(0.f)};
-  // floor((127 - offset) / step): half a step less one is taken off, so that no quotient lies near a tie.
+  // floor((127 - offset) / step): half a step less one is subtracted, so that no quotient is near a tie.
   F16 room = f_fma(step, f_set(-0.5f), f_set(127.5f) - l.offset);
   l.top = f_min(f_round(room * l.inverse), f_set(float(kMaxNibble)));
   return l;
@@ -102,13 +102,13 @@ PS_LONG void keep_better(Fit& best, const Fit& other) {
   best.error = f_select(better, other.error, best.error);
 }
 
-constexpr float kSteps[] = {0.f, -1.f, 1.f, -2.f};           // beside a fifteenth of the range
-constexpr int kPlainSteps = 3, kWeightedSteps = 4;           // that are tried
-constexpr int kPlainMoves = 1, kWeightedMoves = 2;           // of a line to where its rounding wants it
-constexpr float kSlacks[] = {0.5f, 0.f, 0.25f, 0.75f, 1.f};  // how much of what the line lacks or has left is below
+constexpr float kSteps[] = {0.f, -1.f, 1.f, -2.f};           // added to a fifteenth of the range
+constexpr int kPlainSteps = 3, kWeightedSteps = 4;           // how many of kSteps are tried
+constexpr int kPlainMoves = 1, kWeightedMoves = 2;           // least-squares refinements of the offset
+constexpr float kSlacks[] = {0.5f, 0.f, 0.25f, 0.75f, 1.f};  // parts of range - 15 steps that lie below the grid
 
-// The line of least squared error among some: for each step the best of several offsets, then moved to where its
-// rounding wants it.
+// The candidate with the least squared error: for each step the best of several offsets, then refined by least squares
+// for its rounding.
 template <bool kWeighted>
 inline Line best_line(const Group& g) {
   F16 low = g.w[0], high = g.w[0], sum = kWeighted ? g.w[0] * f_set(g.a[0]) : g.w[0];
@@ -142,10 +142,10 @@ inline Line best_line(const Group& g) {
 struct Step {
   const PackArgs* args;
   uint8_t* tile;
-  int lane_begin, lane_end;  // of the tile
+  int lane_begin, lane_end;  // within the tile
   int64_t source;            // index of lane_begin's first element in src
   int64_t k;                 // first column
-  int n;                     // columns: 32, fewer at the end
+  int n;                     // columns: 32, or fewer at the end
 };
 
 PS_LONG void load_row(const Step& s, int lane, F16* low, F16* high) {
@@ -154,7 +154,7 @@ PS_LONG void load_row(const Step& s, int lane, F16* low, F16* high) {
   *high = s.n > 16 ? source_lanes(*s.args, i + 16, s.n - 16) : f_set(0.f);
 }
 
-// The columns of a row in the type of the layout; those past the last are 0.
+// The columns of a row in the layout's type; those past the last are 0.
 PS_LONG void convert_row(const Step& s, int lane, void* numbers) {
   F16 v[2];
   load_row(s, lane, &v[0], &v[1]);
@@ -169,8 +169,8 @@ PS_LONG void convert_row(const Step& s, int lane, void* numbers) {
   else __builtin_memcpy(numbers, h, sizeof(h));
 }
 
-// A word is what a tile holds of one row before the next row: a number, or two of bf16.  Counts that the compiler
-// knows make the loop over a whole tile a transposition in registers.
+// A word is what a tile stores of one row before the next row: one number, or two of bf16.  With counts known at
+// compile time, the loop over a whole tile becomes a transposition in registers.
 template <typename Word, int kWords>
 inline void pack_words(const Step& s) {
   constexpr int kColumns = 32 / kWords;
@@ -192,13 +192,13 @@ inline void pack_floats(const Step& s) {
   else pack_words<uint32_t, 16>(s);
 }
 
-// The rest of a row in units of its scale, -127 to 127; a scale of zero gives zeros.
+// The remainder of a row in units of its scale, -127 to 127; zeros if the scale is zero.
 PS_LONG F16 scaled(F16 v, float scale) {
   if (!(scale > 0.f)) return f_set(0.f);
   return clamp(v / f_set(scale), -127.f, 127.f);
 }
 
-// scales: of the 16 lanes.
+// scales: one for each of the 16 lanes.
 inline void pack_int8(const Step& s, const float* scales) {
   for (int lane = s.lane_begin; lane < s.lane_end; ++lane) {
     F16 v[2];
@@ -224,7 +224,7 @@ inline void load_group(const Step& s, const float* scales, Group* g) {
   g->a = s.args->column_weights ? s.args->column_weights + s.k : nullptr;
   float total = 0.f;
   for (int k = 0; g->a && k < g->n; ++k) total += g->a[k];
-  if (!(total > 0.f)) g->a = nullptr;  // no input ever: each counts the same
+  if (!(total > 0.f)) g->a = nullptr;  // the inputs were always 0: weight all columns equally
 }
 
 PS_INLINE I16 nibble_at(const Group& g, const Line& l, int k) {
@@ -257,7 +257,7 @@ PS_SMALL inline void pack_int4(const Step& s, const float* scales) {
   }
 }
 
-// The scale of a row, in bits: of the largest magnitude, which integers order as floats do.
+// The bits of a row's largest magnitude, which order like the floats.
 inline float row_scale_of(const PackArgs& a, int64_t source) {
   I16 m = i_set(0);
   for (int64_t i = 0; i < a.cols; i += 16) m = i_max(m, i_bits(f_abs(source_lanes(a, source + i, tail(a.cols, i)))));

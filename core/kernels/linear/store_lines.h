@@ -5,8 +5,8 @@
 namespace ps {
 namespace {
 
-// The lines of a block's outputs and residual.  Other threads wrote them last, and rows lie far apart, in few sets of
-// the L1 cache, so that the block's weights evict them.  Each of the last pieces of a multiplication therefore
+// The cache lines of a block's outputs and residual. Other threads wrote them last, and rows are far apart and map to
+// few sets of the L1 cache, so the block's weights evict them.  Therefore each of the last pieces of a multiplication
 // prefetches one row.
 class StoreLines {
  public:
@@ -18,8 +18,8 @@ class StoreLines {
         tiles_(tiles),
         left_(rows) {}
 
-  // Before a piece of the multiplication; `pieces` are left with it.
-  PS_INLINE void ask(int64_t pieces) {
+  // Called before a piece of the multiplication; `pieces` remain, this one included.
+  PS_INLINE void prefetch_pieces(int64_t pieces) {
     for (; left_ >= pieces && left_ > 0; --left_) {
       for (int t = 0; t < tiles_; ++t) __builtin_prefetch(y_ + 16 * t, 1, 3);
       y_ += y_stride_;
@@ -28,7 +28,7 @@ class StoreLines {
       residual_ += residual_stride_;
     }
   }
-  PS_INLINE void ask_all() { ask(0); }
+  PS_INLINE void prefetch_all() { prefetch_pieces(0); }
 
  private:
   const float *y_, *residual_;

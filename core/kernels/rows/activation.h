@@ -1,5 +1,4 @@
-// Elementwise kernels: gelu, the clamped gate, those of base/elementwise_ops.inc; and rows that are scaled or thinned
-// out.
+// Elementwise kernels: gelu, the clamped gate, those of base/elementwise_ops.inc; rows that are scaled or made sparse.
 #ifndef PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 #define PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 
@@ -67,9 +66,9 @@ void gelu(const UnaryArgs& args, int32_t tanh_form, int64_t begin, int64_t end) 
       int n = tail(args.cols, i);
       F16 v = f_load_n(x + i, n);
       F16 r;
-      if (tanh_form) {  // 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), which loses nothing to cancellation
+      if (tanh_form) {  // 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), which has no cancellation
         F16 cubic = f_fma(f_set(0.044715f) * v, v * v, v);
-        r = v / (one + f_exp(f_set(-1.5957691216057308f) * cubic));
+        r = v / f_one_plus_exp(f_set(-1.5957691216057308f) * cubic);
       } else {
         r = (half * v) * (one + f_erf(v * f_set(0.70710678118654752f)));
       }
@@ -78,7 +77,7 @@ void gelu(const UnaryArgs& args, int32_t tanh_form, int64_t begin, int64_t end) 
   }
 }
 
-// Sixteen pairs of a gate and an up value, of which `n` are there.
+// Sixteen pairs of a gate and an up value, of which the first `n` exist.
 PS_INLINE void load_pairs(const float* x, int n, F16* gate, F16* up) {
   float gates[16] = {}, ups[16] = {};
   for (int i = 0; i < n; ++i) {
@@ -100,12 +99,12 @@ void clamped_swiglu(const UnaryArgs& args, float alpha, float limit, int64_t beg
       load_pairs(x + 2 * i, n, &gate, &up);
       gate = f_min(most, gate);
       up = f_max(least, f_min(most, up));
-      f_store_n(y + i, (up + one) * (gate / (one + f_exp(slope * gate))), n);
+      f_store_n(y + i, (up + one) * (gate / f_one_plus_exp(slope * gate)), n);
     }
   }
 }
 
-// The mean of the squares of x - shift, in 16 lanes; small: not inlined, cold as its callers.
+// The mean of the squares of x - shift, in 16 lanes.  Not inlined, to keep the code small: its callers are cold too.
 __attribute__((noinline, cold)) float mean_square(const float* x, int64_t dim, float shift) {
   F16 sum = f_set(0.f);
   for (int64_t i = 0; i < dim; i += 16) {

@@ -7,12 +7,12 @@ namespace {
 
 PS_INLINE int tail(int64_t n, int64_t i) { return n - i < 16 ? int(n - i) : 16; }
 
-// Prefetches a whole row.  Otherwise the lines of a row that other threads wrote arrive one by one.
-PS_INLINE void ask_for_row(const float* x, int64_t n) {
+// Prefetches a whole row, because the lines of a row that other threads wrote would otherwise arrive one by one.
+PS_INLINE void prefetch_row(const float* x, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(x + i, 0, 3);
 }
 
-// x + residual goes to sum; returns where the norm reads its input.
+// Stores x + residual in sum; returns the input of the norm.
 inline const float* add_residual(const NormArgs& a, int64_t row, int64_t offset) {
   const float* x = a.x + row * a.x_stride + offset;
   if (!a.residual) return x;
@@ -31,7 +31,7 @@ void rms_norm(const NormArgs& a, int64_t begin, int64_t end) {
     const float* weight = a.weight + item % a.groups * a.weight_stride;
     const float* x = add_residual(a, row, offset);
     float* y = a.y + row * a.y_stride + offset;
-    ask_for_row(x, a.dim);
+    prefetch_row(x, a.dim);
     F16 sum = f_set(0.f);
     int64_t i = 0;
     for (; i + 16 <= a.dim; i += 16) {

@@ -1,12 +1,12 @@
-// Rounding of rows to integers for activations and int8 KV pages: scale = max|x| / limit, q = round(x / scale).
+// Rounds rows to integers for activations and int8 KV pages: scale = max|x| / limit, q = round(x / scale).
 #ifndef PENSTOCK_KERNELS_ROWS_QUANTIZE_H
 #define PENSTOCK_KERNELS_ROWS_QUANTIZE_H
 
 namespace ps {
 namespace {
 
-// Sixteen-bit activations are two int8: x = 255 * high + low, low -127 to 127.  Not 256, as |low| would reach 128,
-// which some dot products cannot negate.
+// Sixteen-bit activations are two int8: x = 255 * high + low, low -127 to 127.  The base is not 256 because |low| would
+// reach 128, which some dot products cannot negate.
 constexpr int32_t kPlaneBase = 255;
 constexpr float kLimit8 = 127.f, kLimit16 = 32512.f;
 
@@ -14,7 +14,7 @@ struct RowScale {
   float scale, inverse;  // NaN and 0 for a row with a NaN or an infinity
 };
 
-// The largest magnitude as bits: integer order is float order there, and NaN and infinity come out on top.
+// The largest magnitude as bits, because integers order like floats, with infinity and NaN as the largest.
 inline __attribute__((noinline)) int32_t max_magnitude(const float* x, int64_t n) {
   I16 m = i_set(0);
   for (int64_t i = 0; i < n; i += 16) m = i_max(m, i_bits(f_abs(f_load_n(x + i, tail(n, i)))));
@@ -30,13 +30,13 @@ PS_INLINE RowScale row_scale(const float* x, int64_t n, float limit = kLimit8) {
 }
 
 PS_LONG F16 to_integer(F16 x, float inverse, float limit) {
-  // A NaN becomes the limit (the first operand gives way), never an undefined conversion; its scale is NaN.
+  // A NaN becomes the limit (f_min returns its second operand), never an undefined conversion; its scale is NaN.
   F16 v = f_max(f_min(x * f_set(inverse), f_set(limit)), f_set(-limit));
   return f_round(v);
 }
 PS_LONG F16 to_int8(F16 x, float inverse) { return to_integer(x, inverse, kLimit8); }
 
-// The rows of a step are cut into blocks of as many as the dot products hold in registers, evenly.
+// A step's rows are split evenly into blocks of at most as many rows as the dot products keep in registers.
 struct RowBlock {
   int64_t first;  // token
   int count;      // tokens
@@ -45,13 +45,13 @@ PS_INLINE int64_t num_row_blocks(int64_t m, int planes) {
   const int64_t most = kIntRows / planes;
   return (m + most - 1) / most;
 }
-// A constant where the build has only one of the two layouts.
+// Compile-time constant if the build has only one of the two layouts.
 PS_INLINE bool is_int4(int32_t layout) {
   if (!builds_layout(PS_T16_I8)) return true;
   return builds_layout(PS_T16_I4G32) && layout == PS_T16_I4G32;
 }
-// Rows of int8 that are one block when there is no other, of 4-bit weights: against one tile at a time, whose
-// accumulators leave more room than those of two.
+// The int8 rows that form a single block for 4-bit weights: they use one tile at a time, whose accumulators leave more
+// registers than those of two.
 constexpr int kLoneRows = kIntTiles == 2 ? 16 : kIntRows;
 PS_INLINE int64_t num_int_blocks(int32_t layout, int64_t m, int planes) {
   return is_int4(layout) && m * planes <= kLoneRows ? 1 : num_row_blocks(m, planes);
@@ -66,10 +66,10 @@ PS_INLINE RowBlock block_of_row(int64_t m, int64_t blocks, int64_t row) {
   return row_block(m, blocks, b);
 }
 
-// Where one int8 row lies inside its block.
+// The position of one int8 row inside its block.
 struct RowTarget {
   int8_t* q;            // + 64 * rows bytes for each 64 columns
-  int16_t* group_sums;  // + 2 * rows for each pair of groups; null: not wanted
+  int16_t* group_sums;  // + 2 * rows for each pair of groups; null: not needed
   int64_t rows;
 };
 
@@ -120,7 +120,7 @@ inline void quantize_row(const float* x, const float* next, int64_t cols, int64_
   for (int p = 0; p < kPlanes; ++p) sums[p] = lane_sum(total[p]);
 }
 
-PS_INLINE bool has_two(const QuantizedRows& out) {  // planes
+PS_INLINE bool has_two(const QuantizedRows& out) {  // true: two planes
   return (builds_scheme("w8a16") || builds_scheme("w4a16")) && out.planes == 2;
 }
 
@@ -128,8 +128,8 @@ void quantize_rows(const float* x, int64_t x_stride, int64_t cols, int64_t m, in
                    int64_t begin, int64_t end) {
   const int64_t blocks = num_int_blocks(layout, m, out.planes);
   for (int64_t row = begin; row < end; ++row) {
-    const float* next = x + (row + 1 < end ? row + 1 : row) * x_stride;  // asked for while this one is written
-    if (row == begin) ask_for_row(x + row * x_stride, cols);
+    const float* next = x + (row + 1 < end ? row + 1 : row) * x_stride;  // prefetched while this row is written
+    if (row == begin) prefetch_row(x + row * x_stride, cols);
     const RowScale s = row_scale(x + row * x_stride, cols, has_two(out) ? kLimit16 : kLimit8);
     out.scale[row] = s.scale;
     const RowBlock block = block_of_row(m, blocks, row);

@@ -16,7 +16,7 @@ float row_max(const float* x, int64_t n) {
   return f_hmax(m);
 }
 
-// The first of equals; NaNs are passed over, and a row of nothing else gives 0.
+// Returns the first of equal maxima.  NaNs are ignored; a row of only NaNs gives 0.
 int32_t argmax(const float* x, int64_t n) {
   float m = row_max(x, n);
   for (int64_t i = 0; i < n; ++i)

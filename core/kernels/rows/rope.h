@@ -36,7 +36,7 @@ void rope(const RopeArgs& args, int64_t begin, int64_t end) {
     for (int64_t head = 0; head < args.num_heads; ++head) {
       const float* x = args.x + row * args.x_stride + head * args.head_dim;
       float* y = args.y + row * args.y_stride + head * args.head_dim;
-      if (row + 1 < end) ask_for_row(x + args.x_stride, args.head_dim);
+      if (row + 1 < end) prefetch_row(x + args.x_stride, args.head_dim);
       if (args.interleaved) {
         for (int64_t i = 0; i < args.half; ++i) {
           float a = x[2 * i], b = x[2 * i + 1];

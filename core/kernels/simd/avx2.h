@@ -50,7 +50,7 @@ PS_INLINE F16 f_fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a
 PS_INLINE F16 f_max(F16 x, F16 y) { return PS_BOTH(_mm256_max_ps, x, y); }
 PS_INLINE F16 f_min(F16 x, F16 y) { return PS_BOTH(_mm256_min_ps, x, y); }
 PS_INLINE F16 f_sqrt(F16 x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
-template <int n> PS_INLINE F16 f_swap(F16 x) {  // each lane for the one n away
+template <int n> PS_INLINE F16 f_swap(F16 x) {  // each lane gets the value of the lane n away
   if constexpr (n == 8) return {x.b, x.a};
   else if constexpr (n == 4) return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
   else return {_mm256_permute_ps(x.a, n == 2 ? 0x4e : 0xb1), _mm256_permute_ps(x.b, n == 2 ? 0x4e : 0xb1)};
@@ -73,12 +73,12 @@ PS_INLINE I16 i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32
 PS_INLINE I16 i_load(const void* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
 }
-PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 aligned entries; of each byte below 16 the entry
+PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 aligned entries; each byte is below 16
   const __m256i t = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
   return {_mm256_shuffle_epi8(t, nibbles.a), _mm256_shuffle_epi8(t, nibbles.b)};
 }
-// Of each byte the digit 0, 1 or 2 with which it begins to base 3, where the byte is a signed number of 1 / 256 and
-// digits count from -1; `bytes` becomes what follows the digit.
+// Takes the leading base-3 digit, 0, 1 or 2, of each byte, which is a signed number in units of 1 / 256 whose digits
+// count from -1; `bytes` becomes the remainder.
 PS_INLINE I16 i_trits(I16& bytes) {
   const __m256i low = _mm256_set1_epi8(-43), high = _mm256_set1_epi8(42), zero = _mm256_setzero_si256();
   const I16 x = bytes;
@@ -152,6 +152,8 @@ PS_INLINE F16 f_load_f16_n(const uint16_t* p, int n) {
 }
 PS_INLINE F16 f_load_i8_n(const int8_t* p, int n) {
   if (n == 16) return f_load_i8(p);
+  if (n == 8)
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))), _mm256_setzero_ps()};
   int8_t t[16] = {};
   for (int i = 0; i < n; ++i) t[i] = p[i];
   return f_load_i8(t);
@@ -188,7 +190,18 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 x, int n) {
   _mm_storeu_si128((__m128i*)t, b);
   for (int i = 0; i < n; ++i) p[i] = t[i];
 }
-// p[2 * i] = h[i]; the elements between stay as they were.
+// Rounds half to even; x is at most 127, and those below `least` become it.
+PS_INLINE void f_store_round_i8_n(int8_t* p, F16 x, int32_t least, int n) {
+  const __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+  __m128i b = _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+  b = _mm_max_epi8(_mm_shuffle_epi32(b, 0xd8), _mm_set1_epi8(int8_t(least)));
+  if (n == 16) return _mm_storeu_si128((__m128i*)p, b);
+  if (n == 8) return _mm_storel_epi64((__m128i*)p, b);
+  int8_t t[16];
+  _mm_storeu_si128((__m128i*)t, b);
+  for (int i = 0; i < n; ++i) p[i] = t[i];
+}
+// p[2 * i] = h[i]; the elements between are unchanged.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) {
   for (int i = 0; i < n; ++i) p[2 * i] = h[i];
 }
@@ -199,11 +212,11 @@ PS_INLINE __m256i four_bytes(const int8_t* x) {
   return _mm256_set1_epi32(word);
 }
 
-// Makes gcc add to the sum here.  Otherwise it moves the additions of an unrolled loop to its end and spills every
+// Forces gcc to add to the sum here.  Otherwise it moves the additions to the end of an unrolled loop and spills every
 // product to memory.
 PS_INLINE void keep_order(I16& sum) { __asm__("" : "+x"(sum.a), "+x"(sum.b)); }
 
-// |w| * sign(x, w) = w * x, and 2 * 127 * 127 fits 16 bits: nothing saturates.
+// |w| * sign(x, w) = w * x, and 2 * 127 * 127 fits 16 bits: no saturation.
 struct W8 { __m256i a, b, abs_a, abs_b; };
 PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
 PS_INLINE W8 w8_load(const uint8_t* p) {
@@ -220,23 +233,23 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
 
 PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.a, bytes.b, _mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)}; }
 
-// Dot products of conv_int8.  Without a sign, activations are 0 to 127: 2 * 127 * 128 fits 16 bits.  Of most weights
-// the products of two lines fit, too, and are added there.
+// Dot products of conv_int8.  Unsigned activations are 0 to 127: 2 * 127 * 128 fits 16 bits.  With most weights the
+// products of two lines fit too, and are added in 16 bits.
 template <bool kSigned>
 struct Int8Dot {
   static constexpr bool kPairs = true;
   using Weight = I16;
   static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
   static PS_INLINE Weight load(const uint8_t* p) { return i_load(p); }
-  // The magnitudes are those of weights, which may be -128; no value of x is.
-  static PS_INLINE __m256i products(__m256i w, __m256i x) {
-    return kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(x, w);
-  }
   static PS_INLINE I16 add(I16 acc, __m256i a, __m256i b) {
     const __m256i ones = _mm256_set1_epi16(1);
     acc = {_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, ones))};
     keep_order(acc);
     return acc;
+  }
+  // The magnitudes are those of weights, which may be -128; x never is.
+  static PS_INLINE __m256i products(__m256i w, __m256i x) {
+    return kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(x, w);
   }
   static PS_INLINE I16 dot(I16 acc, const Weight& w, const int8_t* x) {
     const __m256i q = four_bytes(x);
@@ -247,7 +260,7 @@ struct Int8Dot {
     return add(acc, _mm256_add_epi16(products(w.a, q), products(next.a, r)),
                _mm256_add_epi16(products(w.b, q), products(next.b, r)));
   }
-  // Whether 127 times the magnitudes that a 16-bit lane adds of lines 2 i and 2 i + 1 fits, for all pairs of lines.
+  // Whether, for all pairs of lines 2 i and 2 i + 1, 127 times the magnitudes that a 16-bit lane adds fits.
   static bool fits_pairs(const uint8_t* w, int64_t lines) {
     const __m256i ones = _mm256_set1_epi8(1), limit = _mm256_set1_epi16(32767 / 127);
     __m256i over = _mm256_setzero_si256();
@@ -263,7 +276,7 @@ struct Int8Dot {
   }
 };
 
-// The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times
+// The parameters of a group: the step in both halves of each 32-bit lane, the offset in all four bytes.  A nibble times
 // a step fits a byte, so 16-bit products are two byte products.
 struct GroupParams { I16 step, offset; };
 PS_INLINE GroupParams w4_group_params(I16 params, int group, bool) {
@@ -282,7 +295,7 @@ PS_INLINE I16 w4_high(I16 bytes, const GroupParams& group) {
   return dequantize(i_srl<4>(bytes) & i_set(0x0f0f0f0f), group);
 }
 
-// Eight products of u4 and s8 a 16-bit lane: 8 * 2 * 15 * 127 = 30480 fits.
+// A 16-bit lane adds eight products of u4 and s8: 8 * 2 * 15 * 127 = 30480 fits.
 struct W4 { __m256i lo_a, lo_b, hi_a, hi_b; };
 using G16 = I16;
 PS_INLINE W4 w4_load(const uint8_t* p) {
@@ -303,8 +316,8 @@ PS_INLINE I16 w4_sum(G16 acc) {
   return I16{_mm256_madd_epi16(acc.a, ones), _mm256_madd_epi16(acc.b, ones)};
 }
 
-// Weights without a sign, of up to 63: a 16-bit lane takes two products a line, of eight lines up to 15 (8 * 2 * 15 *
-// 127 = 30480), of four up to 31 (31496), of two up to 63 (32004).
+// Unsigned weights up to 63: a 16-bit lane takes two products a line, of eight lines up to 15 (8 * 2 * 15 * 127 =
+// 30480), of four up to 31 (31496), of two up to 63 (32004).
 struct U8 { __m256i a, b; };
 using U16 = I16;
 PS_INLINE U8 u8_load(const uint8_t* p) {
@@ -320,9 +333,9 @@ PS_INLINE U16 u8_dot(U16 acc, const U8& w, const int8_t* x) {
 }
 PS_INLINE I16 u8_sum(U16 acc) { return w4_sum(acc); }
 PS_INLINE I16 i_mul(I16 x, I16 y) { return PS_BOTH(_mm256_mullo_epi32, x, y); }
-// The sums times a step that lies in both 16-bit halves of a lane.
+// The sums times a step stored in both 16-bit halves of a lane.
 PS_INLINE I16 u8_times(U16 acc, I16 steps) { return PS_BOTH(_mm256_madd_epi16, acc, steps); }
-// Of each lane the two 16-bit halves, times two numbers, added.
+// Multiplies the two 16-bit halves of each lane by two numbers and adds them.
 PS_INLINE I16 i_pairs(I16 halves, const int16_t* x) {
   const __m256i pair = four_bytes((const int8_t*)x);
   return {_mm256_madd_epi16(halves.a, pair), _mm256_madd_epi16(halves.b, pair)};

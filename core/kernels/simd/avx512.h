@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kLevel = "avx512";
 #ifdef __AMX_INT8__
-constexpr int kIntRows = 16;  // of a tile register
+constexpr int kIntRows = 16;  // rows of a tile register
 #else
 constexpr int kIntRows = 12;
 #endif
@@ -38,7 +38,7 @@ PS_INLINE F16 f_fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v
 PS_INLINE F16 f_max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 PS_INLINE F16 f_min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 PS_INLINE F16 f_sqrt(F16 a) { return {_mm512_sqrt_ps(a.v)}; }
-template <int n> PS_INLINE F16 f_swap(F16 a) {  // each lane for the one n away
+template <int n> PS_INLINE F16 f_swap(F16 a) {  // each lane gets the value of the lane n away
   constexpr int order = n == 8 || n == 2 ? 0x4e : 0xb1;
   if constexpr (n >= 4) return {_mm512_shuffle_f32x4(a.v, a.v, order)};
   else return {_mm512_permute_ps(a.v, order)};
@@ -55,7 +55,7 @@ PS_INLINE F16 f_select(M16 m, F16 a, F16 b) { return {_mm512_mask_blend_ps(m.v, 
 
 PS_INLINE I16 i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
 PS_INLINE I16 i_load(const void* p) { return {_mm512_loadu_si512(p)}; }
-PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 aligned entries; of each byte below 16 the entry
+PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 aligned entries; each byte is below 16
   return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), nibbles.v)};
 }
 PS_INLINE I16 i_trits(I16& bytes) {  // see avx2.h
@@ -118,7 +118,12 @@ PS_INLINE void f_store_f16_n(uint16_t* p, F16 a, int n) {
 PS_INLINE void f_store_i8_n(int8_t* p, F16 a, int n) {
   _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a.v)));
 }
-// p[2 * i] = h[i]; the elements between stay as they were.
+// Rounds half to even; x is at most 127, and those below `least` become it.
+PS_INLINE void f_store_round_i8_n(int8_t* p, F16 a, int32_t least, int n) {
+  const __m512i q = _mm512_max_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(least));
+  _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtepi32_epi8(q));
+}
+// p[2 * i] = h[i]; the elements between are unchanged.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) {
   const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)h));
   _mm512_mask_storeu_epi16(p, __mmask32(0x55555555u & (n == 16 ? ~0u : (1u << 2 * n) - 1u)), words);
@@ -130,18 +135,18 @@ PS_INLINE __m512i four_bytes(const int8_t* x) {
   return _mm512_set1_epi32(word);
 }
 
-// vpdpbusd multiplies unsigned by signed: weights have 128 added, and sums start at what that adds to them.
+// vpdpbusd multiplies unsigned by signed: 128 is added to weights, and sums start at the negative of its contribution.
 struct W8 { __m512i v; };
 PS_INLINE I16 w8_start(int32_t sum) { return {_mm512_set1_epi32(int32_t(-128u * uint32_t(sum)))}; }
 PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.v}; }
 PS_INLINE W8 w8_load(const uint8_t* p) { return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}; }
 PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
 
-// Dot products of conv_int8.  Without a sign, activations are 0 to 127.  Others have 128 added, and sums start at what
-// that adds to them, because no sum of a window's activations is at hand.
+// Dot products of conv_int8.  Unsigned activations are 0 to 127. 128 is added to signed ones, not to the weights,
+// because that would need the sum of a window's activations.  Sums start at the negative of its contribution.
 template <bool kSigned>
 struct Int8Dot {
-  static constexpr bool kPairs = false;  // whether two lines take fewer steps together: see avx2.h
+  static constexpr bool kPairs = false;  // whether two lines together take fewer steps: see avx2.h
   using Weight = I16;
   static PS_INLINE I16 start(const uint8_t* w, int64_t lines) {
     __m512i sum = _mm512_setzero_si512();
@@ -156,8 +161,8 @@ struct Int8Dot {
   }
 };
 
-// The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times
-// a step fits a byte, so 16-bit products are two byte products.  `ready`: with the 128 that w8_ready wants.
+// The parameters of a group: the step in both halves of each 32-bit lane, the offset in all four bytes.  A nibble times
+// a step fits a byte, so 16-bit products are two byte products. `ready`: with the 128 that w8_ready adds.
 struct GroupParams { __m512i step, offset; };
 PS_INLINE GroupParams w4_group_params(I16 params, int group, bool ready) {
   const __m512i lane = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
@@ -192,7 +197,7 @@ PS_INLINE I16 w4_sum(G16 acc) { return acc; }
 
 PS_INLINE void keep_order(I16&) {}  // see avx2.h
 
-// Weights without a sign, of up to 63.
+// Unsigned weights up to 63.
 struct U8 { __m512i v; };
 using U16 = I16;
 PS_INLINE U8 u8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
@@ -200,9 +205,9 @@ PS_INLINE U16 u8_zero() { return {_mm512_setzero_si512()}; }
 PS_INLINE U16 u8_dot(U16 acc, const U8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
 PS_INLINE I16 u8_sum(U16 acc) { return acc; }
 PS_INLINE I16 i_mul(I16 a, I16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
-// The sums times a step that lies in both 16-bit halves of a lane.
+// The sums times a step stored in both 16-bit halves of a lane.
 PS_INLINE I16 u8_times(U16 acc, I16 steps) { return i_mul(acc, i_sra<16>(steps)); }
-// Of each lane the two 16-bit halves, times two numbers, added.
+// Multiplies the two 16-bit halves of each lane by two numbers and adds them.
 PS_INLINE I16 i_pairs(I16 halves, const int16_t* x) {
   return {_mm512_madd_epi16(halves.v, four_bytes((const int8_t*)x))};
 }

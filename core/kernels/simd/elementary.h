@@ -8,7 +8,7 @@ namespace {
 constexpr float kInfinity = __builtin_inff();
 constexpr float kRoundMagic = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number, ties to even
 
-// |x| < 2^22.  Gives +0 for what rounds to -0, as on every level.
+// |x| < 2^22.  Gives +0 for values that round to -0, as every level does.
 PS_LONG F16 f_round(F16 x) { return (x + f_set(kRoundMagic)) - f_set(kRoundMagic); }
 
 // 2^n for whole n in [-126, 127]; any finite number for a NaN.
@@ -37,12 +37,19 @@ PS_INLINE ExpParts exp_parts(F16 x) {
 
 // Relative error below 1.5e-7; exp(0) is 1, exp(-inf) is 0, NaN stays NaN.
 PS_LONG F16 f_exp(F16 x) {
-  const ExpParts e = exp_parts(f_min(f_set(89.f), f_max(f_set(-105.f), x)));  // the second operand wins when it is NaN
+  const ExpParts e = exp_parts(f_min(f_set(89.f), f_max(f_set(-105.f), x)));  // a NaN second operand stays
   F16 half = f_round(e.exponent * f_set(0.5f));                               // two steps reach subnormals and infinity
   return (e.mantissa * f_pow2(half)) * f_pow2(e.exponent - half);
 }
 
-// 2^x for x <= 0, relative error below 2.5e-7: 2^0 is 1, what is below 2^-50 is 0, NaN stays NaN.
+// 1 + exp(x), with the bits of the sum of the two: one step reaches infinity, and a subnormal exp(x) does not change
+// it.
+PS_LONG F16 f_one_plus_exp(F16 x) {
+  const ExpParts e = exp_parts(f_min(f_set(89.f), f_max(f_set(-87.f), x)));  // n from -126 to 128
+  return (e.mantissa + e.mantissa) * f_pow2(e.exponent - f_set(1.f)) + f_set(1.f);
+}
+
+// 2^x for x <= 0, relative error below 2.5e-7: 2^0 is 1, values below 2^-50 are 0, NaN stays NaN.
 PS_LONG F16 f_exp2_negative(F16 x) {
   const F16 shifted = x + f_set(kRoundMagic);
   const F16 f = x - (shifted - f_set(kRoundMagic));
@@ -84,7 +91,7 @@ PS_LONG F16 f_erf(F16 x) {
   return (x * f_polynomial(s, num, 7)) / f_polynomial(s, den, 5);
 }
 
-// Good for |x| up to about 2^20: pi/2 is taken off in two parts, the first short enough to multiply exactly.
+// Accurate for |x| up to about 2^20: pi/2 is subtracted in two parts, the first short enough to multiply exactly.
 // Plain double arithmetic.
 PS_INLINE void sin_cos(double x, double* sine, double* cosine) {
   const double magic = 6755399441055744.0;  // 1.5 * 2^52

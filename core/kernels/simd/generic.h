@@ -24,9 +24,13 @@ struct M16 { int32_t v[16]; };
     return r;                                           \
   } while (0)
 
-// A fused multiply-add without the instruction: the product is exact in double, and the sum is rounded to
-// odd there, which makes the second rounding to float the only one that counts.
-PS_INLINE float fma1(float a, float b, float c) {
+// Without checks by sanitizers: they would take most of the time of a run, for arithmetic on lanes in local variables.
+// The functions that load and store lanes are checked.
+#define PS_UNCHECKED __attribute__((no_sanitize("address", "undefined")))
+
+// A fused multiply-add without the instruction: the product is exact in double, and the sum is rounded to odd there, so
+// only the second rounding, to float, has an effect.
+PS_UNCHECKED PS_INLINE float fma1(float a, float b, float c) {
   double p = double(a) * double(b), z = c;
   double s = p + z;
   double t = s - p;
@@ -34,8 +38,8 @@ PS_INLINE float fma1(float a, float b, float c) {
   int64_t u, v;
   __builtin_memcpy(&u, &s, 8);
   __builtin_memcpy(&v, &e, 8);
-  // One step in magnitude towards the error, where the sum is even.  No branch and no 64-bit comparison, so that
-  // two lanes go at a time.
+  // Moves one step in magnitude towards the error if the sum is even.  No branch and no 64-bit comparison, so that two
+  // lanes are computed at a time.
   int64_t towards = 1 - int64_t((uint64_t(u ^ v) >> 63) << 1);
   int64_t step = towards & ((u & 1) - 1);
   u += (e > 0 ? step : 0) + (e < 0 ? step : 0);
@@ -43,7 +47,7 @@ PS_INLINE float fma1(float a, float b, float c) {
   return float(s);
 }
 
-// clang-format off: an operation a line
+// clang-format off: one operation a line
 PS_INLINE F16 f_set(float x) { F16 r; PS_LANES(x); }
 PS_INLINE F16 f_load(const float* p) { F16 r; PS_LANES(p[i]); }
 PS_LONG F16 f_load_n(const float* p, int n) { F16 r; PS_LANES(i < n ? p[i] : 0.f); }
@@ -54,11 +58,11 @@ PS_INLINE F16 operator+(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] + b.v[i]); }
 PS_INLINE F16 operator-(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] - b.v[i]); }
 PS_INLINE F16 operator*(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] * b.v[i]); }
 PS_LONG F16 operator/(const F16& a, const F16& b) { F16 r; PS_LANES(a.v[i] / b.v[i]); }
-PS_LONG F16 f_fma(const F16& a, const F16& b, const F16& c) {
+PS_UNCHECKED PS_LONG F16 f_fma(const F16& a, const F16& b, const F16& c) {
   F16 r;
   PS_LANES(fma1(a.v[i], b.v[i], c.v[i]));
 }
-// Like maxps: the second operand where either is NaN.
+// Like maxps: returns the second operand if either is NaN.
 PS_INLINE F16 f_max(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 PS_INLINE F16 f_min(F16 a, F16 b) { F16 r; PS_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 PS_LONG F16 f_sqrt(const F16& a) { F16 r; PS_LANES(__builtin_sqrtf(a.v[i])); }
@@ -71,7 +75,7 @@ PS_LONG F16 f_select(const M16& m, const F16& a, const F16& b) { F16 r; PS_LANES
 
 PS_INLINE I16 i_set(int32_t x) { I16 r; PS_LANES(x); }
 PS_INLINE I16 i_load(const void* p) { I16 r; __builtin_memcpy(r.v, p, 64); return r; }
-PS_INLINE I16 i_table(const int8_t* table, const I16& nibbles) {  // of each byte below 16 the entry
+PS_INLINE I16 i_table(const int8_t* table, const I16& nibbles) {  // each byte is below 16
   uint8_t bytes[64];
   __builtin_memcpy(bytes, nibbles.v, 64);
   for (int i = 0; i < 64; ++i) bytes[i] = uint8_t(table[bytes[i]]);
@@ -126,7 +130,14 @@ PS_LONG F16 f_load_i8(const int8_t* p) { F16 r; PS_LANES(float(p[i])); }
 PS_LONG void f_store_bf16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = f32_to_bf16(a.v[i]); }
 PS_LONG void f_store_f16_n(uint16_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = f32_to_f16(a.v[i]); }
 PS_LONG void f_store_i8_n(int8_t* p, F16 a, int n) { for (int i = 0; i < n; ++i) p[i] = int8_t(int32_t(a.v[i])); }
-// p[2 * i] = h[i]; the elements between stay as they were.
+// Rounds half to even; x is at most 127, and those below `least` become it.
+PS_LONG void f_store_round_i8_n(int8_t* p, F16 a, int32_t least, int n) {
+  for (int i = 0; i < n; ++i) {
+    const float x = a.v[i] < float(least) ? float(least) : a.v[i], magic = 12582912.f;  // as f_round
+    p[i] = int8_t(int32_t((x + magic) - magic));
+  }
+}
+// p[2 * i] = h[i]; the elements between are unchanged.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
 
 // ---- integer dot products: 16 rows x 4 columns a step -----------------------------------------------------
@@ -140,10 +151,10 @@ PS_LONG I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
 PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
 PS_INLINE W8 w8_ready(const I16& bytes) { W8 r; __builtin_memcpy(r.v, &bytes, 64); return r; }
 
-// Dot products of conv_int8; without a sign, activations are 0 to 127.
+// Dot products of conv_int8; unsigned activations are 0 to 127.
 template <bool kSigned>
 struct Int8Dot {
-  static constexpr bool kPairs = false;  // whether two lines take fewer steps together: see avx2.h
+  static constexpr bool kPairs = false;  // whether two lines together take fewer steps: see avx2.h
   using Weight = W8;
   static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
   static PS_INLINE Weight load(const uint8_t* p) { return w8_load(p); }
@@ -189,7 +200,7 @@ PS_INLINE I16 w4_sum(const G16& acc) { return acc; }
 
 PS_INLINE void keep_order(I16&) {}  // see avx2.h
 
-// Weights without a sign, of up to 63, which have one here.
+// Unsigned weights up to 63, multiplied as signed here.
 using U8 = W8;
 using U16 = I16;
 PS_INLINE U8 u8_load(const uint8_t* p) { return w8_load(p); }
@@ -198,7 +209,7 @@ PS_INLINE U16 u8_dot(const U16& acc, const U8& w, const int8_t* x) { return w8_d
 PS_INLINE I16 u8_sum(const U16& acc) { return acc; }
 PS_INLINE I16 i_mul(const I16& a, const I16& b) { I16 r; PS_LANES(int32_t(uint32_t(a.v[i]) * uint32_t(b.v[i]))); }
 PS_INLINE I16 u8_times(const U16& acc, const I16& steps) { return i_mul(acc, i_sra<16>(steps)); }
-// Of each lane the two 16-bit halves, times two numbers, added.
+// Multiplies the two 16-bit halves of each lane by two numbers and adds them.
 PS_INLINE I16 i_pairs(const I16& halves, const int16_t* x) {
   I16 r;
   PS_LANES(int16_t(uint32_t(halves.v[i])) * x[0] + (halves.v[i] >> 16) * x[1]);
@@ -208,7 +219,7 @@ PS_INLINE I16 w4_steps(const I16& params, int group) {
   I16 r;
   PS_LANES(int32_t((uint32_t(params.v[i]) >> (16 * group)) & 255u));
 }
-// Adds the offsets of two groups times the sums of their activations; sums of a damaged file's lines wrap.
+// Adds the offsets of two groups times the sums of their activations; with the parameters of a damaged file, sums wrap.
 PS_INLINE I16 w4_offsets(const I16& acc, const I16& params, const int16_t* sums) {
   I16 first, second;
   for (int i = 0; i < 16; ++i) {

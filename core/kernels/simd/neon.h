@@ -1,5 +1,5 @@
 // Sixteen lanes in four NEON registers.  Integer dot products use sdot if the translation unit may contain it, else
-// widening multiplications, whose sums fit their lanes.
+// widening multiplications whose sums fit their lanes.
 #ifndef PENSTOCK_KERNELS_SIMD_NEON_H
 #define PENSTOCK_KERNELS_SIMD_NEON_H
 
@@ -28,7 +28,7 @@ struct M16 { uint32x4_t v[4]; };
     return r;                                                    \
   } while (0)
 
-// clang-format off: an operation a line
+// clang-format off: one operation a line
 PS_INLINE F16 f_set(float x) { F16 r; PS_QUADS(vdupq_n_f32(x)); }
 PS_INLINE F16 f_load(const float* p) { F16 r; PS_QUADS(vld1q_f32(p + 4 * i)); }
 PS_INLINE void f_store(float* p, F16 a) { PS_UNROLL for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]); }
@@ -51,11 +51,11 @@ PS_INLINE F16 operator-(F16 a, F16 b) { F16 r; PS_QUADS(vsubq_f32(a.v[i], b.v[i]
 PS_INLINE F16 operator*(F16 a, F16 b) { F16 r; PS_QUADS(vmulq_f32(a.v[i], b.v[i])); }
 PS_INLINE F16 operator/(F16 a, F16 b) { F16 r; PS_QUADS(vdivq_f32(a.v[i], b.v[i])); }
 PS_INLINE F16 f_fma(F16 a, F16 b, F16 c) { F16 r; PS_QUADS(vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
-// The second operand where either is NaN, as on x86.
+// Returns the second operand if either is NaN, as on x86.
 PS_INLINE F16 f_max(F16 a, F16 b) { F16 r; PS_QUADS(vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
 PS_INLINE F16 f_min(F16 a, F16 b) { F16 r; PS_QUADS(vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
 PS_INLINE F16 f_sqrt(F16 a) { F16 r; PS_QUADS(vsqrtq_f32(a.v[i])); }
-template <int n> PS_INLINE F16 f_swap(F16 a) {  // each lane for the one n away
+template <int n> PS_INLINE F16 f_swap(F16 a) {  // each lane gets the value of the lane n away
   F16 r;
   if constexpr (n >= 4) PS_QUADS(a.v[i ^ (n / 4)]);
   else if constexpr (n == 2) PS_QUADS(vextq_f32(a.v[i], a.v[i], 2));
@@ -73,7 +73,7 @@ PS_INLINE M16 m_lt(F16 a, F16 b) { M16 r; PS_QUADS(vcltq_f32(a.v[i], b.v[i])); }
 PS_INLINE F16 f_select(M16 m, F16 a, F16 b) { F16 r; PS_QUADS(vbslq_f32(m.v[i], a.v[i], b.v[i])); }
 
 PS_INLINE I16 i_set(int32_t x) { I16 r; PS_QUADS(vdupq_n_s32(x)); }
-PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 entries; of each byte below 16 the entry
+PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 entries; each byte is below 16
   const int8x16_t t = vld1q_s8(table);
   I16 r;
   PS_QUADS(vreinterpretq_s32_s8(vqtbl1q_s8(t, vreinterpretq_u8_s32(nibbles.v[i]))));
@@ -171,7 +171,19 @@ PS_INLINE void f_store_i8_n(int8_t* p, F16 a, int n) {
   vst1q_s8(t, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
   for (int i = 0; i < n; ++i) p[i] = t[i];
 }
-// p[2 * i] = h[i]; the elements between stay as they were.
+// Rounds half to even; x is at most 127, and those below `least` become it.
+PS_INLINE void f_store_round_i8_n(int8_t* p, F16 a, int32_t least, int n) {
+  int32x4_t q[4];
+  PS_UNROLL for (int i = 0; i < 4; ++i) q[i] = vmaxq_s32(vcvtnq_s32_f32(a.v[i]), vdupq_n_s32(least));
+  const int16x8_t lo = vcombine_s16(vmovn_s32(q[0]), vmovn_s32(q[1]));
+  const int16x8_t hi = vcombine_s16(vmovn_s32(q[2]), vmovn_s32(q[3]));
+  const int8x16_t b = vcombine_s8(vmovn_s16(lo), vmovn_s16(hi));
+  if (n == 16) return vst1q_s8(p, b);
+  int8_t t[16];
+  vst1q_s8(t, b);
+  for (int i = 0; i < n; ++i) p[i] = t[i];
+}
+// p[2 * i] = h[i]; the elements between are unchanged.
 PS_INLINE void i_store_halves(uint16_t* p, const uint16_t* h, int n) { for (int i = 0; i < n; ++i) p[2 * i] = h[i]; }
 
 PS_INLINE int8x16_t four_bytes(const int8_t* x) {
@@ -199,10 +211,10 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
 PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
 PS_INLINE W8 w8_ready(I16 bytes) { W8 r; PS_QUADS(vreinterpretq_s8_s32(bytes.v[i])); }
 
-// Dot products of conv_int8; without a sign, activations are 0 to 127.
+// Dot products of conv_int8; unsigned activations are 0 to 127.
 template <bool kSigned>
 struct Int8Dot {
-  static constexpr bool kPairs = false;  // whether two lines take fewer steps together: see avx2.h
+  static constexpr bool kPairs = false;  // whether two lines together take fewer steps: see avx2.h
   using Weight = W8;
   static PS_INLINE I16 start(const uint8_t*, int64_t) { return i_set(0); }
   static PS_INLINE Weight load(const uint8_t* p) { return w8_load(p); }
@@ -252,8 +264,8 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
 }
 PS_INLINE I16 w4_sum(G16 acc) { return acc; }
 #else
-// A group's sums in 16 bits: rows 0 and 1 of four in `top`, rows 2 and 3 in `bottom`, a lane for each of four columns.
-// A lane takes eight products, and two lanes are added: 2 * 8 * 15 * 127 = 30480 fits.
+// A group's sums in 16 bits: rows 0 and 1 of four in `top`, rows 2 and 3 in `bottom`, one lane for each of four
+// columns.  A lane adds eight products, and two lanes are added: 2 * 8 * 15 * 127 = 30480 fits.
 struct G16 { int16x8_t top[4], bottom[4]; };
 PS_INLINE G16 w4_zero() {
   G16 r;
@@ -274,7 +286,7 @@ PS_INLINE I16 w4_sum(const G16& acc) { I16 r; PS_QUADS(vpaddlq_s16(vpaddq_s16(ac
 
 PS_INLINE void keep_order(I16&) {}  // see avx2.h
 
-// Weights without a sign, of up to 63, which have one here.
+// Unsigned weights up to 63, multiplied as signed here.
 using U8 = W8;
 using U16 = I16;
 PS_INLINE U8 u8_load(const uint8_t* p) { return w8_load(p); }
@@ -282,9 +294,9 @@ PS_INLINE U16 u8_zero() { return i_set(0); }
 PS_INLINE U16 u8_dot(const U16& acc, const U8& w, const int8_t* x) { return w8_dot(acc, w, x); }
 PS_INLINE I16 u8_sum(const U16& acc) { return acc; }
 PS_INLINE I16 i_mul(I16 a, I16 b) { I16 r; PS_QUADS(vmulq_s32(a.v[i], b.v[i])); }
-// The sums times a step that lies in both 16-bit halves of a lane.
+// The sums times a step stored in both 16-bit halves of a lane.
 PS_INLINE I16 u8_times(const U16& acc, I16 steps) { return i_mul(acc, i_sra<16>(steps)); }
-// Of each lane the two 16-bit halves, times two numbers, added.
+// Multiplies the two 16-bit halves of each lane by two numbers and adds them.
 PS_INLINE I16 i_pairs(I16 halves, const int16_t* x) {
   I16 r;
   PS_QUADS(vmlaq_n_s32(vmulq_n_s32(vshrq_n_s32(vshlq_n_s32(halves.v[i], 16), 16), x[0]), vshrq_n_s32(halves.v[i], 16),

@@ -1,4 +1,4 @@
-// Checks of arguments, handles and structs that the functions of the C API share.
+// Checks of arguments, handles and structs, shared by the functions of the C API.
 #ifndef PENSTOCK_API_H
 #define PENSTOCK_API_H
 
@@ -16,7 +16,7 @@ inline ps_status require(bool is_set, const char* names) {
   return is_set ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected pointers, got null", names);
 }
 
-// The error of a build without ranks.  The compiler leaves out what follows a return of it.
+// The error of a build without ranks.  The compiler drops the code after a return of it.
 inline ps_status no_ranks() {
   return fail(PS_UNSUPPORTED,
               "ranks: this build leaves them out: build it with the bundle of a rank in PENSTOCK_OPS_FROM");
@@ -28,7 +28,7 @@ inline ps_status require_path(const char* path) {
              : fail(PS_INVALID_ARGUMENT, "path: expected the name of a file, got %s", path ? "an empty text" : "null");
 }
 
-// Each function replaces the handle by its object.
+// Each function replaces the handle with its object.
 inline ps_status check_open(ps_context*& context) { return check_handle(context, HANDLE_CONTEXT, "context"); }
 inline ps_status check_open(const ps_context*& context) { return check_handle(context, HANDLE_CONTEXT, "context"); }
 inline ps_status check_open(ps_model*& model) { return check_handle(model, HANDLE_MODEL, "model"); }
@@ -45,8 +45,8 @@ inline ps_status check_kind(const Graph& graph, int32_t kind) {
 
 constexpr int32_t kAnyKind = -1;
 
-// One call's use of a program, whose handle becomes the program: refused while another is inside, or where the model is
-// of another kind.  The program outlives it even where it is destroyed meanwhile.
+// A call's exclusive use of a program.  Replaces the handle with the program, and refuses it while another call is
+// using it or if the model is of another kind.  Keeps the program alive even if it is destroyed meanwhile.
 class Use {
  public:
   template <typename T>
@@ -74,8 +74,8 @@ class Use {
   ps_status status_;
 };
 
-// A struct's size as its caller knows it.  A newer caller's may have fields that this version does not know: as long as
-// they are zero they change nothing.
+// Reads a struct of the size that the caller declares.  A newer caller's struct may have fields that this version does
+// not know: they must be zero, which has no effect.
 inline ps_status check_struct(const void* from, uint32_t size, size_t known, bool read, const char* name) {
   if (size < sizeof(uint32_t) || size > 65536)
     return fail(PS_INVALID_ARGUMENT, "%s.struct_size: expected the size of the struct, got %u", name, size);
@@ -99,7 +99,7 @@ ps_status read_struct(const T* from, T* to, const char* name) {
   return PS_OK;
 }
 
-// Writes as much as the caller's struct has room for; fields that this version does not know are zero.
+// Fills the caller's struct up to its size; fields that this version does not know become zero.
 template <typename T>
 ps_status write_struct(const T& from, T* to, const char* name) {
   if (!to) return fail(PS_INVALID_ARGUMENT, "%s: expected a pointer, got null", name);

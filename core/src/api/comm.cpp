@@ -1,4 +1,4 @@
-// The C API for the transports of ranks, and what all ranks must have in common.
+// The C API for the transports of ranks, and the check that all ranks agree.
 #include "api/api.h"
 #include "comm/mpi.h"
 #include "comm/rendezvous.h"
@@ -98,8 +98,8 @@ ps_status ps_context_agree(ps_context* context, const char* text) {
   if (!all_ranks(*context)) return fail(PS_INVALID_ARGUMENT, "context: expected one with a comm");
   const ps_comm& comm = *all_ranks(*context);
   const void* nothing = nullptr;
-  // The time that a rank takes to open its part depends on the size of that part.  Only a broadcast can wait without a
-  // timeout, and only for its root: so each rank is a root in turn.
+  // Ranks take different times to open their bundles.  Only a broadcast can wait without a timeout, and only for its
+  // root; therefore each rank is the root once.
   for (int32_t r = 0; r < comm.world; ++r) PS_TRY(comm.broadcast(comm.self, kAgreementTag + 2, r, 0, 1, &nothing));
   Agreement own{};
   own.abi = PS_ABI_VERSION;
@@ -123,5 +123,5 @@ ps_status ps_context_agree(ps_context* context, const char* text) {
     if (strcmp(other.level, own.level)) return differ(comm, r, "cpu_level", own.level, other.level);
     if (strcmp(other.text, own.text)) return differ(comm, r, "text", own.text, other.text);
   }
-  return comm.barrier(comm.self, kAgreementTag + 1);  // nobody ends the group before all have compared
+  return comm.barrier(comm.self, kAgreementTag + 1);  // no rank leaves before all have compared
 }

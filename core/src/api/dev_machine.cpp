@@ -1,4 +1,4 @@
-// The functions of penstock_dev.h for instruction levels, the limits of the machine, and checksums.
+// The functions of penstock_dev.h for instruction levels, machine limits and checksums.
 #include <math.h>
 #include <string.h>
 #include <time.h>

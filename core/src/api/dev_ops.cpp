@@ -11,7 +11,7 @@
 namespace ps {
 namespace {
 
-// One op on the caller's tensors, with the memory that it needs.
+// One op on the caller's tensors, and the memory that it needs.
 struct OpRun {
   int32_t op;
   Call call;
@@ -64,7 +64,7 @@ ps_status read_state(const ps_tensor& t, const char* name, Spec* spec, Tensor* t
   return kv_page_bytes(t.layout, shape, &tensor->row_stride);
 }
 
-// The largest value of an array of indices, plus one; 0 when one is negative.
+// The largest value of an array of indices, plus one; 0 if one is negative.
 int64_t bound_of(const ps_tensor& t) {
   const int32_t* p = static_cast<const int32_t*>(t.data);
   int32_t largest = 0;
@@ -181,7 +181,7 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
     PS_TRY(read_tensor(tensors[i], sig.arguments[i], general, &in[i], &c.in[i]));
   if (run->op == OP_GATHER_ROWS && in[kGatherRowsRows].bound.offset >= 1 &&
       in[kGatherRowsRows].bound.offset <= in[0].dims[0].offset) {
-    in[kGatherRowsRows].bound = in[0].dims[0];  // the indices were looked at: all are below the number of rows
+    in[kGatherRowsRows].bound = in[0].dims[0];  // the indices were checked: all are below the number of rows
   }
   PS_TRY(check_operands(run->op, in, sig.num_arguments));
   PS_TRY(evaluate_lists(run->op, SizeNames{}, c.attrs, run->lists));
@@ -196,7 +196,7 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
                   describe(given).text);
     }
     ps_tensor unread = t;
-    unread.dtype = PS_F32;  // its contents are not looked at
+    unread.dtype = PS_F32;  // its contents are not read
     PS_TRY(read_tensor(unread, argument, general, &given, &c.out[i]));
     c.out[i].dtype = t.dtype;
   }
@@ -248,7 +248,7 @@ ps_status run_op(OpRun* run, ps_context* context) {
   for (int32_t i = 0; i < phases.count; ++i) {
     PhaseRun job{&c, &phases.first[i], phases.first[i].items(c), num_threads};
     if (job.items == 0) continue;
-    if (job.items == 1) {  // no use in waking anyone
+    if (job.items == 1) {  // waking other threads does not pay
       job.num_threads = 1;
       run_phase(&job, 0);
     } else {
@@ -275,7 +275,7 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
   if (!is_built(run.op)) return fail(PS_UNSUPPORTED, "op: this build leaves out \"%s\"", op);
   ps_status status = read_attrs(run.op, attrs, num_attrs, run.call.attrs);
   if (status == PS_OK) status = prepare(&run, context, tensors, num_tensors);
-  if (status == PS_OK && appends_to_pages(run.op))  // of older pages it reads nothing
+  if (status == PS_OK && appends_to_pages(run.op))  // older pages it does not read
     status = check_ragged(&run, kKvAppendPositions, kKvAppendState, kKvAppendGroup, 1);
   if (status == PS_OK && run.op == OP_CONTEXT_ATTENTION && run.call.attrs[world_at(OP_CONTEXT_ATTENTION)].i > 1)
     status = fail(PS_UNSUPPORTED, "world: expected 1 outside a program, which deals pages out to ranks");

@@ -8,7 +8,7 @@ using namespace ps;
 namespace ps {
 namespace {
 
-constexpr float kMaxColumnWeight = 1e15f;  // times 32 * 254^2 is a float
+constexpr float kMaxColumnWeight = 1e15f;  // times 32 * 254^2 it is still a float
 
 bool is_packable(int32_t layout) { return layout != PS_ROWS_I32; }
 

@@ -50,7 +50,7 @@ ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
   for (const Weight& weight : graph.weights) info.weight_bytes += weight.bytes;
   info.file_bytes = model->file.bytes();
   info.weight_bytes_per_token = bytes_per_token(*model);
-  info.network = graph.network.data;  // terminated, as checked when it was read
+  info.network = graph.network.data;  // null-terminated: the metadata reader checked that
   info.scheme = graph.scheme.data;
   info.page_windows = graph.page_groups.data();
   info.tail = graph.tail >= 0 ? op_name(graph.nodes[graph.tail].op) : "";
@@ -74,7 +74,7 @@ ps_status ps_model_segment(const ps_model* model, const char* name, const void**
   *data = nullptr;
   *bytes = -1;
   const Segment* segment = find_segment(*model, name);
-  if (!segment) return PS_OK;  // null and -1
+  if (!segment) return PS_OK;  // data null, bytes -1
   *data = model->file.data() + segment->offset;
   *bytes = segment->bytes;
   return PS_OK;

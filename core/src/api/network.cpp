@@ -13,7 +13,7 @@ ps_status check_index(int64_t count, int32_t index) {
   return fail(PS_INVALID_ARGUMENT, "index: expected less than %lld, got %d", static_cast<long long>(count), index);
 }
 
-// The error of a build without them.  The compiler leaves out what follows a return of it.
+// The error of a build without general networks.  The compiler drops the code after a return of it.
 ps_status no_networks() {
   return fail(PS_UNSUPPORTED,
               "program: this build leaves out general networks: build it with the bundle of one in PENSTOCK_OPS_FROM");
@@ -24,7 +24,7 @@ ps_status describe_value(const Graph& graph, const Vec<int32_t>& values, int32_t
   const Value& value = graph.values[values[index]];
   ps_value_info info{};
   info.dtype = value.dtype;
-  info.name = value.name.data;  // terminated, as the other strings of the metadata
+  info.name = value.name.data;  // null-terminated, like the other strings of the metadata
   info.sizes = value.sizes.size ? value.sizes.data : "";
   return write_struct(info, out, "out");
 }

@@ -25,12 +25,12 @@ using Table = const ps_op_library* (*)(void);
 
 ps_status load(const char* file, const char* path) {
   void* library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-  if (!library) return fail(PS_IO_ERROR, "%s", dlerror());  // it begins with the path
+  if (!library) return fail(PS_IO_ERROR, "%s", dlerror());  // the message begins with the path
   const Table table = reinterpret_cast<Table>(dlsym(library, "penstock_ops"));
   const ps_status status =
       table ? register_ops(table(), path)
             : fail(PS_INVALID_FILE, "expected a library with the function penstock_ops (penstock_op.h), got none");
-  if (status == PS_OK) return PS_OK;  // it stays loaded for good: its functions are called
+  if (status == PS_OK) return PS_OK;  // it stays loaded: its functions will be called
   dlclose(library);
   return prefix(status, "%s: ", path);
 }
@@ -38,9 +38,9 @@ ps_status load(const char* file, const char* path) {
 }  // namespace
 
 ps_status ps_ops_load(const char* path) {
-  const FloatEnvironment environment;  // a library linked with -ffast-math changes it when it is loaded
+  const FloatEnvironment environment;  // a library linked with -ffast-math changes it on loading
   PS_TRY(require_path(path));
-  char* file = realpath(path, nullptr);  // a whole path: the loader searches no folders for it
+  char* file = realpath(path, nullptr);  // an absolute path: the loader must not search for it
   if (!file) return fail(PS_IO_ERROR, "%s: %s", path, strerror(errno));
   const ps_status status = load(file, path);
   free(file);

@@ -26,11 +26,11 @@ ps_status read_options(const ps_program_options* options, const ps_model& model,
     return fail(PS_UNSUPPORTED, "kv_layout: this build leaves out %s: build it with PENSTOCK_KV_LAYOUTS=%s",
                 kv_layout_name(out->kv_layout), kv_layout_name(out->kv_layout));
   }
-  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 (automatic), 1 (f32), 2 (bf16) or 3 (int8), got %d",
+  return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 (automatic), 1 (f32), 2 (bf16), 3 (int8) or 4 (int4), got %d",
               out->kv_layout);
 }
 
-// Options of a general network: its memory is planned when its inputs are known.
+// Options for a general network: its memory is planned when the shapes of its inputs are known.
 ps_status read_network_options(const ps_program_options* options, ps_program_options* out) {
   PS_TRY(read_struct(options, out, "options"));
   ps_program_options zero{};
@@ -42,7 +42,7 @@ ps_status read_network_options(const ps_program_options* options, ps_program_opt
 ps_status build(ps_program* program) {
   if (program->model->graph.kind == KIND_NETWORK) return PS_OK;
   PS_TRY(make_plan(*program->model, *program->context, program->options, &program->plan));
-  program->options.group_pages = nullptr;  // the caller's array: the plan has a copy
+  program->options.group_pages = nullptr;  // the caller owns the array; the plan has a copy
   const Plan& plan = program->plan;
   const struct {
     Region* region;
@@ -116,7 +116,7 @@ bool needs_best_only(const ps_program& program, const ps_batch& b, const ps_samp
   return true;
 }
 
-// Samples among the best tokens of the ranks: of equals that of the lowest rank, which has the lowest id.
+// Samples from the best tokens of the ranks.  Among equals the lowest rank wins, which has the lowest id.
 ps_status sample_best(ps_program* program, const SampleSource& source, const ps_sampling& s, const ps_sampled& out) {
   const int32_t world = best_parts(*program->context);
   const BestTokens best = best_tokens(program->logits.data(), source.num_rows, world);
@@ -290,7 +290,7 @@ ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_s
   PS_TRY(read_struct(out, &o, "out"));
   if (b.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, got %d", b.num_rows);
   const SampleSource source = source_of(*program, b.num_rows);
-  PS_TRY(check_sample(source, s, o));  // before the step: a mistake costs nothing
+  PS_TRY(check_sample(source, s, o));  // before the step, so that an error costs nothing
   PS_TRY(run_program(program, b, needs_best_only(*program, b, s, o)));
   return sample(program, source, s, o);
 }

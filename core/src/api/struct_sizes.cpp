@@ -1,5 +1,5 @@
-// Compile-time checks of the public structs, which other languages declare too.  Each struct ends in a field, not in
-// padding: a field that is added later then lies where no older caller left unset bytes.
+// Compile-time checks of the public structs, which other languages declare too.  No struct ends in padding: a field
+// that is added later must not lie where an older caller left bytes unset.
 #include <stddef.h>
 
 #include "penstock.h"

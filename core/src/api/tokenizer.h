@@ -1,4 +1,4 @@
-// The tokenizer behind a handle, which the C API and penstock_dev.h share.
+// The object behind a tokenizer handle, shared by the C API and penstock_dev.h.
 #ifndef PENSTOCK_API_TOKENIZER_H
 #define PENSTOCK_API_TOKENIZER_H
 
@@ -7,7 +7,7 @@
 
 struct ps_tokenizer : ps::Held {
   ~ps_tokenizer() { ps::let_go(const_cast<ps_model*>(model)); }
-  const ps_model* model = nullptr;  // where the tables lie; null: in the caller's memory
+  const ps_model* model = nullptr;  // whose memory holds the tables; null: the caller's memory does
   ps::Tokenizer tokenizer{};
 };
 

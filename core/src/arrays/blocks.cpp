@@ -1,4 +1,4 @@
-// What ops of general networks share.
+// Shared parts of the ops of general networks.
 // Hot: runs in every step.
 #include "arrays/blocks.h"
 
@@ -32,7 +32,7 @@ ps_status set_output(int32_t dtype, int32_t rank, const int64_t* dims, Spec* out
       return fail(PS_INVALID_ARGUMENT, "output: expected sizes of 0 to 2^31, got %lld",
                   static_cast<long long>(dims[i]));
     out->dims[i] = constant(dims[i]);
-    // A size of 0 does not hide the others, which are multiplied on their own elsewhere.
+    // A dim of 0 must not hide the others, whose product is used elsewhere.
     if (dims[i] && elements > kMaxElements / dims[i])
       return fail(PS_INVALID_ARGUMENT, "output: expected up to 2^40 elements, got %s", describe(*out).text);
     if (dims[i]) elements *= dims[i];

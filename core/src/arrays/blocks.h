@@ -1,4 +1,4 @@
-// What ops of general networks share: checks of shapes, and broadcast operands read in blocks.
+// Shared parts of the ops of general networks: shape checks, and broadcast operands read in blocks.
 #ifndef PENSTOCK_ARRAYS_BLOCKS_H
 #define PENSTOCK_ARRAYS_BLOCKS_H
 
@@ -16,15 +16,15 @@ constexpr uint32_t dtypes(int32_t dtype, Rest... rest) {
 constexpr uint32_t kInts = dtypes(PS_I8, PS_I32, PS_U8, PS_I64), kIntsAndBool = kInts | dtypes(PS_BOOL),
                    kAnyDtype = kIntsAndBool | dtypes(PS_F32, PS_F16, PS_BF16);
 
-// A tensor of one of the types.
+// Checks that the tensor has one of the types.
 ps_status expect_dtype(const Spec& s, const char* name, uint32_t types);
-// Fills a spec.  Fails for dims outside of 0...2^31 and for more than 2^40 elements.
+// Fills a spec.  Fails for dims outside 0...2^31 and for more than 2^40 elements.
 ps_status set_output(int32_t dtype, int32_t rank, const int64_t* dims, Spec* out);
-// Makes an axis of -rank...rank - 1 one of 0...rank - 1, and keeps it in the attribute.
+// Normalizes an axis of -rank...rank - 1 to 0...rank - 1 in the attribute.
 ps_status resolve_axis(const char* name, AttrValue* axis, int32_t rank);
-// Sets the attribute to the type of that name.
+// Sets the attribute to the dtype of that name.
 ps_status parse_dtype(const char* name, AttrValue* dtype);
-// numpy's broadcasting of `dims` of `rank` with those of s.
+// Broadcasts `dims` of `rank` with those of s, by numpy's rules.
 ps_status broadcast(const Spec& s, const char* name, int64_t* dims, int32_t* rank);
 
 // The bytes of one element with this value.
@@ -43,8 +43,7 @@ inline int64_t extent(const Tensor& t, int32_t begin, int32_t end) {
 }
 inline int64_t num_blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
 
-// Elementwise ops go over their output in blocks of kBlock elements or a little fewer, and threads take kItem elements
-// at a time.
+// Elementwise ops process their output in blocks of at most kBlock elements.  Threads take kItem elements at a time.
 constexpr int64_t kBlock = 1024, kItem = 4 * kBlock;
 inline int64_t element_items(const Call& c) { return num_blocks(num_elements(c.out[0]), kItem); }
 
@@ -53,28 +52,28 @@ template <class Function>
 void each_block(int64_t total, int64_t block, int64_t begin, int64_t end, Function function) {
   const int64_t first = begin * kItem, last = end * kItem < total ? end * kItem : total;
   for (int64_t start = first; start < last;) {
-    // Blocks begin at multiples of their size, so that a vector along the last axis begins with most of them.
+    // Blocks begin at multiples of their size, so that most begin where a vector along the last axis begins.
     const int64_t next = (start / block + 1) * block, stop = next < last ? next : last;
     function(start, stop - start);
     start = stop;
   }
 }
 
-// n elements of an operand: one after another (step 1), or one for all (step 0).
+// n elements of an operand: consecutive (step 1), or one for all (step 0).
 struct Piece {
   const uint8_t* data;
   int64_t step;
 };
 
-// An operand that is broadcast to the output's dims.
+// An operand broadcast to the output's dims.
 struct BroadcastOperand {
   const uint8_t* data;
   int64_t bytes;  // of an element
   int64_t strides[kMaxRank];
-  // Found by Broadcast::plan.  The trailing dims are a run of equal elements, or `repeats` of a run of different ones.
+  // Set by Broadcast::plan.  The trailing dims are a run of equal elements, or `repeats` repetitions of a run.
   bool dense, constant_run;
   int64_t run, repeats;
-  // What `buffer` has: elements from `phase` in the run on.
+  // The contents of `buffer`: elements from `phase` in the run on.
   int64_t cached_span, cached_phase, cached_count;
 };
 
@@ -83,7 +82,7 @@ struct Buffers {
   alignas(64) uint8_t bytes[max_operands][kBlock * 8];
 };
 
-// The dims of an output, adjacent ones joined where every operand allows it.
+// The dims of an output; adjacent ones are merged if every operand allows it.
 struct Broadcast {
   int32_t rank = 0, count = 0;
   int64_t dims[kMaxRank], total = 1;
@@ -92,9 +91,10 @@ struct Broadcast {
   void start(const Tensor& out);
   void add(const Tensor& operand);
   void plan();
-  // Where n <= kBlock elements of an operand from `start` on are: in its memory, or in the buffer of kBlock elements.
+  // Returns n <= kBlock elements of an operand from `start` on: in its memory, or copied to a buffer of kBlock
+  // elements.
   Piece piece(int32_t operand, int64_t start, int64_t n, uint8_t* buffer);
-  // The most elements up to kBlock from which a vector along the last axis begins anew.
+  // The largest block, up to kBlock elements, that begins where a vector along the last axis begins.
   int64_t block() const;
 
  private:

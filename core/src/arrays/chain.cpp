@@ -1,5 +1,5 @@
-// Ops of general networks: chain.  Elementwise steps over x, block by block, so that what lies between two steps never
-// leaves the cache.  Each step is a kernel of unary or binary, so a chain has the same bits as its steps one by one.
+// Ops of general networks: chain.  Elementwise steps over x, block by block, so that intermediate results stay in the
+// cache.  Each step is a kernel of unary or binary, so a chain has the same bits as its steps one by one.
 //
 //   steps = step {";" step}           up to 8, at most 255 characters
 //   step  = unary [alpha [beta]]      "hard_swish", "clip 0 6"
@@ -41,7 +41,7 @@ bool take_digits(Str text, uint32_t* at, double* mantissa, int32_t* places) {
   return *at > begin;
 }
 
-// A decimal number.  Nine digits, which a float needs, are exact.
+// A decimal number.  Nine digits, enough for a float, are exact.
 bool parse_number(Str text, float* out) {
   uint32_t at = 0;
   const bool negative = text.size && text.data[0] == '-';
@@ -70,11 +70,11 @@ bool parse_number(Str text, float* out) {
   return *out - *out == 0.f;
 }
 
-int32_t operand_index(Str word) {  // -1: no letter of an operand
+int32_t operand_index(Str word) {  // -1: not the letter of an operand
   return word.size == 1 && word.data[0] >= 'a' && word.data[0] < 'a' + kNumInputs - 1 ? word.data[0] - 'a' + 1 : -1;
 }
 
-int32_t find_step(Str name) {  // the byte of a kind; 0: there is none
+int32_t find_step(Str name) {  // the byte that encodes a kind; 0: no kind has this name
   const int32_t unary = find_unary_kind(name);
   if (unary > UNARY_NONE && !is_test(unary)) return unary;
   for (int32_t reversed = 0; reversed < 2; ++reversed) {
@@ -85,7 +85,7 @@ int32_t find_step(Str name) {  // the byte of a kind; 0: there is none
   return 0;
 }
 
-// Checks the arguments of a step, which begin at `r`.
+// Checks the arguments of a step, which `r` reads next.
 ps_status check_step(Reader* r, Str name, int32_t code, const Spec* in) {
   float number;
   for (int32_t i = 0;; ++i) {
@@ -100,7 +100,7 @@ ps_status check_step(Reader* r, Str name, int32_t code, const Spec* in) {
   }
 }
 
-// Into attribute i the bytes of the kinds, into f those of the places in the text where the arguments begin.
+// Stores the bytes of the kinds in attribute i, and the offsets of their arguments in the text in f.
 ps_status parse_steps(AttrValue* steps, const Spec* in) {
   uint8_t codes[kMaxSteps] = {}, places[kMaxSteps] = {};
   if (steps->s.size > 255)
@@ -168,10 +168,10 @@ void run_step(const Call& c, const Step& step, const float* x, Piece operand, fl
 void run_chain(const Call& c, int64_t begin, int64_t end, int32_t) {
   Step steps[kMaxSteps];
   const int32_t count = read_steps(c.attrs[kSteps], steps);
-  // Between steps values lie in `between`: the output may lie over any operand, which a later step may read.
+  // Intermediate values go to `between`: the output may overlap any operand, which a later step may read.
   alignas(64) float buffers[kNumInputs][kBlock], between[kBlock];
   Broadcast plan;
-  int32_t operands[kNumInputs] = {};  // of the plan
+  int32_t operands[kNumInputs] = {};  // as the plan numbers them
   plan.start(c.out[0]);
   for (int32_t i = 1; i < kNumInputs; ++i) {
     if (!c.in[i].data) continue;

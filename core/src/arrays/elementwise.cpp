@@ -57,7 +57,7 @@ constexpr Phase kUnary = element_phase(run_unary, operands(0));
 
 void compare_floats(int32_t kind, const float* a, int64_t a_step, const float* b, int64_t b_step, uint8_t* y,
                     int64_t n) {
-  // clang-format off: a kind a line
+  // clang-format off: one kind a line
   switch (kind) {
     case BINARY_EQ: for (int64_t i = 0; i < n; ++i) y[i] = a[i * a_step] == b[i * b_step]; return;
     case BINARY_NE: for (int64_t i = 0; i < n; ++i) y[i] = a[i * a_step] != b[i * b_step]; return;
@@ -123,7 +123,7 @@ void run_where(const Call& c, int64_t begin, int64_t end, int32_t) {
     Piece p[3];
     for (int32_t i = 0; i < 3; ++i) p[i] = plan.piece(i, start, n, buffers.bytes[i]);
     uint8_t* y = c.out[0].data + start * bytes;
-    // clang-format off: a size a line
+    // clang-format off: one size a line
     switch (bytes) {
       case 1: return select<uint8_t>(p[0], p[1], p[2], n, y);
       case 2: return select<uint16_t>(p[0], p[1], p[2], n, y);

@@ -16,7 +16,7 @@ constexpr int32_t kGatherAxis = attr_at(OP_GATHER, "int axis"), kElementsAxis = 
 
 long long ll(int64_t x) { return static_cast<long long>(x); }
 
-// The place that index i names among `size`; -1 after a report if it is out of range.
+// The position that index i means along an axis of `size`; reports a failure and returns -1 if it is out of range.
 int64_t index_at(const Call& c, int64_t i, int64_t size) {
   const Tensor& t = c.in[1];
   const int64_t index =
@@ -57,8 +57,8 @@ constexpr Phase kGather = {.split = SPLIT_ITEMS,
 
 // ---- gather_elements, scatter_elements ----
 
-// Calls function(i, offset) for the elements of `indices` in [begin, end): where each lies in `data`, which has other
-// sizes, with its index along the axis in place of its own.
+// Calls function(i, offset) for the elements of `indices` in [begin, end): offset is the position in `data`, which has
+// other sizes, with the index in place of the axis's coordinate.
 template <class Function>
 void each_element(const Call& c, const Tensor& data, int32_t axis, int64_t begin, int64_t end, Function function) {
   const Tensor& indices = c.in[1];
@@ -94,9 +94,9 @@ constexpr Phase kGatherElements = {.split = SPLIT_ITEMS,
                                    .reads_all = operands(0, 1),
                                    .writes_outputs = true};
 
-// ---- gather_nd, scatter_nd: the last axis of indices has a place along `depth` axes ----
+// ---- gather_nd, scatter_nd: the last axis of indices holds a position along `depth` axes ----
 
-// The offset, in units of what follows those axes, that row i of indices names; -1: out of range.
+// The offset that row i of indices names, in units of the remaining axes; -1: out of range.
 int64_t offset_nd(const Call& c, const Tensor& data, int32_t batch, int64_t i) {
   const Tensor& indices = c.in[1];
   const int64_t depth = indices.dims[indices.rank - 1];
@@ -128,13 +128,13 @@ constexpr Phase kGatherNd = {.split = SPLIT_ITEMS,
                              .reads_all = operands(0, 1),
                              .writes_outputs = true};
 
-// ---- scatters: a copy, then the updates one after another, so that their order is fixed ----
+// ---- scatters: a copy, then the updates in sequence, so that their order is fixed ----
 
 enum Reduction : int32_t { REDUCTION_NONE, REDUCTION_ADD, REDUCTION_MUL, REDUCTION_MAX, REDUCTION_MIN, NUM_REDUCTIONS };
 constexpr const char* kReductions[NUM_REDUCTIONS] = {"none", "add", "mul", "max", "min"};
 
 float combined(int64_t reduction, float a, float b) {
-  // clang-format off: a reduction a line
+  // clang-format off: one reduction a line
   switch (reduction) {
     case REDUCTION_ADD: return a + b;
     case REDUCTION_MUL: return a * b;
@@ -144,7 +144,7 @@ float combined(int64_t reduction, float a, float b) {
   // clang-format on
 }
 
-// Elements of `to` become what they and the updates give.
+// Combines the elements of `to` with the updates.
 void update(int32_t dtype, int64_t reduction, uint8_t* to, const uint8_t* from, int64_t n) {
   const int64_t bytes = dtype_bytes(dtype);
   if (reduction == REDUCTION_NONE) return copy_elements(to, from, n * bytes);
@@ -193,7 +193,7 @@ void run_scatter_nd(const Call& c, int64_t, int64_t, int32_t) {
   }
 }
 
-// The scratch, which has no bytes, stands for the output between the two.
+// The scratch, of size zero, stands for the output when the barrier between the two phases is placed.
 constexpr Phase kCopy = {.split = SPLIT_ITEMS,
                          .items = element_items,
                          .run = run_copy,
@@ -226,7 +226,7 @@ ps_status parse_reduction(AttrValue* name, int32_t dtype) {
   return PS_OK;
 }
 
-// x and indices of the same rank, whose sizes fit into those of x but along the axis.
+// x and indices have the same rank; each size of indices, except along the axis, is at most that of x.
 ps_status expect_elements(const Spec* in, AttrValue* axis) {
   PS_TRY(expect_dtype(in[0], "x", kAnyDtype));
   PS_TRY(expect_index_type(in[1]));

@@ -19,7 +19,7 @@ void store(const int64_t* x, int64_t n, uint8_t* out) {
 int64_t wrap(uint64_t x) { return static_cast<int64_t>(x); }
 uint64_t word(int64_t x) { return static_cast<uint64_t>(x); }
 
-int64_t quotient(int64_t a, int64_t b) {  // truncated; of a division by zero 0
+int64_t quotient(int64_t a, int64_t b) {  // truncated; division by zero gives 0
   return b == 0 ? 0 : b == -1 ? wrap(0 - word(a)) : a / b;
 }
 int64_t rest(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 : a % b; }
@@ -45,7 +45,7 @@ void each(int64_t* a, const int64_t* b, int64_t n, Function function) {
 }  // namespace
 
 void load_integers(int32_t dtype, const uint8_t* data, int64_t step, int64_t n, int64_t* out) {
-  // clang-format off: a type a line
+  // clang-format off: one type a line
   switch (dtype) {
     case PS_I8: return load<int8_t>(data, step, n, out);
     case PS_I32: return load<int32_t>(data, step, n, out);
@@ -85,7 +85,7 @@ void integer_unary(int32_t kind, double alpha, double beta, int64_t* x, int64_t 
   const int64_t low = saturated(alpha, -limit, limit), high = saturated(beta, -limit, limit);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t v = x[i];
-    // clang-format off: a kind a line
+    // clang-format off: one kind a line
     switch (kind) {
       case UNARY_NEG: x[i] = wrap(0 - word(v)); break;
       case UNARY_ABS: x[i] = v < 0 ? wrap(0 - word(v)) : v; break;
@@ -101,7 +101,7 @@ void integer_unary(int32_t kind, double alpha, double beta, int64_t* x, int64_t 
 
 void integer_binary(int32_t kind, int64_t* a, const int64_t* b, int64_t n) {
   using I = int64_t;
-  // clang-format off: a kind a line
+  // clang-format off: one kind a line
   switch (kind) {
     case BINARY_ADD: return each(a, b, n, [](I x, I y) { return wrap(word(x) + word(y)); });
     case BINARY_SUB: return each(a, b, n, [](I x, I y) { return wrap(word(x) - word(y)); });

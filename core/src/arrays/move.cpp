@@ -1,4 +1,4 @@
-// Ops of general networks: reshape, permute, slice, expand, concat, trilu.  They move elements by their size.
+// Ops of general networks: reshape, permute, slice, expand, concat, trilu.  They depend only on the element's size.
 // Hot: runs in every step.
 #include "arrays/strided_copy.h"
 #include "ops/expect.h"
@@ -58,7 +58,7 @@ StridedCopy slice_plan(const Call& c) {
   StridedCopy copy;
   int64_t strides[kMaxRank];
   dense_strides(c.in[0], strides);
-  const bool empty = num_elements(c.out[0]) == 0;  // its begins may lie behind the input
+  const bool empty = num_elements(c.out[0]) == 0;  // its begins may be past the end of the input
   for (int32_t i = 0; i < c.out[0].rank; ++i) {
     if (!empty) copy.base += c.attrs[kSliceBegins].list[i] * strides[i];
     copy.add(c.out[0].dims[i], c.attrs[kSliceSteps].list[i] * strides[i]);
@@ -102,7 +102,7 @@ void run_concat(const Call& c, int64_t begin, int64_t end, int32_t) {
   int64_t outer = begin * kItem / row, inside = begin * kItem % row, sizes[kConcatInputs];
   for (int32_t i = 0; i < kConcatInputs; ++i) sizes[i] = c.in[i].data ? extent(c.in[i], axis, y.rank) : 0;
   for (int64_t at = begin * kItem; at < last; ++outer, inside = 0) {
-    int64_t start = 0;  // of an input in the row
+    int64_t start = 0;  // offset of an input in the row
     for (int32_t i = 0; i < kConcatInputs && at < last; ++i) {
       const int64_t own = sizes[i];
       if (inside < start + own) {
@@ -131,7 +131,7 @@ void run_trilu(const Call& c, int64_t begin, int64_t end, int32_t) {
   const Tensor& y = c.out[0];
   const int64_t cols = y.dims[y.rank - 1], rows = y.dims[y.rank - 2], bytes = dtype_bytes(y.dtype);
   for (int64_t item = begin; item < end; ++item) {
-    // Columns from `edge` on are of the upper part.
+    // Columns from `edge` on belong to the upper part.
     int64_t edge = item % rows + c.attrs[kTriluDiagonal].list[0] + (c.attrs[kTriluUpper].i ? 0 : 1);
     edge = edge < 0 ? 0 : edge > cols ? cols : edge;
     const uint8_t* x = c.in[0].data + item * cols * bytes;

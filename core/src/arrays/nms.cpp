@@ -6,7 +6,7 @@
 namespace ps {
 namespace {
 
-constexpr int64_t kMaxComparisons = int64_t{1} << 36;  // of a class: about a minute of one core
+constexpr int64_t kMaxComparisons = int64_t{1} << 36;  // per class: about a minute of one core
 constexpr int32_t kLimit = attr_at(OP_NMS, "int[] limit"), kIou = attr_at(OP_NMS, "float iou"),
                   kScore = attr_at(OP_NMS, "float score"), kFiltered = attr_at(OP_NMS, "bool filtered"),
                   kBoxes = attr_at(OP_NMS, "str format");
@@ -15,7 +15,7 @@ enum Format { CORNERS, CENTERS, ORDERED };
 
 struct Box { float low[2], high[2], area; };
 
-// The box whose four numbers are at b.  Corners may come in any order, ordered ones may not.
+// The box whose four numbers are at b.  Corners may be in any order.
 Box box_at(const float* b, int64_t format) {
   Box box;
   for (int32_t i = 0; i < 2; ++i) {
@@ -43,7 +43,7 @@ bool overlaps(const Box& a, const Box& b, double limit) {
   return static_cast<double>(common / (a.area + b.area - common)) > limit;
 }
 
-// A box that may still be selected.  The heap has the one with the highest score, and of equals the first, on top.
+// A candidate box.  The heap's top has the highest score, and the lowest index among equals.
 struct Scored {
   float score;
   int32_t index;
@@ -63,11 +63,11 @@ void sink(Scored* heap, int64_t n, int64_t at) {
   }
 }
 
-// The shared scratch: of each class of each image, how many boxes are selected, then room for `limit` of them.
+// The shared scratch: for each class of each image the number of selected boxes, then room for `limit` of them.
 int32_t* selection(const Call& c, int64_t item) {
   return reinterpret_cast<int32_t*>(c.scratch) + item * (c.attrs[kLimit].list[0] + 1);
 }
-// Each class of each image, but none without room: then there may be more of them than any number of rows.
+// The number of classes of all images; 0 if `limit` is 0, when the product is not bounded by the number of rows.
 int64_t nms_items(const Call& c) { return c.attrs[kLimit].list[0] ? c.in[1].dims[0] * c.in[1].dims[1] : 0; }
 
 void run_select(const Call& c, int64_t begin, int64_t end, int32_t thread) {
@@ -101,8 +101,8 @@ void run_select(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 constexpr Phase kSelect = {
     .split = SPLIT_ITEMS, .items = nms_items, .run = run_select, .reads_all = operands(0, 1), .writes_scratch = true};
 
-// One thread puts the selected boxes of all classes behind one another: their number is known only now.
-// The rows behind them are 0.  Where there is a row, there is a first box, so what gathers by them stays in range.
+// One thread concatenates the selected boxes of all classes, because their number is known only now.  The remaining
+// rows become 0, which is a valid box index, so a gather by them stays in range.
 int64_t one_item(const Call&) { return 1; }
 void run_collect(const Call& c, int64_t begin, int64_t end, int32_t) {
   if (begin == end) return;

@@ -13,7 +13,7 @@ constexpr const char* kModes[NUM_PAD_MODES] = {"constant", "edge", "reflect", "w
 
 int64_t floor_rest(int64_t a, int64_t b) { return ((a % b) + b) % b; }
 
-// The place of the input that place i of an axis of `size` takes, which may lie outside; -1: the value.
+// The input position of output position i of an axis of `size`, which may be outside; -1: the fill value.
 int64_t source(int32_t mode, int64_t i, int64_t size) {
   if (i >= 0 && i < size) return i;
   if (mode == PAD_CONSTANT) return -1;
@@ -24,7 +24,7 @@ int64_t source(int32_t mode, int64_t i, int64_t size) {
   return at < size ? at : 2 * size - 2 - at;
 }
 
-// The last axis that is padded; those behind it are moved as one.
+// The last axis that is padded; the axes after it are moved together.
 int32_t last_padded(const Call& c) {
   const int32_t rank = c.out[0].rank;
   const int64_t* pads = c.attrs[kPads].list;
@@ -40,7 +40,7 @@ int64_t pad_items(const Call& c) {
 
 struct PadRow {
   int64_t bytes;  // of an element
-  int64_t inner;  // elements of a place of the axis
+  int64_t inner;  // elements per position of the axis
   uint8_t value[8];
 };
 
@@ -51,7 +51,7 @@ void pad_row(const Call& c, const PadRow& row, int32_t axis, const uint8_t* x, u
   for (int64_t i = 0; i < out_size;) {
     const int64_t from = x ? source(mode, i - before, size) : -1;
     int64_t n = 1;
-    if (from >= 0 && from == i - before) {  // the input itself
+    if (from >= 0 && from == i - before) {  // inside the input
       n = size - from < out_size - i ? size - from : out_size - i;
       memcpy(y + i * place, x + from * place, static_cast<size_t>(n * place));
     } else if (from < 0) {

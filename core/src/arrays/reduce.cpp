@@ -47,7 +47,7 @@ uint32_t reduced_axes(const AttrValue& axes, int32_t rank) {
   return mask;
 }
 
-// Axes that are reduced lie together, but for axes of size 1; else `copy` brings them to the end first.
+// The reduced axes are adjacent, apart from axes of size 1; otherwise `copy` moves them to the end first.
 struct ReducePlan {
   Middle middle{1, 1, 1};
   bool direct = true;
@@ -105,7 +105,7 @@ int64_t reduce_integers(int32_t kind, int32_t dtype, const uint8_t* data, int64_
     for (int64_t j = 0; j < count; ++j) {
       const int64_t v = block[j];
       const uint64_t word = static_cast<uint64_t>(v);
-      // clang-format off: a kind a line
+      // clang-format off: one kind a line
       switch (kind) {
         case REDUCE_MAX: best = v > best ? v : best; break;
         case REDUCE_MIN: best = v < best ? v : best; break;

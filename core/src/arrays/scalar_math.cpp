@@ -1,5 +1,5 @@
-// The kinds of unary and binary that are computed one at a time, through double: plain arithmetic, so that every
-// machine gives the same bits, where libraries of C differ.  Errors are far below a float's last place.
+// The kinds of unary and binary that are computed one element at a time, through double.  Plain arithmetic gives the
+// same bits on every machine, unlike C libraries.  Errors are far below the last place of a float.
 // Hot: runs in every step.
 #include "arrays/kinds.h"
 
@@ -49,7 +49,7 @@ double series(const Series<count>& s, double x) {
 
 double exp_of(double x) {
   if (x != x) return x;
-  x = x < -400 ? -400 : x > 400 ? 400 : x;  // beyond a float's range
+  x = x < -400 ? -400 : x > 400 ? 400 : x;  // beyond the range of a float
   const double n = nearest(x * 1.4426950408889634);
   const double r = (x - n * 0.6931471803691238) - n * 1.9082149292705877e-10;
   const double p = series(kExp, r);
@@ -63,7 +63,7 @@ double log_of(double x) {
   if (!(x > 0)) return x == 0 ? -kInf : __builtin_nan("");
   if (x == kInf) return x;
   uint64_t bits;
-  memcpy(&bits, &x, 8);  // a double that comes from a float is no subnormal
+  memcpy(&bits, &x, 8);  // a double converted from a float is never subnormal
   int64_t e = static_cast<int64_t>(bits >> 52) - 1022;
   bits = (bits & 0xfffffffffffffu) | uint64_t{1022} << 52;
   double m;
@@ -95,15 +95,15 @@ double atan_of(double x) {
   return x < 0 ? -r : x == 0 ? x : r;
 }
 
-// Good up to 2^28: pi/2 is taken off in three parts, two of them of 25 bits.
+// Accurate up to 2^28: pi/2 is subtracted in three parts, two of them of 25 bits.
 void sin_cos(double x, double* sine, double* cosine) {
   const double n = abs_of(x) < 1e15 ? nearest(x * 0.6366197723675814) : 0;
   double r = ((x - n * 1.5707963109016418) - n * 1.5893254712295857e-08) - n * 6.123233995736766e-17;
-  if (!(abs_of(r) < 1)) r = x - x;  // infinities: NaN; beyond any accuracy: 0
+  if (!(abs_of(r) < 1)) r = x - x;  // infinities become NaN; larger numbers, where nothing is accurate, 0
   const int64_t quadrant = static_cast<int64_t>(n);
   const double z = r * r;
   const double s = r * series(kSine, -z), c = series(kCosine, -z);
-  const double both[2] = {s, c};  // no branches: quadrants change from one element to the next
+  const double both[2] = {s, c};  // no branches, because quadrants change from element to element
   *sine = both[quadrant & 1] * static_cast<double>(1 - (quadrant & 2));
   *cosine = both[~quadrant & 1] * static_cast<double>(1 - ((quadrant + 1) & 2));
 }
@@ -114,7 +114,7 @@ double small_odd(double x, double cubic) { return x + cubic * x * x * x; }  // |
 double value(int32_t kind, double x) {
   const bool small = abs_of(x) < 1e-4;
   double s = 0, c = 1;
-  // clang-format off: a kind a line
+  // clang-format off: one kind a line
   switch (kind) {
     case UNARY_SIN: sin_cos(x, &s, &c); return s;
     case UNARY_COS: sin_cos(x, &s, &c); return c;
@@ -135,7 +135,7 @@ double value(int32_t kind, double x) {
   // clang-format on
 }
 
-// The exact remainder with the sign of a, as C's fmod.
+// The exact remainder with the sign of a, like fmod in C.
 double remainder_of(double a, double b) {
   double r = abs_of(a);
   const double d = abs_of(b);
@@ -193,7 +193,7 @@ double pair_value(int32_t kind, double a, double b) {
   if (kind == BINARY_ATAN2) return atan2_of(a, b);
   const double r = remainder_of(a, b);
   if (kind == BINARY_FMOD) return r;
-  if (abs_of(b) == kInf) return r == 0 || (r < 0) == (b < 0) ? r : b;  // mod: the sign of b, as Python's
+  if (abs_of(b) == kInf) return r == 0 || (r < 0) == (b < 0) ? r : b;  // mod: the sign of b, as in Python
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
 
@@ -210,7 +210,7 @@ void scalar_binary(int32_t kind, const float* a, int64_t a_step, const float* b,
 
 void float_binary(const Kernels& kernels, int32_t kind, const float* a, int64_t a_step, const float* b, int64_t b_step,
                   float* y, int64_t n) {
-  if (kind == BINARY_POW && !b_step && *b == 2.f) {  // squares are exact enough in float to have the same bits
+  if (kind == BINARY_POW && !b_step && *b == 2.f) {  // the square in float is exact enough to have the same bits
     b = a;
     b_step = a_step;
     kind = BINARY_MUL;

@@ -14,7 +14,7 @@ constexpr int32_t kArgKind = attr_at(OP_ARG_REDUCE, "str kind"), kArgAxis = attr
                   kSumExclusive = attr_at(OP_CUMSUM, "bool exclusive"),
                   kSumReverse = attr_at(OP_CUMSUM, "bool reverse");
 
-// Where [outer, n, inner] of x has the elements of a column: outer * inner of them.
+// The positions of a column's elements in x [outer, n, inner], which has outer * inner columns.
 struct Columns {
   int64_t n, inner;
   int32_t dtype;
@@ -31,7 +31,7 @@ int64_t num_columns(const Tensor& x, int64_t axis) {
   return x.rank ? extent(x, 0, static_cast<int32_t>(axis)) * extent(x, static_cast<int32_t>(axis) + 1, x.rank) : 1;
 }
 
-// Integers in the order of the elements; zeros are equal, NaN is the largest.
+// Maps elements to integers of the same order; zeros are equal, NaN is the largest.
 void load_keys(int32_t dtype, const uint8_t* data, int64_t step, int64_t n, int64_t* out) {
   if (dtype != PS_F32) return load_integers(dtype, data, step, n, out);
   for (int64_t i = 0; i < n; ++i) {
@@ -76,7 +76,7 @@ constexpr Phase kArgReduce = {
 struct Entry { int64_t key, index; };
 bool is_before(const Entry& a, const Entry& b) { return a.key != b.key ? a.key > b.key : a.index < b.index; }
 
-// A heap whose first entry comes last in the order.
+// A heap whose top is the last in the order.
 void sink(Entry* heap, int64_t n, int64_t at) {
   for (int64_t child; (child = 2 * at + 1) < n; at = child) {
     if (child + 1 < n && is_before(heap[child], heap[child + 1])) ++child;
@@ -170,7 +170,7 @@ void run_cumsum(const Call& c, int64_t begin, int64_t end, int32_t) {
 constexpr Phase kCumsum = {
     .split = SPLIT_ITEMS, .items = cumsum_items, .run = run_cumsum, .reads_all = operands(0), .writes_outputs = true};
 
-// An axis of a tensor; a scalar has the axes -1 and 0.
+// Normalizes the axis of a tensor; a scalar has the axes -1 and 0.
 ps_status take_axis(AttrValue* axis, int32_t rank) {
   if (rank == 0 && (axis->i == 0 || axis->i == -1)) {
     axis->i = 0;

@@ -1,11 +1,11 @@
-// Copies elements from places a stride apart along each axis.
+// Copies elements with a stride along each axis.
 // Hot: runs in every step.
 #include "arrays/strided_copy.h"
 
 namespace ps {
 namespace {
 
-constexpr int64_t kTile = 16;  // of the axis with stride 1: 64 bytes of f32
+constexpr int64_t kTile = 16;  // along the axis with stride 1: 64 bytes of f32
 
 template <class T>
 void splat_of(const uint8_t* from, int64_t n, uint8_t* to) {
@@ -23,7 +23,7 @@ void pick(const uint8_t* from, int64_t stride, int64_t n, uint8_t* to) {
 }
 
 void pick_elements(const uint8_t* from, int64_t bytes, int64_t stride, int64_t n, uint8_t* to) {
-  // clang-format off: a size a line
+  // clang-format off: one size a line
   switch (bytes) {
     case 1: return pick<uint8_t>(from, stride, n, to);
     case 2: return pick<uint16_t>(from, stride, n, to);
@@ -91,7 +91,7 @@ void copy_elements(uint8_t* to, const uint8_t* from, int64_t bytes) {
 }
 
 void splat(const uint8_t* from, int64_t bytes, int64_t n, uint8_t* to) {
-  // clang-format off: a size a line
+  // clang-format off: one size a line
   switch (bytes) {
     case 1: memset(to, *from, static_cast<size_t>(n)); return;
     case 2: return splat_of<uint16_t>(from, n, to);
@@ -195,7 +195,7 @@ void StridedCopy::transpose(const uint8_t* x, uint8_t* y, int64_t begin, int64_t
 
 void StridedCopy::run(const uint8_t* x, uint8_t* y, int64_t begin, int64_t end) const {
   if (unit < 0) return copy_rows(x, y, begin * kItem, end * kItem < total ? end * kItem : total);
-  // clang-format off: a size a line
+  // clang-format off: one size a line
   switch (bytes) {
     case 1: return transpose<uint8_t>(x, y, begin, end);
     case 2: return transpose<uint16_t>(x, y, begin, end);

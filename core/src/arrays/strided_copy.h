@@ -1,4 +1,4 @@
-// Copies elements to dense memory from places a stride apart along each axis: permute, slice, expand.
+// Copies elements with a stride along each axis to dense memory: permute, slice, expand.
 #ifndef PENSTOCK_ARRAYS_STRIDED_COPY_H
 #define PENSTOCK_ARRAYS_STRIDED_COPY_H
 
@@ -6,9 +6,9 @@
 
 namespace ps {
 
-// Copies `count` elements of 1, 2, 4 or 8 bytes each; short runs need no call.
+// Copies `count` elements of 1, 2, 4 or 8 bytes each; avoids a call for short runs.
 void copy_elements(uint8_t* to, const uint8_t* from, int64_t bytes);
-// n times the same element.
+// Repeats one element n times.
 void splat(const uint8_t* from, int64_t bytes, int64_t n, uint8_t* to);
 
 struct StridedCopy {
@@ -22,12 +22,12 @@ struct StridedCopy {
     strides[rank++] = stride;
     total *= dim;
   }
-  void plan();  // joins axes
+  void plan();  // merges axes
   int64_t items() const;
   void run(const uint8_t* x, uint8_t* y, int64_t begin, int64_t end) const;
 
  private:
-  int32_t unit = -1;  // the axis with stride 1, where it is not the last: the last two are transposed in tiles
+  int32_t unit = -1;  // the axis with stride 1 if it is not the last: then the last two are transposed in tiles
 
   template <class T>
   void transpose(const uint8_t* x, uint8_t* y, int64_t begin, int64_t end) const;

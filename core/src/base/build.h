@@ -1,5 +1,5 @@
-// The ops, schemes and layouts that this build contains: all of them, or those that -DPENSTOCK_OPS_FROM found in
-// bundles.  Kernels include this header, so it defines only constants of internal linkage.
+// The ops, schemes and layouts in this build: all, or those that -DPENSTOCK_OPS_FROM found in bundles.  Kernels include
+// this header, so it defines only constants of internal linkage.
 #ifndef PENSTOCK_BASE_BUILD_H
 #define PENSTOCK_BASE_BUILD_H
 
@@ -13,7 +13,7 @@ namespace ps {
 namespace {
 
 #ifdef PENSTOCK_OPS_FROM
-// `name` between spaces in `list`.
+// Whether `list` contains `name` between spaces.
 constexpr bool is_listed(const char* list, const char* name) {
   for (; *list; ++list) {
     if (*list != ' ') continue;
@@ -35,7 +35,7 @@ constexpr bool builds_layout(int) { return true; }
 constexpr bool builds_kv(int) { return true; }
 constexpr bool kBuildsNetworks = true;
 #endif
-// The ops that attention's kernels compute; ops/op_ids.h checks that none is missing.
+// The ops that the attention kernels compute; ops/op_ids.h checks that the list is complete.
 constexpr const char* kAttentionOps[] = {"attention",          "sink_attention",    "latent_attention",
                                          "relative_attention", "context_attention", "disentangled_attention"};
 constexpr bool builds_attention() {

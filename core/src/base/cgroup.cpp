@@ -27,7 +27,7 @@ int32_t quota_at(const char* folder) {
   char path[PATH_MAX + 32], line[128];
   long long quota = 0, period = 0;
   snprintf(path, sizeof(path), "%s/cpu.max", folder);
-  if (read_line(path, line, sizeof(line))) {  // version 2; "max" is no quota
+  if (read_line(path, line, sizeof(line))) {  // version 2; "max" means no quota
     return sscanf(line, "%lld %lld", &quota, &period) == 2 ? cpus_of(quota, period) : INT32_MAX;
   }
   snprintf(path, sizeof(path), "%s/cpu.cfs_quota_us", folder);
@@ -37,7 +37,7 @@ int32_t quota_at(const char* folder) {
   return cpus_of(quota, period);
 }
 
-// The least quota of `group` and all that it lies in.
+// The smallest quota of `group` and its ancestors.
 int32_t quota_up_from(const char* root, const char* group) {
   char folder[PATH_MAX];
   int32_t least = INT32_MAX;

@@ -14,7 +14,7 @@ inline int64_t now_ns() {
   return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
-// Nanoseconds that the calling thread ran on a core.
+// CPU time of the calling thread in nanoseconds.
 inline int64_t thread_ns() {
   timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

@@ -1,4 +1,4 @@
-// Detection of instruction levels, and the choice of the table of kernels.
+// Detection of instruction levels, and selection of the kernel table.
 #include "base/cpu.h"
 
 #include <math.h>
@@ -18,10 +18,10 @@
 namespace ps {
 #if defined(PENSTOCK_PLANTED)
 const Kernels* planted_kernels(
-    const Kernels* kernels);  // core/tools/check/planted.cpp: faults for the tests of the tests
+    const Kernels* kernels);  // core/tools/check/planted.cpp: injected faults that check the tests themselves
 #endif
 #if defined(__x86_64__)
-// core/kernels/levels/avx512_bf16.cpp: the instruction itself, acc [16] += a [16][2] . b [16][2].
+// core/kernels/levels/avx512_bf16.cpp: the bare instruction, acc [16] += a [16][2] . b [16][2].
 void dot_pairs(const uint16_t* a, const uint16_t* b, float* acc);
 #endif
 namespace {
@@ -33,7 +33,7 @@ uint64_t enabled_state() {  // xgetbv(0): which registers the operating system s
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// A process must ask for tile registers.  The system refuses if a thread's signal stack is too small for them.
+// A process must request tile registers.  The system refuses if a thread's signal stack is too small for them.
 bool may_use_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
@@ -68,7 +68,7 @@ X86 detect() {
     memcpy(vendor + 8, &c, 4);
   }
   found.amd = strcmp(vendor, "AuthenticAMD") == 0;
-  found.zen4 = found.avx512 && found.amd && family == 0x19;  // Zen 3, too, but for AVX-512
+  found.zen4 = found.avx512 && found.amd && family == 0x19;  // Zen 3 has this family too, but not AVX-512
   return found;
 }
 #endif
@@ -89,8 +89,8 @@ float from_bf16(uint16_t half) {
 
 }  // namespace
 
-// The operands have magnitudes from 2^-8 to 2^7 with random fractions and signs, so that another order of additions, or
-// another rounding, changes most lanes.
+// The operands have magnitudes from 2^-8 to 2^7 with random fractions and signs, so that another order of additions or
+// another rounding changes most lanes.
 bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc)) {
   uint32_t state = 1;
   const auto draw = [&] { return state = state * 1664525u + 1013904223u; };
@@ -116,7 +116,7 @@ int32_t cpu_levels(CpuLevel* out, bool tiles) {
   int32_t count = 0;
 #if defined(__x86_64__)
   const X86 machine = detect();
-  // Two fused multiply-adds do the same in half the time on processors of Intel that have the instruction.
+  // On Intel processors with the instruction, two fused multiply-adds give the same in half the time.
   const bool dots = machine.avx512 && machine.bf16 && machine.amd && kernels_avx512_bf16 && dots_in_order(dot_pairs);
   const Kernels* const with_dots = machine.zen4 ? kernels_avx512_short_prefetch : kernels_avx512_bf16;
   const bool amx = kernels_amx && machine.avx512 && machine.bf16 && machine.tiles;

@@ -1,5 +1,5 @@
-// CRC-32 by the instructions of the processor, which keep up with a fast disk: carry-less multiplication on x86-64,
-// CRC-32 instructions on AArch64.  Other processors use sixteen tables and take sixteen bytes a step.
+// CRC-32 with the processor's instructions, which keep up with a fast disk: carry-less multiplication on x86-64, CRC-32
+// instructions on AArch64.  Other processors use sixteen tables and process sixteen bytes per step.
 // Hot: runs for every checksum of a file.
 #include "base/crc32.h"
 
@@ -15,7 +15,7 @@
 namespace ps {
 namespace {
 
-constexpr uint32_t kPolynomial = 0xEDB88320u;  // bits reversed, as the whole checksum is
+constexpr uint32_t kPolynomial = 0xEDB88320u;  // bits reversed, as in the whole checksum
 
 struct Table { uint32_t t[256]; };
 
@@ -37,7 +37,7 @@ uint32_t update_by_bytes(uint32_t crc, const uint8_t* p, int64_t bytes) {
   return crc;
 }
 
-// Made on first use, by processors without the instructions: as constants they would be 16 kB of the file.
+// Built on first use, on processors without the instructions: as constants the tables would add 16 kB to the library.
 uint32_t tables[16][256];
 pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
@@ -66,7 +66,7 @@ uint32_t update_by_tables(uint32_t crc, const uint8_t* p, int64_t bytes) {
 #if defined(__x86_64__)
 constexpr int64_t kFoldBytes = 64;
 
-// x^n modulo the polynomial, one bit up: a product of two reversed numbers lies one bit lower than its place.
+// x^n modulo the polynomial, shifted up one bit: a product of two reversed numbers is one bit too low.
 constexpr uint64_t power(int n) {
   uint32_t c = 1u << 31;
   for (; n > 0; --n) c = (c & 1) ? kPolynomial ^ (c >> 1) : c >> 1;
@@ -81,7 +81,7 @@ bool detect() {
   return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 1));
 }
 
-// `x` moved on by the distance that `by` holds the powers of, and `next` added.
+// Advances `x` by the distance whose powers `by` holds, and adds `next`.
 __attribute__((target("pclmul"))) inline __m128i fold(__m128i x, __m128i by, __m128i next) {
   return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, by, 0x00), _mm_clmulepi64_si128(x, by, 0x11)), next);
 }
@@ -90,8 +90,8 @@ __attribute__((target("pclmul"))) inline __m128i load(const void* p) {
   return _mm_loadu_si128(static_cast<const __m128i*>(p));
 }
 
-// V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using
-// PCLMULQDQ Instruction", Intel 2009; the table takes what is left of 16 bytes.
+// V.  Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.  The tables
+// reduce the last 16 bytes.
 __attribute__((target("pclmul"))) uint32_t update_fast(uint32_t crc, const uint8_t* p, int64_t bytes) {
   if (bytes < kFoldBytes) return update_by_bytes(crc, p, bytes);
   const __m128i far = load(kFar), near = load(kNear);
@@ -115,7 +115,7 @@ bool detect() {
   return getauxval(AT_HWCAP) & kCrc32;
 }
 
-// In assembly, as compilers differ in how they let one function use the extension.
+// In assembly, because compilers differ in how one function may use the extension.
 uint32_t update_fast(uint32_t crc, const uint8_t* p, int64_t bytes) {
   for (; bytes >= 8; bytes -= 8, p += 8) {
     uint64_t w;
@@ -130,7 +130,7 @@ uint32_t update_fast(uint32_t crc, const uint8_t* p, int64_t bytes) { return upd
 #endif
 
 bool is_fast() {
-  static int cached = -1;  // asked once: the question leaves a virtual machine for a while
+  static int cached = -1;  // cached, because cpuid traps in a virtual machine
   int support = __atomic_load_n(&cached, __ATOMIC_RELAXED);
   if (support < 0) {
     support = detect();

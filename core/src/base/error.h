@@ -6,7 +6,7 @@
 
 namespace ps {
 
-// A run of bytes that is not terminated: a name inside the metadata.
+// Bytes without a terminator: a name inside the metadata.
 struct Str {
   const char* data;
   uint32_t size;
@@ -17,7 +17,7 @@ bool equal(Str a, const char* b);
 
 // Sets the thread's message and returns the status.
 ps_status fail(ps_status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
-// Puts text in front of the thread's message and returns the status.
+// Prepends text to the thread's message and returns the status.
 ps_status prefix(ps_status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
 const char* error_message();
 

@@ -1,7 +1,7 @@
 // The floating-point environment: rounding mode, subnormal numbers and exception masks.
 //
-// Results do not depend on the settings of the calling thread.  Every function of the API that computes holds a
-// FloatEnvironment, and a thread of a pool sets its own when it starts.
+// Results must not depend on the settings of the calling thread.  Every API function that computes holds a
+// FloatEnvironment, and a pool's threads set their own when they start.
 #ifndef PENSTOCK_BASE_FLOAT_ENVIRONMENT_H
 #define PENSTOCK_BASE_FLOAT_ENVIRONMENT_H
 
@@ -25,7 +25,7 @@ inline void write_float_registers(const FloatRegisters& wanted) {
   __asm__ volatile("ldmxcsr %0" : : "m"(wanted.mxcsr) : "memory");
 }
 constexpr FloatRegisters kDefaultFloatRegisters = {0x1f80};
-constexpr uint32_t kExceptionFlags = 0x3f;  // they say what happened and change no result
+constexpr uint32_t kExceptionFlags = 0x3f;  // the flags of past exceptions; they do not affect results
 inline bool is_default(const FloatRegisters& found) {
   return (found.mxcsr & ~kExceptionFlags) == kDefaultFloatRegisters.mxcsr;
 }
@@ -45,7 +45,7 @@ inline void write_float_registers(const FloatRegisters& wanted) {
 constexpr FloatRegisters kDefaultFloatRegisters = {0, 0};
 inline bool is_default(const FloatRegisters& found) { return found.fpcr == kDefaultFloatRegisters.fpcr; }
 inline bool equal(const FloatRegisters& a, const FloatRegisters& b) { return a.fpcr == b.fpcr && a.fpsr == b.fpsr; }
-#else  // the C library knows the registers of other processors, at a higher price
+#else  // the C library knows the registers of other processors, but is slower
 struct FloatRegisters { fenv_t environment; };
 inline FloatRegisters read_float_registers() {
   FloatRegisters found;
@@ -57,7 +57,7 @@ inline bool is_default(const FloatRegisters&) { return false; }
 inline bool equal(const FloatRegisters&, const FloatRegisters&) { return false; }
 #endif
 
-// Sets the default in the place of another environment; writing costs more than reading.
+// Sets the default if the environment differs; writing costs more than reading.
 inline void set_default_float_environment(const FloatRegisters& found = read_float_registers()) {
   if (is_default(found)) return;
 #if defined(__x86_64__) || defined(__aarch64__)
@@ -67,7 +67,7 @@ inline void set_default_float_environment(const FloatRegisters& found = read_flo
 #endif
 }
 
-// The default environment for as long as this object lives, then the caller's, its exception flags included.
+// Sets the default environment for its lifetime, then restores the caller's, including exception flags.
 class FloatEnvironment {
  public:
   FloatEnvironment() : saved_(read_float_registers()) { set_default_float_environment(saved_); }

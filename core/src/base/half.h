@@ -5,10 +5,10 @@
 #include <stdint.h>
 
 #define PS_INLINE inline __attribute__((always_inline))
-#ifdef PS_GENERIC  // loops over lanes in memory: unrolled or repeated, they would only be large
+#ifdef PS_GENERIC  // loops over lanes in memory: unrolling or inlining would only add code
 #define PS_UNROLL
 #define PS_LONG __attribute__((noinline))
-#define PS_SMALL __attribute__((cold))  // what packs, once for each weight
+#define PS_SMALL __attribute__((cold))  // for packing, which runs once per weight
 #else
 #define PS_SMALL
 #define PS_UNROLL _Pragma("GCC unroll 16")
@@ -53,7 +53,7 @@ PS_INLINE uint16_t f32_to_f16(float x) {
   uint32_t sign = (u >> 16) & 0x8000u;
   u &= 0x7fffffffu;
   uint32_t normal = (u - (112u << 23) + 0xfffu + ((u >> 13) & 1u)) >> 13;
-  // Below 2^-14 the addition of 0.5 lets the hardware round at the right bit.
+  // Below 2^-14 adding 0.5 makes the hardware round at the right bit.
   uint32_t subnormal = bits_of(float_of(u) + 0.5f) - 0x3f000000u;
   uint32_t h = u < 0x38800000u ? subnormal : normal;
   if (u >= 0x47800000u) h = u > 0x7f800000u ? 0x7e00u : 0x7c00u;

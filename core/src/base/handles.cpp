@@ -5,15 +5,15 @@
 namespace ps {
 namespace {
 
-// A handle is a token, not an address: its kind, its slot, and a number that no other handle ever has.  The low bits of
-// a token are never those of a pointer to an object.  A slot that is reused gives another token, so a closed handle
-// stays closed.
+// A handle is a token, not an address: its kind, its slot, and a number that is never used again.  The low bits of a
+// token differ from those of any pointer to an object.  Reusing a slot gives another token, so a closed handle stays
+// closed.
 static_assert(sizeof(uintptr_t) == 8, "tokens take 64 bits");
 constexpr int kKindBits = 3, kSlotBits = 20, kSlots = 64;
 constexpr uintptr_t kFree = 0, kChanging = uintptr_t{1} << kKindBits;  // neither has a kind
 constexpr int64_t kMaxSlots = int64_t{1} << kSlotBits;
 
-// Slots are reused, but never moved or freed; new ones come in chunks.
+// Slots are reused but never moved or freed; new ones are allocated in chunks.
 struct Slot {
   std::atomic<uintptr_t> token;
   std::atomic<void*> object;

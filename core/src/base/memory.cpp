@@ -12,7 +12,7 @@ namespace {
 int64_t system_page_bytes() { return sysconf(_SC_PAGESIZE); }
 
 #if defined(__SANITIZE_ADDRESS__)
-// The heap has red zones, which mapped pages lack.
+// The heap gets red zones from AddressSanitizer; mapped pages do not.
 bool Region::allocate(int64_t bytes, bool) {
   release();
   if (bytes <= 0) return bytes == 0;
@@ -32,7 +32,7 @@ void Region::release() {
 bool Region::allocate(int64_t bytes, bool huge) {
   release();
   if (bytes <= 0) return bytes == 0;
-  // Huge pages lie at multiples of their size: map one more, keep the aligned middle.
+  // Huge pages are aligned to their size: map one more and keep the aligned middle.
   const bool align = huge && bytes >= kHugePageBytes;
   int64_t kept = bytes, mapped = bytes;
   if (align && (!checked_align(bytes, system_page_bytes(), &kept) || !checked_add(kept, kHugePageBytes, &mapped)))
@@ -45,8 +45,8 @@ bool Region::allocate(int64_t bytes, bool huge) {
     if (before) munmap(data_, static_cast<size_t>(before));
     data_ += before;
     if (kHugePageBytes > before) munmap(data_ + kept, static_cast<size_t>(kHugePageBytes - before));
-    // This is advice; ordinary pages do too.  Memory that does not fill a huge page gets ordinary ones, so that no more
-    // is used than was planned.
+    // This is only advice; ordinary pages work too.  Memory that does not fill a huge page gets ordinary ones, so no
+    // more is used than was planned.
     madvise(data_, static_cast<size_t>(kept - kept % kHugePageBytes), MADV_HUGEPAGE);
   }
   bytes_ = bytes;

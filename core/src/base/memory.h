@@ -12,7 +12,7 @@
 
 namespace ps {
 
-// A growing array of plain data.  resize and push say false when memory runs out.
+// A growing array of plain data. resize and push return false if memory runs out.
 template <typename T>
 class Vec {
   static_assert(std::is_trivially_copyable<T>::value, "elements are moved with realloc");
@@ -22,7 +22,7 @@ class Vec {
   Vec(const Vec&) = delete;
   Vec& operator=(const Vec&) = delete;
   Vec(Vec&& other) noexcept { *this = std::move(other); }
-  Vec& operator=(Vec&& other) noexcept {  // each is left with what the other had
+  Vec& operator=(Vec&& other) noexcept {  // swaps the contents
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(capacity_, other.capacity_);
@@ -30,7 +30,7 @@ class Vec {
   }
   ~Vec() { free(data_); }
 
-  // New elements are zero bytes.
+  // New elements are zero.
   bool resize(int64_t size) {
     if (!reserve(size)) return false;
     if (size > size_) memset(static_cast<void*>(data_ + size_), 0, static_cast<size_t>(size - size_) * sizeof(T));
@@ -38,7 +38,7 @@ class Vec {
     return true;
   }
   bool push(const T& value) {
-    const T copy = value;  // `value` may lie inside the array that moves
+    const T copy = value;  // `value` may be inside the array that is reallocated
     if (size_ == capacity_ && !reserve(size_ ? size_ * 2 : 8)) return false;
     data_[size_++] = copy;
     return true;
@@ -70,7 +70,7 @@ class Vec {
   int64_t size_ = 0, capacity_ = 0;
 };
 
-// Objects without operator new, which would bring in the C++ runtime.  Null when memory runs out.
+// Objects without operator new, which would require the C++ runtime.  Null if memory runs out.
 template <typename T>
 T* create_object() {
   void* memory = aligned_alloc(alignof(T) < 16 ? 16 : alignof(T), (sizeof(T) + 63) / 64 * 64);
@@ -85,14 +85,14 @@ void destroy_object(T* object) {
 
 int64_t system_page_bytes();  // 4,096, or 16 or 64 KiB
 
-// Pages from the system: zero, committed when first touched, given back at the end.
+// Pages from the system: zero, committed when first touched, released by the destructor.
 class Region {
  public:
   Region() = default;
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
   Region(Region&& other) noexcept { *this = std::move(other); }
-  Region& operator=(Region&& other) noexcept {  // each is left with what the other had
+  Region& operator=(Region&& other) noexcept {  // swaps the contents
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     std::swap(mapped_bytes_, other.mapped_bytes_);
@@ -109,7 +109,7 @@ class Region {
   int64_t bytes_ = 0, mapped_bytes_ = 0;
 };
 
-// Objects in pages of their own, constructed before anything reads them.  A moved one leaves what the other had.
+// Objects in pages of their own, all constructed before use.  Moving swaps the contents.
 template <typename T>
 class Objects {
   static_assert(std::is_trivially_destructible<T>::value, "nothing runs when the pages are given back");
@@ -139,7 +139,7 @@ class Objects {
   T* first_ = nullptr;
 };
 
-// Sizes that never wrap: false when the result does not fit.
+// Size arithmetic with overflow checks: false if the result does not fit.
 inline bool checked_mul(int64_t a, int64_t b, int64_t* out) { return !__builtin_mul_overflow(a, b, out); }
 inline bool checked_add(int64_t a, int64_t b, int64_t* out) { return !__builtin_add_overflow(a, b, out); }
 inline bool checked_align(int64_t a, int64_t step, int64_t* out) {

@@ -1,4 +1,4 @@
-// The parser of lists of sizes.  It checks everything, as the text comes from files.
+// The parser of lists of sizes.  It checks everything, because the text comes from files.
 #include "base/size_list.h"
 
 #include <string.h>

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Bundles are mapped and read as they lie in the file, and sizes are 64 bit.
+// Bundles are mapped and used without conversion, and sizes are 64 bit.
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "Penstock runs only on little-endian machines: this compiler builds for a big-endian one"
 #endif
@@ -50,7 +50,7 @@ File::~File() {
 }
 
 ps_status File::open(const char* path, bool map) {
-  descriptor_ = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe never blocks here
+  descriptor_ = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not block here
   if (descriptor_ < 0) return fail(PS_IO_ERROR, "%s", strerror(errno));
   return load(map);
 }
@@ -69,7 +69,7 @@ ps_status File::load(bool map) {
     data_ = static_cast<const uint8_t*>(data);
     mapped_ = true;
     madvise(data, static_cast<size_t>(bytes_),
-            MADV_HUGEPAGE);  // advice: what is not in the cache yet is read as huge pages
+            MADV_HUGEPAGE);  // advice: read uncached parts as huge pages
     return PS_OK;
   }
   if (!copy_.allocate(bytes_, true))

@@ -11,7 +11,7 @@
 namespace ps {
 
 constexpr uint16_t kFormatMajor = 1, kFormatMinor = 1;
-constexpr uint32_t kFeatureNetwork = 1;               // of required_features: the graph is a general network
+constexpr uint32_t kFeatureNetwork = 1;               // in required_features: the graph is a general network
 constexpr uint64_t kKnownFeatures = kFeatureNetwork;  // the bits that this version understands
 constexpr int64_t kHeaderBytes = 64, kPageBytes = 4096, kMaxMetadataBytes = int64_t{64} << 20;
 
@@ -30,16 +30,16 @@ class File {
   File& operator=(const File&) = delete;
   ~File();
   ps_status open(const char* path, bool map);
-  // Bytes of the file as it is now: what shrank since it was opened is an error here, not a fault.
+  // The current size of the file: if it shrank since it was opened, that is an error here, not a SIGBUS.
   ps_status read(int64_t offset, int64_t bytes, uint8_t* out) const;
-  // Copies bytes begin (a multiple of a page) to end into private memory of huge pages, read by the pool's threads;
-  // at() then points into the copy.  The page cache behind it is dropped.  Does nothing for a file that was read whole.
+  // Copies bytes begin (page-aligned) to end into private memory of huge pages, read by the pool's threads; at() then
+  // points into the copy.  Drops the range from the page cache.  Has no effect if the file was read into memory.
   ps_status copy(int64_t begin, int64_t end, Pool* pool);
-  // The bytes at an offset: of the copy where there is one.
+  // The bytes at an offset, in the copy if it covers them.
   const uint8_t* at(int64_t offset) const {
     return offset >= copy_begin_ && offset < copy_end_ ? copy_.data() + (offset - copy_begin_) : data_ + offset;
   }
-  const uint8_t* data() const { return data_; }  // the mapping, whatever was copied
+  const uint8_t* data() const { return data_; }  // the mapping, never the copy
   int64_t bytes() const { return bytes_; }
   const struct stat& as_opened() const { return opened_; }
 
@@ -50,15 +50,15 @@ class File {
   int64_t bytes_ = 0, copy_begin_ = 0, copy_end_ = 0;
   int descriptor_ = -1;
   bool mapped_ = false;
-  struct stat opened_{};  // as it was found
+  struct stat opened_{};  // when it was opened
   Region copy_;
 };
 
-// Reads it all: 0, -1 where the file ends too soon, or an error number; and what to say of the latter two.
+// Reads the whole file: 0, -1 if it ends too soon, or an errno; reports the latter two.
 int read_all(int descriptor, int64_t offset, int64_t bytes, uint8_t* out);
 ps_status read_failed(int error);
 
-// The header, checked against the file's size; versions and features that are too new are refused by name.
+// Checks the header against the file's size; refuses newer versions and unknown features by name.
 ps_status read_header(const File& file, Header* out);
 
 }  // namespace ps

@@ -14,7 +14,7 @@
 namespace ps {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{4} << 20;  // two huge pages: what a thread reads, then drops from the cache
+constexpr int64_t kChunkBytes = int64_t{4} << 20;  // two huge pages: read, then dropped from the page cache
 
 struct CopyJob {
   int descriptor;
@@ -24,8 +24,8 @@ struct CopyJob {
   std::atomic<int> error{0};
 };
 
-// Each thread takes the next chunk, and drops the page cache of a chunk that it has read, so that memory never holds a
-// second copy.  The kernel keeps pages that another process maps.
+// Each thread takes the next chunk, reads it and drops it from the page cache, so that memory never holds everything
+// twice.  The kernel keeps pages that another process maps.
 void run_copy(void* argument, int32_t) {
   CopyJob* job = static_cast<CopyJob*>(argument);
   while (job->error.load(std::memory_order_relaxed) == 0) {
@@ -40,7 +40,7 @@ void run_copy(void* argument, int32_t) {
 
 }  // namespace
 
-// If the file was rewritten in place with the same size, the copy would mix two files.
+// If the file was rewritten in place with the same size meanwhile, the copy may mix two files.
 ps_status File::check_unchanged() const {
   struct stat now;
   if (fstat(descriptor_, &now) != 0) return fail(PS_IO_ERROR, "%s", strerror(errno));
@@ -71,7 +71,7 @@ ps_status File::copy(int64_t begin, int64_t end, Pool* pool) {
     copy_.release();
     return status;
   }
-  posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_DONTNEED);  // also what lay across two chunks
+  posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_DONTNEED);  // also pages that two chunks share
   copy_begin_ = begin;
   copy_end_ = end;
   return PS_OK;

@@ -7,13 +7,13 @@ namespace ps {
 namespace {
 
 template <typename T>
-T load(const uint8_t* p) {  // the format is little-endian, and so are the machines that we run on
+T load(const uint8_t* p) {  // the format is little-endian, like all supported machines
   T value;
   memcpy(&value, p, sizeof(T));
   return value;
 }
 
-// Length of the UTF-8 sequence at p, 0: none that is sound.
+// Length of the UTF-8 sequence at p; 0: it is invalid.
 uint32_t utf8_length(const uint8_t* p, uint32_t left) {
   const uint8_t c = p[0];
   if (c < 0x80) return 1;

@@ -1,8 +1,7 @@
 // A reader of the FlatBuffers wire format that checks every access.
 //
-// Nothing in the buffer is trusted: a table, vector or string is looked at only after its bounds, its
-// alignment and its vtable are known to be sound.  The schema nests no table in itself, so that depth is
-// bounded by the code that reads it.
+// Nothing in the buffer is trusted: a table, vector or string is read only after its bounds, alignment and vtable were
+// checked.  No table of the schema contains itself, so the code that reads it bounds the depth.
 #ifndef PENSTOCK_BUNDLE_FLATBUFFER_H
 #define PENSTOCK_BUNDLE_FLATBUFFER_H
 
@@ -22,7 +21,7 @@ struct FlatVector {
   uint32_t count;
 };
 
-// Where a table is, for messages: "values[12]".  index -1: the root.
+// The location of a table for messages: "values[12]". index -1: the root.
 struct FlatPlace {
   const char* name;
   int64_t index;
@@ -33,7 +32,7 @@ class FlatTable {
   // The root of a buffer with this file identifier.
   static ps_status root(FlatBuffer buffer, const char* identifier, FlatTable* out);
 
-  // Absent fields have the default.
+  // Absent fields have the default value.
   ps_status read_i32(int field, const char* name, int32_t otherwise, int32_t* out) const {
     return read_scalar(field, name, otherwise, out);
   }
@@ -49,7 +48,7 @@ class FlatTable {
   // Elements of `bytes` each, aligned to `align`, at most `max_count`; absent: empty.
   ps_status read_vector(int field, const char* name, uint32_t bytes, uint32_t align, uint32_t max_count,
                         FlatVector* out) const;
-  // A table that a vector of offsets refers to.
+  // A table in a vector of offsets.
   ps_status table_at(const FlatVector& vector, uint32_t index, const char* name, FlatTable* out) const;
   const FlatPlace& place() const { return place_; }
 

@@ -109,10 +109,10 @@ ps_status read_symbol(const FlatTable& table, Graph* graph) {
   return graph->symbols.push(symbol) ? PS_OK : no_memory();
 }
 
-// A custom op.  The file names it but never contains it.
+// A custom op.  The file names it but never contains its code.
 ps_status check_foreign(const OpUse& use) {
 #ifdef PENSTOCK_OP_NAMES
-  return PS_OK;  // core/tools/generate/bundle_ops.cpp: the program that runs the bundle loads the op
+  return PS_OK;  // core/tools/generate/bundle_ops.cpp only reads: the program that runs the bundle loads the op
 #endif
   const int32_t op = find_loaded_op(use.name);
   if (op < 0) {
@@ -158,7 +158,7 @@ ps_status read_op(const FlatTable& table, Graph* graph) {
   return graph->ops.push(use) ? PS_OK : no_memory();
 }
 
-// Dim's symbol becomes the role of the symbol, which is what a step knows.
+// Replaces the symbol of a Dim by its role, which a step provides.
 ps_status read_dim(const uint8_t* p, const Graph& graph, Dim* out) {
   int32_t symbol;
   memcpy(&symbol, p, 4);
@@ -282,7 +282,7 @@ ps_status read_segment(const FlatTable& table, Graph* graph) {
   return graph->segments.push(segment) ? PS_OK : no_memory();
 }
 
-ps_status read_property(const FlatTable& table) {  // for people and tools: the core needs none
+ps_status read_property(const FlatTable& table) {  // for people and tools; the core does not use it
   Str key, value;
   PS_TRY(read_name(table, 0, "key", &key));
   return table.read_string(1, "value", kMaxText, true, &value);

@@ -1,4 +1,4 @@
-// The reader of the metadata of a bundle.
+// The parser of a bundle's metadata.
 #ifndef PENSTOCK_BUNDLE_METADATA_H
 #define PENSTOCK_BUNDLE_METADATA_H
 
@@ -7,7 +7,7 @@
 
 namespace ps {
 
-// The metadata's tables as a Graph.  Counts and indices of symbols and ops are checked here, the rest by validate.
+// Converts the metadata's tables to a Graph.  Checks counts and indices of symbols and ops; validate checks the rest.
 ps_status read_metadata(FlatBuffer buffer, Graph* graph);
 
 }  // namespace ps

@@ -1,4 +1,4 @@
-// The shapes of general networks.  Files and callers are not trusted: everything is checked here again.
+// The shapes of general networks.  Files and callers are not trusted, so everything is checked again here.
 #include "bundle/network_shapes.h"
 
 #include "bundle/validate.h"
@@ -12,7 +12,7 @@ long long ll(int64_t v) { return static_cast<long long>(v); }
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "network: out of memory"); }
 
-// Dims within the limits, and elements that can be counted.
+// Dims within the limits, and a number of elements that does not overflow.
 ps_status check_spec(const Spec& spec) {
   if (spec.rank < 0 || spec.rank > kMaxRank)
     return fail(PS_INVALID_ARGUMENT, "expected 0 to %d dims, got %d", kMaxRank, spec.rank);
@@ -46,7 +46,7 @@ Spec spec_of_constant(const Graph& graph, const Value& value) {
   return spec;
 }
 
-// The ops of the other table count rows in 32 bits, and take tensors whose rows are not empty.
+// The ops of language models count rows in 32 bits and expect rows that are not empty.
 ps_status check_rows(const Spec& spec, Str name) {
   if (spec.kind != OPERAND_VALUE) return PS_OK;
   int64_t row = 1;
@@ -85,12 +85,12 @@ ps_status check_output_sizes(const Graph& graph, const NetworkSizes& sizes, cons
   return PS_OK;
 }
 
-// A dimension of an input: what it is of sizes, and what a caller gave.
+// One equation: a dim of an input as an expression over sizes, and the caller's value.
 struct SizeEquation {
   Str expression, input;
   int32_t dim;
   int64_t given;
-  uint64_t unknown;  // bits of sizes
+  uint64_t unknown;  // a bit for each unknown size
 };
 
 ps_status unsolved(const SizeEquation& e) {
@@ -126,7 +126,7 @@ ps_status collect_equations(const Graph& graph, const InputDims* inputs, const S
   return PS_OK;
 }
 
-// The size of this index that makes the expression what was given, if it is a multiple of the size plus a number.
+// Solves the equation for the size `index`, if the expression is linear in it.
 ps_status solve_one(const Graph& graph, const SizeEquation& e, int32_t index, NetworkSizes* sizes) {
   const Symbol& symbol = graph.symbols[index];
   int64_t at_zero, at_one, slope, rest;

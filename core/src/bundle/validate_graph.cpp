@@ -62,7 +62,7 @@ ps_status validate_states(const Graph& graph) {
       return fail(PS_INVALID_FILE, "states[%lld].group: expected less than %lld, got %d", ll(i),
                   ll(graph.page_groups.size()), s.group);
     }
-    for (int64_t j = 0; j < i; ++j) {  // page tables are shared by layers of equal heads
+    for (int64_t j = 0; j < i; ++j) {  // layers of a page group share page tables, so their heads are equal
       const State& other = graph.states[j];
       if (other.group != s.group) continue;
       if (other.recurrent != s.recurrent) {
@@ -137,7 +137,7 @@ ps_status validate_value(Graph* graph, int64_t i, bool is_page_tables) {
   return v.base < 0 ? PS_OK : validate_view(graph, i);
 }
 
-// The inputs' exact types, which the runtime fills in; token ids and positions are bounded.
+// The inputs' exact types, which the runtime fills in.  Token ids and positions have bounds.
 ps_status validate_inputs(Graph* graph) {
   static const char* const names[NUM_INPUTS] = {"token_ids", "positions", "request_starts", "page_tables",
                                                 "output_rows"};
@@ -167,7 +167,7 @@ ps_status validate_inputs(Graph* graph) {
   return PS_OK;
 }
 
-// The node argmax or topk over logits whose ids the output is; -1: another's output.
+// The argmax or topk node over logits whose ids are the output; -1: the output is another node's.
 int32_t find_tail(const Graph& graph) {
   const int32_t producer = graph.values[graph.output].producer;
   if (producer < 0) return -1;
@@ -177,7 +177,7 @@ int32_t find_tail(const Graph& graph) {
   return same_type(spec_of(graph, node.inputs[0]), logits_spec(graph)) ? producer : -1;
 }
 
-// A stage of a pipeline before the last ends in rows for the next one, and has no logits.
+// A pipeline stage other than the last ends in rows for the next one, and has no logits.
 bool ends_in_send(const Graph& graph) {
   const Value& v = graph.values[graph.output];
   return v.base < 0 && v.producer >= 0 && graph.nodes[v.producer].op == OP_SEND;
@@ -206,8 +206,8 @@ ps_status validate_output(Graph* g) {
   return PS_OK;
 }
 
-// Finds whether attention is bidirectional (a token sees later tokens of its request, so that they must be in the same
-// step), and how many ranks share a context.  Only context_attention reads pages that are dealt out to ranks.
+// Finds whether attention is bidirectional (a token sees later tokens of its request, so all must be in one step), and
+// how many ranks share a context.  Only context_attention reads pages that are split over ranks.
 ps_status find_attention_kinds(Graph* graph) {
   uint64_t dealt = 0;
   for (const State& state : graph->states) {
@@ -248,7 +248,7 @@ ps_status find_attention_kinds(Graph* graph) {
   return PS_OK;
 }
 
-// Finds what the only gather_rows over the step's output rows reads: contiguous float rows, one for each token.
+// Finds the input of the only gather_rows over the step's output rows: contiguous float rows, one for each token.
 int32_t find_hidden(const Graph& graph) {
   int32_t hidden = -1;
   for (const Node& node : graph.nodes) {
@@ -278,7 +278,7 @@ Spec spec_of(const Graph& graph, const Operand& operand) {
   if (operand.kind == OPERAND_STATE) {
     const State& s = graph.states[operand.index];
     spec.rank = s.latent_dim ? 4 : 3;
-    spec.dims[0] = constant(1);  // pages: the program's choice
+    spec.dims[0] = constant(1);  // pages: the program chooses the number
     spec.dims[1] = constant(s.num_kv_heads);
     spec.dims[2] = constant(s.head_dim);
     spec.dims[3] = constant(s.latent_dim);

@@ -1,4 +1,4 @@
-// Validation of a general network: its structure, and its shapes at the sizes that the file gives as an example.
+// Validation of a general network: its structure, and its shapes at the example sizes of the file.
 #include "bundle/network_shapes.h"
 #include "bundle/validate.h"
 #include "ops/layout.h"
@@ -40,7 +40,7 @@ int32_t rows_dtype(int32_t layout) {
   }
 }
 
-// A constant is one row, and its shape has as many elements; one without elements has one column.
+// A constant is one row, and the sizes of its shape must give as many elements; an empty one has one column.
 ps_status validate_constant(const Graph& graph, int64_t index) {
   const Value& value = graph.values[index];
   if (value.weight < -1 || value.weight >= graph.weights.size()) {
@@ -128,7 +128,7 @@ bool gives_rounded(const Vec<uint8_t>& defined, const Node& node) {
   return true;
 }
 
-// Kernels of int8 convolutions multiply pairs in 16 bits, so each level would answer otherwise for other integers.
+// Kernels of int8 convolutions multiply pairs in 16 bits: other integers would overflow differently at each level.
 ps_status check_rounded(const Graph& graph, const Vec<uint8_t>& defined, const Node& node) {
   if (node.op != OP_CONV_INT8 && node.op != OP_REQUANTIZE) return PS_OK;
   for (int32_t i = 0; i < node.num_inputs; ++i) {
@@ -164,12 +164,12 @@ ps_status validate_node(Graph* graph, Vec<uint8_t>* defined, int32_t index) {
     (*defined)[v] = kind;
     graph->values[v].producer = index;
   }
-  // A reshape moves nothing: its result lies where its input does.
+  // A reshape moves nothing: its result shares the memory of its input.
   if (node.op == OP_RESHAPE) graph->values[node.outputs[0]].root = graph->values[node.inputs[0].index].root;
   return PS_OK;
 }
 
-// Whether the graph has shapes at all, and inputs tell all sizes.
+// Checks that all shapes can be inferred, and that the inputs determine all sizes.
 ps_status check_example(const Graph& graph) {
   const NetworkSizes sizes = example_sizes(graph);
   Vec<Spec> specs;

@@ -26,7 +26,7 @@ ps_status check_operand(const Graph& graph, const Vec<uint8_t>& defined, const O
   return PS_OK;
 }
 
-// Built-in ops take contiguous indices; custom ops get their stride.
+// Built-in ops require contiguous indices; custom ops receive their stride.
 ps_status check_indices(const Graph& graph, const Node& node, int32_t at) {
   const Operand& operand = node.inputs[at];
   if (operand.kind != OPERAND_VALUE || as_loaded(node.op)) return PS_OK;
@@ -36,7 +36,7 @@ ps_status check_indices(const Graph& graph, const Node& node, int32_t at) {
               ll(value.row_stride));
 }
 
-// positions, request_starts and page_tables must be the step's own: only those were checked against the pages.
+// positions, request_starts and page_tables must be the step's own, because only those were checked against the pages.
 ps_status check_batch_inputs(const Graph& graph, const Node& node, int32_t at) {
   static const char* const names[] = {"positions", "request_starts", "page_tables"};
   for (int32_t i = 0; i < 3; ++i) {
@@ -49,7 +49,7 @@ ps_status check_batch_inputs(const Graph& graph, const Node& node, int32_t at) {
   return PS_OK;
 }
 
-// A window wider than its page group's would read pages that were freed.
+// A window wider than that of its page group would read freed pages.
 ps_status check_window(const Graph& graph, int64_t group, int64_t window) {
   const int32_t group_window = graph.page_groups[group];
   if (group_window == 0 || (window > 0 && window <= group_window)) return PS_OK;

@@ -28,7 +28,7 @@ ps_status unique_names(const Vec<T>& items, const char* what) {
   return i < 0 ? PS_OK : fail(PS_INVALID_FILE, "%s[%lld].name: %.*s is used twice", what, ll(i), PS_STR(names[i]));
 }
 
-// Segments lie in ascending order, whole pages apart, from the metadata's end to the file's.
+// Segments are in ascending order and page-aligned, from the end of the metadata to the end of the file.
 ps_status validate_segments(const Graph& graph, int64_t begin, int64_t file_bytes) {
   int64_t end = begin, last = -1;
   for (int64_t i = 0; i < graph.segments.size(); ++i) {
@@ -82,7 +82,7 @@ ps_status validate_weight(const Graph& graph, int64_t i) {
                 "weights[%lld].offset: expected a range within the segment's %lld bytes, got %lld bytes from %lld",
                 ll(i), ll(graph.segments[w.segment].bytes), ll(w.bytes), ll(w.offset));
   }
-  // Fused vectors lie end to end in one row, and their parts count elements.
+  // Fused vectors are concatenated in one row, and their parts count elements.
   const int64_t whole = w.rows == 1 && w.part_end - w.part_begin > 1 ? w.cols : w.rows;
   int64_t next = 0;
   for (int64_t p = w.part_begin; p < w.part_end; ++p) {

@@ -1,5 +1,5 @@
-// The rank of this process, as the launcher says that started it.  src/penstock/launch/environment.py reads the same
-// variables.
+// The rank of this process in the environment variables of its launcher. src/penstock/launch/environment.py reads the
+// same variables.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,9 +9,9 @@
 namespace ps {
 namespace {
 
-// `needs`: a variable that must be there as well.
+// `needs`: a variable that must be set as well.
 struct Source { const char *launcher, *rank, *world, *local_rank, *local_world, *needs; };
-// A batch script of Slurm has SLURM_PROCID, too, though nothing started it as a rank; a step has SLURM_STEP_ID.
+// A batch script of Slurm has SLURM_PROCID too, although it is not a rank; a job step has SLURM_STEP_ID.
 constexpr Source kSources[] = {
     {"penstock launch", "PENSTOCK_RANK", "PENSTOCK_WORLD_SIZE", "PENSTOCK_LOCAL_RANK", "PENSTOCK_LOCAL_WORLD_SIZE",
      nullptr},
@@ -35,7 +35,7 @@ ps_status read_number(const char* name, int32_t min, int32_t max, int32_t* out) 
 }
 
 // Reads Slurm's tasks per node: in "2(x3),1" nodes 0 to 2 have 2 tasks each, and node 3 has 1.  Returns 0 if the text
-// does not say.
+// is malformed.
 int32_t tasks_of_node(const char* text, int32_t node) {
   while (text && *text >= '0' && *text <= '9') {
     char* end;
@@ -51,7 +51,7 @@ int32_t tasks_of_node(const char* text, int32_t node) {
   return 0;
 }
 
-// Leaves world 0 where the launcher did not start this process.
+// Leaves world 0 if this launcher did not start the process.
 ps_status read_source(const Source& source, ps_rank_place* out) {
   const char* world = getenv(source.world);
   out->world = 0;
@@ -74,8 +74,7 @@ ps_status read_source(const Source& source, ps_rank_place* out) {
 }  // namespace
 
 ps_status read_rank_environment(ps_rank_place* out) {
-  const bool nested =
-      getenv("TORCHELASTIC_RUN_ID") && getenv("RANK");  // whose launcher set all variables that it knows anew
+  const bool nested = getenv("TORCHELASTIC_RUN_ID") && getenv("RANK");  // torchrun sets all that it uses: it wins
   const Source* first = nullptr;
   for (int32_t i = 0; i < (nested ? 2 : 5); ++i) {
     ps_rank_place place{};

@@ -23,16 +23,15 @@ namespace {
 constexpr int64_t kMillisecond = 1000000, kBeat = 500 * kMillisecond, kLost = 1700 * kMillisecond;
 constexpr int64_t kConnect = 30000 * kMillisecond, kTry = 1000 * kMillisecond;
 constexpr int32_t kPollMs = 20;
-// The bytes of a connection: heartbeats, a last byte when a rank leaves, and a reason, terminated by 0, when one
-// aborts.
+// The bytes on a connection: heartbeats, a last byte when a rank leaves, and a null-terminated reason when one aborts.
 constexpr char kBeatByte = 'h', kLeftByte = 'b', kReasonByte = 'a';
 
 struct Greeting {
-  uint64_t nonce;  // of the rank that listens
+  uint64_t nonce;  // of the listening rank
   int32_t rank, reserved;
 };
 
-// When one try ends.
+// the end of one connection attempt
 int64_t soonest(int64_t deadline) {
   const int64_t soon = now_ns() + kTry;
   return soon < deadline ? soon : deadline;
@@ -75,7 +74,7 @@ socklen_t fill_address(const Contact& contact, int32_t i, sockaddr_storage* out)
   return sizeof(*a);
 }
 
-// The addresses of this host that another one could reach, and the loopback's for ranks of this host, last.
+// The addresses of this host that another host could reach; the loopback address last, for ranks on this host.
 void list_addresses(Contact* out) {
   ifaddrs* first = nullptr;
   if (getifaddrs(&first) != 0) return;
@@ -88,7 +87,7 @@ void list_addresses(Contact* out) {
         out->is_v6[out->num_addresses++] = 0;
       } else if (i->ifa_addr->sa_family == AF_INET6) {
         const in6_addr& a = reinterpret_cast<const sockaddr_in6*>(i->ifa_addr)->sin6_addr;
-        if (IN6_IS_ADDR_LINKLOCAL(&a)) continue;  // means something only together with an interface
+        if (IN6_IS_ADDR_LINKLOCAL(&a)) continue;  // needs the interface to be meaningful
         memcpy(to, &a, 16);
         out->is_v6[out->num_addresses++] = 1;
       }
@@ -97,7 +96,7 @@ void list_addresses(Contact* out) {
   freeifaddrs(first);
 }
 
-// A connection, or -1.
+// A connected socket, or -1.
 int try_connect(const Contact& contact, int32_t i, int64_t deadline) {
   sockaddr_storage address;
   const socklen_t bytes = fill_address(contact, i, &address);
@@ -160,7 +159,7 @@ ps_status Heartbeat::connect_to(int32_t peer, const Contact& contact, int64_t de
         keep(peer, fd);
         return PS_OK;
       }
-      close(fd);  // another program, at an address that hosts share
+      close(fd);  // another program, at an address that several hosts have
     }
     usleep(20000);
   }
@@ -172,14 +171,14 @@ ps_status Heartbeat::accept_others(const Contact* contacts, int64_t deadline) {
     if (!wait_for(listener_, POLLIN, deadline))
       return fail(PS_ABORTED, "ranks: %d ranks found no connection to rank %d for heartbeats", missing, rank_);
     const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd < 0) {  // no file descriptor is left: the rank stays in the queue
+    if (fd < 0) {  // out of file descriptors: the rank stays in the queue
       usleep(kPollMs * 1000);
       continue;
     }
     Greeting greeting{};
     char confirmed = 0;
     const int64_t soon = soonest(deadline);
-    // The last byte shows that the other rank still has this connection, after it waited in the queue.
+    // The last byte shows that the other rank still has this connection after the wait in the queue.
     if (receive_whole(fd, &greeting, sizeof(greeting), soon) && greeting.nonce == own_.nonce && greeting.rank > rank_ &&
         greeting.rank < world_ && links_[greeting.rank].fd < 0 &&
         send(fd, &contacts[greeting.rank].nonce, sizeof(uint64_t), MSG_NOSIGNAL) ==
@@ -205,7 +204,7 @@ ps_status Heartbeat::start(int32_t rank, int32_t world, const Contact* contacts)
   for (Link& link : links_) link.heard_ns = now_ns();
   sigset_t all, old;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);  // signals are the application's threads' business
+  pthread_sigmask(SIG_SETMASK, &all, &old);  // leave signals to the application's threads
   has_thread_ = pthread_create(&thread_, nullptr, thread_main, this) == 0;
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
   return has_thread_ ? PS_OK : fail(PS_OUT_OF_MEMORY, "ranks: no thread for heartbeats");
@@ -235,7 +234,7 @@ void* Heartbeat::thread_main(void* self) {
 void Heartbeat::send_all(const void* data, size_t bytes) {
   for (const Link& link : links_) {
     if (link.fd >= 0 && send(link.fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-      continue;  // what it means is found by silence
+      continue;  // an error shows as silence
   }
 }
 

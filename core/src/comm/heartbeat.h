@@ -1,4 +1,4 @@
-// Ranks on several hosts: each pair has a TCP connection that carries a heartbeat, and the reason when a rank ends the
+// Ranks on several hosts: each pair has a TCP connection for a heartbeat, and for the reason when a rank aborts the
 // group.
 #ifndef PENSTOCK_COMM_HEARTBEAT_H
 #define PENSTOCK_COMM_HEARTBEAT_H
@@ -13,7 +13,7 @@ namespace ps {
 
 constexpr int32_t kMaxAddresses = 8;
 
-// Where a rank listens.  A connection counts only if both ends name the other's nonce.
+// The address of a rank.  A connection counts only if both ends know the other's nonce.
 struct Contact {
   uint64_t nonce;
   uint16_t port, num_addresses;
@@ -27,7 +27,7 @@ class Heartbeat {
   Heartbeat& operator=(const Heartbeat&) = delete;
   ~Heartbeat();
   ps_status listen(Contact* own);
-  // Connects with all other ranks, which do the same, and starts the thread.  contacts: of all ranks.
+  // Connects to all other ranks, which do the same, and starts the thread. contacts: of all ranks.
   ps_status start(int32_t rank, int32_t world, const Contact* contacts);
   bool is_aborted() const { return aborted_.load(std::memory_order_acquire) == 2; }
   const char* reason() const { return reason_; }
@@ -39,7 +39,7 @@ class Heartbeat {
     int fd = -1;
     int64_t heard_ns = 0;
     std::atomic<bool> left{false};  // the rank closed its comm
-    int32_t reason_bytes = -1;      // of the reason that is being received
+    int32_t reason_bytes = -1;      // of the reason being received
     char reason[256];
   };
   ps_status connect_to(int32_t peer, const Contact& contact, int64_t deadline);

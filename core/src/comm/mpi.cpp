@@ -11,8 +11,8 @@ namespace {
 
 constexpr int64_t kDefaultTimeoutMs = 60000, kJoinMs = 300000, kMaxPart = (int64_t{1} << 30) - 4096;
 constexpr int64_t kMessageBytes = 4 << 20;          // in one message of send
-constexpr int64_t kSpin = 50000, kYield = 2000000;  // ns, before it yields, and before it sleeps
-constexpr int64_t kGrace = 1000000000;              // ns, for what a rank sent before it left
+constexpr int64_t kSpin = 50000, kYield = 2000000;  // ns before a wait yields, and before it sleeps
+constexpr int64_t kGrace = 1000000000;              // ns to receive what a rank sent before it left
 constexpr int kExchangeTag = 1, kMailTag = 2;
 constexpr uint64_t kMeetingTag = 0x6d656574696e6731u;
 
@@ -27,7 +27,7 @@ ps_status MpiComm::end(const char* reason) {
   heartbeat_.abort(reason);
   has_ended_ = true;
   forget_mpi();
-  while (!heartbeat_.is_aborted()) pause_cpu();  // another thread writes the reason
+  while (!heartbeat_.is_aborted()) pause_cpu();  // another thread is writing the reason
   return fail(PS_ABORTED, "ranks: the group was ended: %s", heartbeat_.reason());
 }
 
@@ -171,7 +171,7 @@ ps_status MpiComm::check_membership(const ps_mpi_options& o) {
   return PS_OK;
 }
 
-// Every rank learns where the others listen.
+// Tells every rank where the others listen.
 ps_status MpiComm::meet() {
   Contact contacts[PS_MAX_RANKS];
   const void* parts[PS_MAX_RANKS];
@@ -241,7 +241,7 @@ ps_status MpiComm::open(const ps_mpi_options& o) {
   if (!buffers_.allocate(2 * o.world * stride_ + kMessageBytes))
     return fail(PS_OUT_OF_MEMORY, "part_bytes: the system refused the memory");
   fill_struct();
-  // The group gets a communicator of its own, so that messages of other groups of these processes stay apart.
+  // The group gets its own communicator, to keep messages of other groups of these processes apart.
   PS_TRY(check(mpi_->comm_dup(mpi_handle(kMpiCommWorld), &group_)));
   PS_TRY(check(mpi_->comm_set_errhandler(group_, mpi_handle(kMpiErrorsReturn))));
   return meet();

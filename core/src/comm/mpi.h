@@ -1,5 +1,5 @@
-// The transport between ranks on several hosts: messages of MPI, and heartbeats of our own, because MPI never notices a
-// link that is cut.
+// The transport between ranks on several hosts: MPI messages, and our own heartbeats, because MPI does not notice a
+// broken link.
 #ifndef PENSTOCK_COMM_MPI_H
 #define PENSTOCK_COMM_MPI_H
 
@@ -24,7 +24,7 @@ class MpiComm {
     int32_t peers[2 * PS_MAX_RANKS], count;
   };
   void* part() { return buffer(comm_.rank, next_) + kHeaderBytes; }
-  // root -1: of all to all; else only the root sends.
+  // root -1: all to all; otherwise only the root sends.
   ps_status exchange(uint64_t tag, int32_t root, const int64_t* bytes, bool forever, const void** parts);
   ps_status send(int32_t to, const uint8_t* data, int64_t bytes);
   ps_status receive(int32_t from, uint8_t* data, int64_t bytes);
@@ -32,8 +32,8 @@ class MpiComm {
   ps_status meet();
   void fill_struct();
   uint8_t* buffer(int32_t rank, uint32_t number) { return buffers_.data() + (2 * rank + (number & 1)) * stride_; }
-  // The buffers that send and receive give to MPI.  MPI may still use them after a group has ended and its program is
-  // gone.
+  // The buffers that send and receive pass to MPI.  MPI may still use them after the group has ended and its program is
+  // destroyed.
   uint8_t* mail() { return buffers_.data() + 2 * comm_.world * stride_; }
   ps_status add_send(Wait* wait, int32_t peer, int32_t tag, const void* data, int64_t bytes);
   ps_status add_receive(Wait* wait, int32_t peer, int32_t tag, void* data, int64_t bytes);

@@ -29,8 +29,8 @@ void finalize_mpi() {
   if (!is_forgotten && mpi.finalized(&done) == 0 && !done) mpi.finalize();
 }
 
-// Between hosts MPI takes TCP unless the environment names something else: where it believes that ranks share a host,
-// it would use shared memory, which containers and namespaces do not share.  Ranks of one host have our own.
+// Use TCP between hosts unless the environment names something else: if MPI believes that ranks share a host, it uses
+// shared memory, which containers and namespaces do not share.  Ranks on one host have our own transport.
 void choose_network() {
   if (getenv("MPIR_CVAR_CH4_NETMOD") || getenv("FI_PROVIDER")) return;
   setenv("MPIR_CVAR_CH4_NETMOD", "ofi", 0);

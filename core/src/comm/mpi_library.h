@@ -1,5 +1,4 @@
-// The functions of an MPI library that we call, by the standard ABI of MPI 5: found at run time, so that a build needs
-// no MPI.
+// The functions of an MPI library with the standard ABI of MPI 5, loaded at run time, so that a build needs no MPI.
 #ifndef PENSTOCK_COMM_MPI_LIBRARY_H
 #define PENSTOCK_COMM_MPI_LIBRARY_H
 
@@ -33,13 +32,13 @@ inline MpiHandle mpi_handle(uintptr_t number) { return reinterpret_cast<MpiHandl
 constexpr uintptr_t kMpiCommWorld = 0x101, kMpiErrorsReturn = 0x143, kMpiByte = 0x247;
 constexpr int kMpiThreadMultiple = 4096;
 
-// Loads the library once, and initializes MPI, which ends with the process.  path null: PENSTOCK_MPI_LIBRARY, or
-// libmpi_abi.so where the system finds it.
+// Loads the library once and initializes MPI, which is finalized when the process ends. path null:
+// PENSTOCK_MPI_LIBRARY, or libmpi_abi.so on the system's search path.
 ps_status load_mpi(const char* path, const MpiLibrary** out);
-// Removes the names of the shared memory that this process has mapped for MPI, after all ranks have: a process that is
-// killed would leave them in /dev/shm.
+// Unlinks the shared memory that this process has mapped for MPI, once all ranks have mapped it: a killed process would
+// leave it in /dev/shm.
 void unlink_mpi_memory();
-// Skips MPI_Finalize when the process ends, because its group was aborted and MPI_Finalize would wait for the others.
+// Skips MPI_Finalize when the process ends: the group was aborted, and MPI_Finalize would wait for the others.
 void forget_mpi();
 
 }  // namespace ps

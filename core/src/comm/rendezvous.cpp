@@ -1,5 +1,5 @@
-// Rank 0 listens at an abstract socket, whose name is gone with it; the others connect.  When all have come, rank 0
-// makes a memfd and sends it to each.  Both ends check that the other is a process of the same user.
+// Rank 0 listens on an abstract socket, whose name disappears with it, and the others connect.  When all have arrived,
+// rank 0 creates a memfd and sends it to each.  Both ends check that the other process belongs to the same user.
 #include "comm/rendezvous.h"
 
 #include <errno.h>
@@ -33,7 +33,7 @@ struct Hello {
   uint64_t pid_namespace;
 };
 struct Welcome {
-  char reason[kReasonBytes];  // why there is no group; empty: the memory comes with this message
+  char reason[kReasonBytes];  // why the group failed; empty: this message carries the memory
   uint64_t epoch;
   int32_t pids[PS_MAX_RANKS];
 };
@@ -60,7 +60,7 @@ struct Rendezvous {
   socklen_t address_bytes;
   int64_t deadline;
   Hello hello;
-  const char* named_by;  // what the user may change to meet elsewhere
+  const char* named_by;  // the setting that chooses another name
 };
 
 // `refused`: why the last rank that connected does not belong to this group; may be empty.
@@ -69,7 +69,7 @@ ps_status late(const Rendezvous& m, const char* what, const char* refused = "") 
   return fail(PS_ABORTED, "ranks: %s within %lld ms%s%s", what, ms, refused[0] ? "; refused one: " : "", refused);
 }
 
-// Whether `fd` has something to read, or a connection to accept, before the time is up.
+// Waits until `fd` can be read or a connection accepted; false: timeout or error.
 bool wait_readable(int fd, int64_t deadline) {
   for (;;) {
     const int64_t left = (deadline - now_ns()) / 1000000;
@@ -89,7 +89,7 @@ bool is_own_user(int fd, int32_t* pid) {
   return true;
 }
 
-// Whether a process has the variable NAME=VALUE of this process; false where its environment cannot be read.
+// Whether a process has the variable NAME=VALUE of this process; false if its environment cannot be read.
 bool has_variable(int32_t pid, const char* name, const char* value) {
   char path[40], text[4096], wanted[128];
   snprintf(path, sizeof(path), "/proc/%d/environ", pid);
@@ -100,7 +100,7 @@ bool has_variable(int32_t pid, const char* name, const char* value) {
     return false;
   }
   bool found = false;
-  int at = 0;  // bytes of this variable that are as wanted; -1: some are not
+  int at = 0;  // bytes of this variable that match so far; -1: it does not match
   for (size_t count; !found && (count = fread(text, 1, sizeof(text), file)) > 0;) {
     for (size_t i = 0; i < count && !found; ++i) {
       if (at >= 0 && at == size && !text[i]) found = true;
@@ -111,7 +111,7 @@ bool has_variable(int32_t pid, const char* name, const char* value) {
   return found;
 }
 
-// Parent and start time (in ticks since the system began) of a process.
+// Parent and start time of a process (in ticks since boot).
 bool read_stat(int32_t pid, int32_t* parent, unsigned long long* start) {
   char path[40], text[1024];
   snprintf(path, sizeof(path), "/proc/%d/stat", pid);
@@ -120,7 +120,7 @@ bool read_stat(int32_t pid, int32_t* parent, unsigned long long* start) {
   const size_t count = fread(text, 1, sizeof(text) - 1, file);
   fclose(file);
   text[count] = 0;
-  const char* end = strrchr(text, ')');  // the name before it may hold anything
+  const char* end = strrchr(text, ')');  // the name before it may contain anything
   return end && sscanf(end + 1, " %*c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
                        parent, start) == 2;
 }
@@ -136,7 +136,7 @@ void name_launcher(char* text, size_t bytes) {
   snprintf(text, bytes, "launcher %d %llu", pid, start);
 }
 
-// Returns what the name is taken from.
+// Returns what the name is derived from.
 const char* name_meeting(const char* given, char* text, size_t bytes) {
   const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *run = getenv("TORCHELASTIC_RUN_ID"),
              *restart = getenv("TORCHELASTIC_RESTART_COUNT");
@@ -163,7 +163,7 @@ void set_address(const char* given, Rendezvous* m) {
   m->address_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(size));
 }
 
-// Sends a message, with the memory if there is some.
+// Sends a message, with the memory if it is not -1.
 bool send_welcome(int fd, const Welcome& welcome, int memory) {
   iovec data{const_cast<Welcome*>(&welcome), sizeof(welcome)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -202,7 +202,7 @@ bool receive_welcome(int fd, Welcome* welcome, Descriptor* memory) {
   return welcome->reason[0] || memory->get() >= 0;
 }
 
-// Returns why a rank belongs to another group, such as one that has not ended; empty: it does not.
+// Returns why a rank belongs to another group, such as one that has not ended; empty: it belongs to this one.
 void find_stranger(const Hello& own, const Hello& other, const bool* has_come, char* reason) {
   const int32_t r = other.rank;
   if (own.world != other.world) {
@@ -229,13 +229,13 @@ void find_misfit(const Hello& own, const Hello& other, char* reason) {
 ps_status make_memory(const ps_join_options& o, Descriptor* out) {
   int64_t bytes;
   PS_TRY(SharedComm::bytes(o.world, o.part_bytes, &bytes));
-  // Called by number, because older C libraries have no function for it.
+  // A direct system call, because older C libraries have no function for it.
   out->reset(static_cast<int>(syscall(SYS_memfd_create, "penstock-ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (out->get() < 0 || ftruncate(out->get(), bytes) != 0)
     return fail(PS_OUT_OF_MEMORY, "ranks: the system refused %lld bytes of shared memory: %s",
                 static_cast<long long>(bytes), strerror(errno));
   fcntl(out->get(), F_ADD_SEALS,
-        F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // access beyond the end of a file kills a process
+        F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // access beyond the end of a truncated file would kill a process
   return PS_OK;
 }
 
@@ -254,7 +254,7 @@ ps_status open_comm(const Rendezvous& m, int memory, const Welcome& welcome, Sha
   return out->watch(welcome.pids);
 }
 
-// The name is taken, so rank 0 cannot listen.  The message says which process has it, which may be another user's.
+// The name is taken, so rank 0 cannot listen.  The message tells which process has it; it may belong to another user.
 ps_status fail_taken(const Rendezvous& m) {
   const Descriptor link(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   ucred peer{};
@@ -285,7 +285,7 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
   Welcome welcome{};
   welcome.pids[0] = getpid();
   welcome.epoch = static_cast<uint64_t>(now_ns()) ^ static_cast<uint64_t>(getpid()) << 40;
-  Welcome refusal{};  // of the last rank of another group
+  Welcome refusal{};  // for the last rank of another group
   int32_t missing = world - 1;
   while (missing && !welcome.reason[0]) {
     if (!wait_readable(listener.get(), m.deadline)) {
@@ -294,7 +294,7 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
       break;
     }
     const int fd = accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd < 0) {  // no file descriptor is left: the rank stays in the queue
+    if (fd < 0) {  // out of file descriptors: the rank stays in the queue
       usleep(kRetryMs * 1000);
       continue;
     }
@@ -309,7 +309,7 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
     }
     char stranger[kReasonBytes] = "";
     find_stranger(m.hello, hello, has_come, stranger);
-    if (stranger[0]) {  // only it is refused: the ranks of this group may still come
+    if (stranger[0]) {  // refuse only this rank: those of this group may still come
       memcpy(refusal.reason, stranger, kReasonBytes);
       send_welcome(fd, refusal, -1);
       close(fd);
@@ -317,7 +317,7 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
     }
     find_misfit(m.hello, hello, welcome.reason);
     if (welcome.reason[0]) {
-      peers[0].reset(fd);  // to be told why
+      peers[0].reset(fd);  // to tell it why
       fail(PS_ABORTED, "ranks: %s", welcome.reason);
     } else {
       peers[hello.rank].reset(fd);
@@ -326,7 +326,7 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
       --missing;
     }
   }
-  listener.reset(-1);  // before any rank goes on: it may meet the others again for the next group
+  listener.reset(-1);  // before any rank goes on, because it may join the next group at once
   ps_status status = welcome.reason[0] ? PS_ABORTED : make_memory(m.options, &memory);
   if (status != PS_OK && !welcome.reason[0]) snprintf(welcome.reason, kReasonBytes, "%s", error_message());
   for (const Descriptor& peer : peers) {
@@ -335,7 +335,7 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
   return status == PS_OK ? open_comm(m, memory.get(), welcome, out) : status;
 }
 
-// PS_IO_ERROR: rank 0 does not listen yet.
+// PS_IO_ERROR: rank 0 is not listening yet.
 ps_status ask_host(const Rendezvous& m, SharedComm* out) {
   const Descriptor link(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   int32_t pid = 0;

@@ -1,4 +1,4 @@
-// How processes that a launcher started find each other on one host.
+// Rendezvous on one host: how processes that a launcher started find each other.
 #ifndef PENSTOCK_COMM_RENDEZVOUS_H
 #define PENSTOCK_COMM_RENDEZVOUS_H
 
@@ -6,9 +6,9 @@
 
 namespace ps {
 
-// The rank that a launcher gave this process by environment variables.
+// The rank in the environment variables of a launcher.
 ps_status read_rank_environment(ps_rank_place* out);
-// Waits for the other ranks, and opens `out` over memory that all share.
+// Waits for the other ranks and opens `out` over memory that all share.
 ps_status join_ranks(const ps_join_options& options, SharedComm* out);
 
 }  // namespace ps

@@ -1,8 +1,8 @@
 // Exchanges over shared memory.
 //
-// Exchange n of a rank: it has written its part into its buffer n mod 2, announces n, and waits until every other rank
-// has announced n.  Then it may read their buffers.  Two buffers suffice: a rank writes its buffer n mod 2 again for
-// exchange n + 2, after all have announced n + 1, which each does only when it has read what it needs of exchange n.
+// In exchange n a rank writes its part into its buffer n mod 2, announces n, and waits until every other rank has
+// announced n.  Then it may read their buffers.  Two buffers suffice: a rank overwrites buffer n mod 2 in exchange n +
+// 2, after all have announced n + 1, and a rank announces n + 1 only after it has read what it needs of exchange n.
 // Hot: runs in every step.
 #include "comm/shared.h"
 
@@ -27,10 +27,10 @@
 namespace ps {
 namespace {
 
-constexpr int32_t kSpins = 2000, kSpinsBeside = 40;  // before it looks whether it holds the core of the other
-constexpr int64_t kStayNanoseconds = 1000000;        // on a core before it leaves again
-constexpr int64_t kWatchNanoseconds = 50000000;      // between two looks whether a process has ended
-constexpr int64_t kStoppedNanoseconds = 500000000;   // between two looks whether a process is stopped
+constexpr int32_t kSpins = 2000, kSpinsBeside = 40;  // before a check whether the other is on the same core
+constexpr int64_t kStayNanoseconds = 1000000;        // minimum time between two moves to another core
+constexpr int64_t kWatchNanoseconds = 50000000;      // between two checks for processes that have ended
+constexpr int64_t kStoppedNanoseconds = 500000000;   // between two checks for stopped processes
 constexpr int64_t kPage = 4096, kDefaultTimeoutMs = 60000, kMaxPartBytes = int64_t{1} << 40;
 
 bool has_come(uint32_t arrivals, uint32_t number) { return static_cast<int32_t>(arrivals - number) >= 0; }
@@ -41,7 +41,7 @@ int64_t words_bytes(int32_t world) {
   return round_up(bytes, kPage);
 }
 
-// A debugger stops a process in another state, which does not count as stopped here.
+// A debugger stops a process in another state, which does not count as stopped.
 bool is_stopped(int32_t pid) {
   char text[512];
   snprintf(text, sizeof(text), "/proc/%d/stat", pid);
@@ -50,7 +50,7 @@ bool is_stopped(int32_t pid) {
   const ssize_t size = read(file, text, sizeof(text) - 1);
   close(file);
   text[size < 0 ? 0 : size] = 0;
-  const char* name_end = strrchr(text, ')');  // a name may contain this, too
+  const char* name_end = strrchr(text, ')');  // a name may contain parentheses
   return name_end && name_end[1] == ' ' && name_end[2] == 'T';
 }
 
@@ -177,7 +177,7 @@ SharedComm::~SharedComm() {
 
 ps_status SharedComm::aborted_status() {
   for (int i = 0; i < 1000000 && group_->aborted.load(std::memory_order_acquire) != 2; ++i)
-    pause_cpu();  // being written
+    pause_cpu();  // the reason is being written
   const bool written = group_->aborted.load(std::memory_order_acquire) == 2;
   return fail(PS_ABORTED, "ranks: the group was ended: %.*s", static_cast<int>(kReasonBytes - 1),
               written ? group_->reason : "?");
@@ -195,8 +195,8 @@ void SharedComm::abort(const char* reason) {
   }
 }
 
-// The order is sequentially consistent: either the rank sees what was announced before this call, or this call sees
-// that the rank sleeps.
+// Sequentially consistent: either this rank sees what was announced before this call, or this call sees that the rank
+// sleeps.
 void SharedComm::wake(int32_t rank) {
   if (!words(rank).sleeping.load(std::memory_order_seq_cst)) return;
   words(rank).doorbell.fetch_add(1, std::memory_order_seq_cst);
@@ -209,7 +209,7 @@ bool SharedComm::shares_core(int32_t peer) {
 }
 
 // The kernel tends to put threads that wake each other on one core, where two ranks would spin in turns.  So this rank
-// moves to a core where no other rank was seen.  Its affinity is restored at once, but the kernel leaves it there until
+// moves to a core where no other rank was seen.  It restores its affinity at once, but the kernel leaves it there until
 // it sleeps.
 void SharedComm::leave_core() {
   cpu_set_t allowed, others;
@@ -249,8 +249,7 @@ ps_status SharedComm::sleep(int32_t peer, bool forever, Done&& done) {
   for (;;) {
     const uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
     own.sleeping.store(1, std::memory_order_seq_cst);
-    const int32_t ended =
-        watches_ ? ended_rank(peer) : -1;  // before done(): what a rank announced before it ended counts
+    const int32_t ended = watches_ ? ended_rank(peer) : -1;  // before done(): the last announcement of a rank counts
     const bool is_done = done(), is_aborted = group_->aborted.load(std::memory_order_seq_cst) != 0;
     const int64_t now = now_ns();
     const int32_t stopped = watches_ && !forever && !is_done && now - start >= kWatchNanoseconds ? stopped_rank() : -1;

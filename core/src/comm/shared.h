@@ -1,4 +1,4 @@
-// The transport between ranks on one host: words and buffers in memory that all of them map.
+// The transport between ranks on one host: state and buffers in memory that all of them map.
 #ifndef PENSTOCK_COMM_SHARED_H
 #define PENSTOCK_COMM_SHARED_H
 
@@ -10,23 +10,23 @@ namespace ps {
 
 constexpr int64_t kReasonBytes = 256, kMailBytes = 64 << 10;
 
-// The memory that ranks share.  It is zero at first: no rank constructs anything in it, because others may already use
-// it.  A rank writes only its own RankWords, and rings the doorbell of others.
+// The shared memory.  It is zero at first, and no rank constructs anything in it, because others may already use it.  A
+// rank writes only its own RankWords, and the doorbells of others.
 struct alignas(128) GroupWords {
   std::atomic<uint32_t> aborted;  // 1: some rank writes the reason, 2: it is written
   alignas(128) char reason[kReasonBytes];
 };
 struct alignas(128) RankWords {
-  std::atomic<uint32_t> arrivals;               // exchanges that the rank has come to; wraps
+  std::atomic<uint32_t> arrivals;               // exchanges that the rank has reached; wraps
   std::atomic<uint64_t> tags[2];                // of the last two
-  std::atomic<int32_t> core;                    // that it ran on then, + 1
-  alignas(128) std::atomic<uint32_t> doorbell;  // the rank sleeps on it
+  std::atomic<int32_t> core;                    // the core it ran on at that time, + 1
+  alignas(128) std::atomic<uint32_t> doorbell;  // a sleeping rank waits on it
   std::atomic<uint32_t> sleeping;
   std::atomic<uint32_t> left;  // 1: the rank closed its comm
 };
 // The channel from one rank to another: a ring of two pieces.
 struct alignas(128) MailWords {
-  std::atomic<uint32_t> sent;  // pieces; wraps
+  std::atomic<uint32_t> sent;  // number of pieces; wraps
   alignas(128) std::atomic<uint32_t> received;
 };
 
@@ -37,7 +37,7 @@ class SharedComm {
   SharedComm& operator=(const SharedComm&) = delete;
   ~SharedComm();
   ps_status open(const ps_shared_options& options);
-  // Ends the group when a process ends that has not closed its comm.  pids: of all ranks, in this process's namespace.
+  // Ends the group if a process ends without closing its comm. pids: of all ranks, in this process's namespace.
   ps_status watch(const int32_t* pids);
   ps_comm* comm() { return &comm_; }
   static ps_status bytes(int32_t world, int64_t part_bytes, int64_t* out);
@@ -62,27 +62,26 @@ class SharedComm {
   template <typename Done>
   ps_status sleep(int32_t peer, bool forever, Done&& done);
   void wake(int32_t rank);
-  // Whether the rank `peer` was last seen on the core of this thread, where it cannot run while this thread looks for
-  // it.
+  // Whether rank `peer` was last seen on this thread's core, where it cannot run while this thread spins.
   bool shares_core(int32_t peer);
   void leave_core();
   ps_status aborted_status();
-  // A rank whose process has ended without leaving, or `peer` if it has left; -1: none.  Only of watched ranks.
+  // A rank whose process ended without leaving, or `peer` if it has left; -1: none.  Watched groups only.
   int32_t ended_rank(int32_t peer);
-  // A watched rank that a signal has stopped, at this look and at the one before; -1: none, or it is too early to look.
+  // A watched rank that was stopped by a signal at this check and the one before; -1: none, or too early to check.
   int32_t stopped_rank();
 
   ps_comm comm_{};
   void* mapped_ = nullptr;
   int64_t mapped_bytes_ = 0, part_stride_ = 0, timeout_ns_ = 0;
   bool yield_ = false, watches_ = false;
-  int32_t processes_[PS_MAX_RANKS];  // descriptors of the other ranks' processes, of a group that is watched
+  int32_t processes_[PS_MAX_RANKS];  // pidfds of the other ranks, if the group is watched
   int32_t pids_[PS_MAX_RANKS];
-  uint64_t stopped_ = 0;  // the ranks that were stopped at the last look, a bit each
+  uint64_t stopped_ = 0;  // bit per rank: stopped at the last check
   int64_t looked_ns_ = 0;
   uint64_t epoch_ = 0;
   uint32_t next_ = 1;    // the number of the next exchange
-  int64_t left_ns_ = 0;  // when this rank last left a core
+  int64_t left_ns_ = 0;  // when this rank last moved to another core
   GroupWords* group_ = nullptr;
   RankWords* ranks_ = nullptr;
   MailWords* mails_ = nullptr;

@@ -1,5 +1,5 @@
-// The ops of several ranks.  Each has three phases: every thread writes its rows of the rank's part, one thread
-// exchanges the parts, every thread reads its rows of the result.
+// The ops that communicate between ranks.  Each has three phases: every thread writes its rows of the rank's part, one
+// thread exchanges the parts, every thread reads its rows of the result.
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
   return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, got %lld", out->world - 1, static_cast<long long>(rank.i));
 }
 
-// Returns whether the rank may write its part.  After an exchange that failed it may not: others may still read it.
+// Returns whether the rank may write its part: not after a failed exchange, because others may still read it.
 bool is_alive(const Call& c) { return c.exchange && c.exchange->status == PS_OK; }
 
 Cut cut_of(const Call& c, int32_t op, int32_t* rank) {
@@ -69,7 +69,7 @@ void run_put(const Call& c, int64_t begin, int64_t end, int32_t) {
   }
   const size_t bytes = static_cast<size_t>(row_elements(c.in[0])) * sizeof(float);
   uint8_t* part = static_cast<uint8_t*>(c.exchange->comm->part(c.exchange->comm->self));
-  if (part == c.in[0].data) return;  // it was stored there
+  if (part == c.in[0].data) return;  // it was stored in place
   for (int64_t i = begin; i < end; ++i)
     memcpy(part + static_cast<size_t>(i) * bytes, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
 }
@@ -130,7 +130,7 @@ void embed_row(const Call& c, const Cut& cut, int32_t rank, int64_t token, float
   c.kernels->embedding(WeightView{w.data, w.layout, w.dims[0], w.dims[1]}, &row, y, c.attrs[kShardedDim].i, 0, 1);
 }
 
-// The owner of a token's row writes it: the rows of a rank's part are those of its tokens, in order.
+// The owner of a token's row writes it: a rank's part holds the rows of its tokens, in order.
 void run_put_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
   if (!is_alive(c)) return;
   int32_t rank;
@@ -206,13 +206,13 @@ void run_barrier(const Call& c, int64_t, int64_t, int32_t) {
   if (is_alive(c)) c.exchange->keep(c.exchange->comm->barrier(c.exchange->comm->self, c.exchange->tag++));
 }
 
-// The bytes that a step moves of the rows of send and recv.
+// The bytes that a step of send and recv transfers.
 int64_t moved_bytes(const Call& c) {
   if (c.is_hidden && !c.exchange->has_hidden) return 0;
   return rows(c) * static_cast<int64_t>(sends_best(c) ? sizeof(Best) : row_bytes(c));
 }
 
-// The best of one row of logits: of the row, or of what the ranks of the stage found best in their parts of it.
+// The best token of a row of logits: of the whole row, or of the ranks' best tokens of their parts.
 Best best_of_row(const Call& c, int64_t row) {
   const int64_t parts = c.exchange->comm ? c.exchange->comm->world : 1;
   if (parts == 1) return best_of(c, row, 0);
@@ -236,7 +236,7 @@ void run_put_sent(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   }
 }
 
-// Outputs lie row after row.
+// Outputs are contiguous.
 void run_send(const Call& c, int64_t, int64_t, int32_t) {
   const int64_t target = c.attrs[kSendTarget].i;
   if (!is_alive(c) || target == c.attrs[rank_at(OP_SEND)].i) return;
@@ -275,7 +275,7 @@ constexpr Phase kBroadcast[] = {
      .writes_outputs = true,
      .reads_scratch = true},
 };
-// The second phase counts as a writer of the outputs, so that it is over before others read or reuse them.
+// The second phase is declared to write the outputs, so that it finishes before others read or reuse them.
 constexpr Phase kSend[] = {
     {.split = SPLIT_ROWS,
      .items = rows,
@@ -398,8 +398,8 @@ int64_t part_bytes(int32_t op, const Call& c) {
   return INT64_MAX;
 }
 
-// What the next exchange sends is stored into its part, unless the transport has only one part: threads may still read
-// it.
+// Nodes store what the next exchange sends into its part, unless the transport has only one buffer, which threads may
+// still be reading.
 void Exchange::gather(const Call& call) {
   const uint64_t now = tag++;
   if (status != PS_OK) return;

@@ -1,6 +1,6 @@
-// Attention whose partitions of the context are dealt out to ranks.  A rank leaves the results of its partitions in its
-// part of an exchange, and every rank merges those of all in ascending order, as one rank does
-// (docs/explanation/ranks.md). If the heads are cut too, the ranks of a comm form several such groups, one after
+// Attention with the partitions of the context split over ranks.  A rank writes the results of its partitions into its
+// part of an exchange, and every rank merges all results in ascending order, as a single rank does
+// (docs/explanation/ranks.md).  If the heads are split too, the ranks of a comm form several such groups, one after
 // another, each with an equal number of heads.
 // Hot: runs in every step.
 #include <algorithm>
@@ -14,19 +14,19 @@
 namespace ps {
 namespace {
 
-// Tokens go in blocks, each with an exchange, so that the memory of an exchange stays small.
+// Tokens are exchanged in blocks, which bounds the memory of an exchange.
 constexpr int32_t kMaxBlocks = 4;
 constexpr int64_t kBlockBytes = 4 << 20;
 
 int64_t tokens(const Call& c) { return c.in[kAttentionQ].dims[0]; }
 int64_t world(const Call& c) { return c.attrs[world_at(OP_CONTEXT_ATTENTION)].i; }
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-// Returns how many partitions of the longest context one rank has.
+// Returns the number of partitions that one rank has of the longest context.
 int64_t num_parts(const Call& c) {
   return divide_up(divide_up(c.in[kAttentionPageTables].dims[2], kPartitionPages), world(c));
 }
 
-// Returns the bytes of the results that a rank leaves for one token.  It saturates: no comm has as much.
+// Returns the bytes of the results that a rank writes for one token.  It saturates, because no comm is that large.
 int64_t token_bytes(const Call& c) {
   int64_t bytes;
   const int64_t heads = row_elements(c.in[kAttentionQ]) / c.in[kAttentionState].dims[2],
@@ -60,8 +60,7 @@ int64_t partial_items(const Call& c) {
 
 template <int32_t kIndex>
 void run_partials(const Call& c, int64_t begin, int64_t end, int32_t thread) {
-  if (!c.exchange || c.exchange->status != PS_OK)
-    return;  // others may read what was sent before an exchange that failed
+  if (!c.exchange || c.exchange->status != PS_OK) return;  // others may still read what was sent before the failure
   const Block block = block_of(c, kIndex);
   AttentionArgs args = args_of(c, block);
   args.partials = static_cast<float*>(c.exchange->comm->part(c.exchange->comm->self));
@@ -122,11 +121,11 @@ constexpr std::array<Phase, 3 * kMaxBlocks> kPhases = make_phases(std::make_inte
 
 }  // namespace
 
-// `c` has the most that a step may have.
+// `c` has the maximum sizes of a step.
 Phases context_attention_phases(const Call& c) {
   if (world(c) < 2) return attention_phases(c);
-  // The most blocks of any step, which need not be those of the largest step: five tokens may take three blocks, and
-  // four tokens four.
+  // The maximum number of blocks of any step, which is not always that of the largest step: five tokens may take three
+  // blocks, and four tokens four.
   const int64_t num_blocks = divide_up(tokens(c), std::max(kBlockBytes / token_bytes(c), int64_t{1}));
   return Phases{kPhases.data(), 3 * static_cast<int32_t>(std::min(num_blocks, int64_t{kMaxBlocks}))};
 }

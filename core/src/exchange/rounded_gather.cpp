@@ -1,10 +1,10 @@
-// all_gather_rounded: the rows of all ranks as the integers that a linear rounds them to, which are fewer bytes.
+// all_gather_rounded: gathers rows as the integers to which a linear rounds them, which are fewer bytes.
 //
 // Ranks first exchange the largest magnitude of their part of each row, so that each rounds with the scale of the whole
 // row, as the linear does (kernels/rows/quantize.h).  An element of the result is its integer times the scale; the
-// largest integers stand for the magnitude itself.  Rounding that gives the same scale and the same integers: the other
-// elements are smaller than the magnitude, and an integer up to 2^15 times two rounded factors is far less than a half
-// away from itself.
+// largest integers stand for the magnitude itself.  Rounding the result again gives the same scale and the same
+// integers: the other elements are smaller than the magnitude, and an integer up to 2^15 times two rounded factors is
+// off by far less than a half.
 #include <math.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@
 namespace ps {
 namespace {
 
-constexpr float kRoundMagic = 12582912.f;  // 1.5 * 2^23: a sum with it has no fraction
+constexpr float kRoundMagic = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number
 constexpr uint32_t kInfinity = 0x7f800000;
 
 float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
@@ -61,7 +61,7 @@ Rounding rounding_of(const Call& c, int64_t index) {
   return Rounding{magnitude, scale, 1.f / scale, limit};
 }
 
-// The part of slot `index` of all rows.
+// The part of all rows at slot `index`.
 const float* own_slot(const Call& c, int64_t index, int64_t size) {
   return f32(c.in[0]) + index / slots(c) * c.in[0].row_stride + index % slots(c) * size;
 }

@@ -1,8 +1,8 @@
-// The phases of expert_linear: rows sorted by expert, one blocked matmul for each expert that has rows.  Those of
-// head_linear are the same: slot h of each token goes to expert h, the head.
+// The phases of expert_linear: rows sorted by expert, and one blocked matmul for each expert that has rows. head_linear
+// is the same with heads for experts: slot h of each token goes to expert h.
 //
-// The weight stacks the rows of all experts, out_features each, in the layout of a linear.  An expert whose rows begin
-// or end inside a tile computes that whole tile, and only its own columns are copied to the output.
+// The weight stacks the out_features rows of all experts, in the layout of a linear.  An expert whose rows begin or end
+// inside a tile computes the whole tile, and only its own columns are copied to the output.
 // Hot: runs in every step.
 #include <algorithm>
 
@@ -20,11 +20,11 @@ int64_t num_slots(const Call& c) { return by_heads(c) ? c.attrs[kExpertNum].i : 
 int64_t expert_of(const Call& c, int64_t row) {
   return by_heads(c) ? row % num_slots(c) : reinterpret_cast<const int32_t*>(c.in[kExpertIds].data)[row];
 }
-int64_t num_rows(const Call& c) { return c.in[0].dims[0] * num_slots(c); }  // of tokens times slots
+int64_t num_rows(const Call& c) { return c.in[0].dims[0] * num_slots(c); }  // tokens times slots
 int64_t in_features(const Call& c) { return c.in[kExpertWeight].dims[1]; }
 int64_t most_active(const Call& c) { return std::min(num_rows(c), c.attrs[kExpertNum].i); }
 
-// Tiles that an expert touches, at most.
+// The maximum number of tiles that an expert touches.
 int64_t most_tiles(const Call& c) {
   const int64_t rows = c.attrs[kExpertOutFeatures].i;
   return rows % kTileRows ? rows / kTileRows + 2 : rows / kTileRows;
@@ -34,14 +34,14 @@ int32_t planes(const Call& c) { return activation_planes(c.attrs[kExpertScheme].
 bool is_bf16(const Call& c) { return c.attrs[kExpertScheme].i == LINEAR_BF16; }
 bool has_blocks(const Call& c) { return c.attrs[kExpertScheme].i >= LINEAR_Q8_0; }
 
-// Bytes of a row whose activations are rounded.
+// Bytes of a row of activations after rounding.
 int64_t rounded_stride(const Call& c) {
   const int64_t cols = in_features(c);
   if (has_blocks(c)) return round_up(cols, kPairColumns) / kGroupColumns * static_cast<int64_t>(sizeof(RoundedGroup));
   return planes(c) ? round_up(cols, kPairColumns) : is_bf16(c) ? round_up(cols, 32) * c.kernels->bf16_bytes : 0;
 }
 
-// Bytes of a rounded row, and the offsets of what lies in the shared scratch.
+// Bytes of a sorted row, and offsets in the shared scratch.
 struct Offsets { int64_t stride, starts, active, places, sources, x, q, group_sums, sums, scales, y, total; };
 
 struct Adder {
@@ -93,7 +93,7 @@ int64_t one(const Call& c) { return num_rows(c) ? 1 : 0; }
 int64_t tokens(const Call& c) { return c.in[0].dims[0]; }
 int64_t tiles(const Call& c) { return most_active(c) * most_tiles(c); }
 
-// starts: where the rows of each expert begin; places: where a token's slot is; sources: the reverse.
+// starts: first row of each expert; places: sorted position of a token's slot; sources: the inverse.
 void run_sort(const Call& c, int64_t, int64_t, int32_t) {
   const Sorted s = sorted_of(c);
   const int64_t experts = c.attrs[kExpertNum].i, rows = num_rows(c);
@@ -105,7 +105,7 @@ void run_sort(const Call& c, int64_t, int64_t, int32_t) {
     s.starts[e + 1] += s.starts[e];
   }
   for (int64_t i = 0; i < rows; ++i) {
-    const int32_t place = s.starts[expert_of(c, i)]++;  // moves a start to the next one's
+    const int32_t place = s.starts[expert_of(c, i)]++;  // advances a start to that of the next expert
     s.places[i] = place;
     s.sources[place] = static_cast<int32_t>(i);
   }
@@ -114,7 +114,7 @@ void run_sort(const Call& c, int64_t, int64_t, int32_t) {
   s.num_active(c) = count;
 }
 
-// The rounded rows of an expert, whose first sorted row is `first`.
+// The rounded rows of an expert whose first sorted row is `first`.
 QuantizedRows rounded_rows(const Call& c, const Offsets& o, int64_t first) {
   const int64_t p = std::max(planes(c), 1);
   QuantizedRows rows{};
@@ -127,7 +127,7 @@ QuantizedRows rounded_rows(const Call& c, const Offsets& o, int64_t first) {
   return rows;
 }
 
-// Copies sorted rows together and rounds them.
+// Gathers sorted rows and rounds them.
 void run_gather(const Call& c, int64_t begin, int64_t end, int32_t) {
   const Sorted s = sorted_of(c);
   const int64_t cols = in_features(c), stride = round_up(cols, 16), slots = num_slots(c);
@@ -187,7 +187,7 @@ void run_multiply(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   }
 }
 
-// Copies the results to their tokens, with the bias.
+// Scatters the results to their tokens, and adds the bias.
 void run_scatter(const Call& c, int64_t begin, int64_t end, int32_t) {
   const Sorted s = sorted_of(c);
   const int64_t slots = num_slots(c), cols = c.attrs[kExpertOutFeatures].i, stride = most_tiles(c) * kTileRows;

@@ -1,4 +1,4 @@
-// The phases of route and combine: which experts a token goes to, and the sum of what they return.
+// The phases of route and combine: the choice of each token's experts, and the weighted sum of their results.
 // Hot: runs in every step.
 #include <math.h>
 
@@ -14,7 +14,7 @@ constexpr const char* kScoreNames[NUM_SCORES] = {"softmax", "softmax_of_chosen",
 enum GroupRule { GROUP_MAX, GROUP_BEST_TWO, NUM_GROUP_RULES };
 constexpr const char* kGroupRuleNames[NUM_GROUP_RULES] = {"max", "best_two"};
 constexpr int64_t kMaxExperts = 65536;
-constexpr float kMinSum = 1e-20f;  // a sum of weights is at least this when they are divided by it
+constexpr float kMinSum = 1e-20f;  // lower bound of a sum of weights that divides
 
 float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 int64_t rows(const Call& c) { return c.in[0].dims[0]; }
@@ -40,7 +40,7 @@ int64_t most_candidates(const Call& c) {
   return k > kept ? k : kept;
 }
 
-// The scratch memory of a row: scores and choice [experts], the groups' best [groups], and the candidates.
+// The scratch memory of a row: scores and choices [experts], the best of each group [groups], and the candidates.
 struct RouteMemory {
   float *scores, *choice, *groups;
   Candidate* best;
@@ -65,7 +65,7 @@ void score_row(const Call& c, const float* logits, int64_t experts, float* score
   }
 }
 
-// Leaves minus infinity in the groups that are not kept.
+// Sets the scores of groups that are not selected to minus infinity.
 void drop_groups(const Call& c, int64_t experts, const RouteMemory& m) {
   const int64_t groups = c.attrs[kRouteGroups].i, kept = c.attrs[kRouteKeptGroups].i, size = experts / groups;
   if (kept == groups) return;
@@ -116,7 +116,7 @@ void run_route(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   }
 }
 
-// Slots in ascending order: a token's sum does not depend on its neighbours.
+// Slots in ascending order: a token's sum does not depend on other tokens.
 void run_combine(const Call& c, int64_t begin, int64_t end, int32_t) {
   const int64_t slots = c.in[0].dims[1], cols = c.in[0].dims[2];
   for (int64_t r = begin; r < end; ++r) {
@@ -170,7 +170,7 @@ Phases route_phases(const Call&) { return Phases{&kRoute, 1}; }
 Phases combine_phases(const Call&) { return Phases{&kCombine, 1}; }
 
 ps_status route_scratch(const Call& c, Scratch* out) {
-  const int64_t floats = 2 * c.in[0].dims[1] + c.attrs[kRouteGroups].i;  // each is bounded
+  const int64_t floats = 2 * c.in[0].dims[1] + c.attrs[kRouteGroups].i;  // each factor is bounded
   out->per_thread = round_up(floats * 4 + most_candidates(c) * static_cast<int64_t>(sizeof(Candidate)), 64);
   return PS_OK;
 }

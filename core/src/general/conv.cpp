@@ -49,6 +49,13 @@ void advance(const Shape& out, Pixel* p) {
   ++p->image;
 }
 
+// Whether each output pixel reads only the input pixel at the same position.
+bool is_pointwise(const Window& w) {
+  bool plain = true;
+  for (int i = 0; i < 2; ++i) plain = plain && w.kernel[i] == 1 && w.strides[i] == 1 && !w.pads[i] && !w.pads[2 + i];
+  return plain;
+}
+
 // Fills the tables of blocks of output pixels.
 class TapTable {
  public:
@@ -61,17 +68,27 @@ class TapTable {
         out_(shape_of(c.out[0])),
         window_(window_of(c.attrs + kKernel)),
         groups_(c.attrs[kGroups].i),
-        joins_taps_(groups_ == 1 && !is_depthwise(c)) {
+        joins_taps_(groups_ == 1 && !is_depthwise(c)),
+        pointwise_(is_pointwise(window_)) {
     fill_offsets(memory.offsets);
   }
 
   Pixel at(int64_t index) const { return pixel_at(out_, index); }
 
-  // The block of pixels [begin, end), the first of which is *p, which moves on behind them.  Returns the pointers that
-  // it wrote.
+  // Fills the table of the pixels [begin, end), the first of which is *p, and advances *p to `end`.  Returns the number
+  // of pointers written.
   int64_t fill(Pixel* p, int64_t begin, int64_t end, const void** taps, int64_t* pixels, TapBlock* block) const {
     const int64_t rows = end - begin, kw = window_.kernel[1];
-    bool inside = joins_taps_ && window_.dilations[1] == 1;  // then the taps of a row lie in a row
+    if (pointwise_) {
+      const uint8_t* x = x_ + begin * in_.channels * element_bytes_;
+      for (int64_t i = 0; i < rows; ++i, x += in_.channels * element_bytes_) {
+        taps[i] = x;
+        pixels[i] = begin + i;
+      }
+      *block = TapBlock{taps, nullptr, pixels, static_cast<int32_t>(rows), 1, in_.channels / groups_};
+      return rows;
+    }
+    bool inside = joins_taps_ && window_.dilations[1] == 1;  // the taps of a window's row are adjacent in memory
     Pixel each = *p;
     for (int64_t i = 0; i < rows && inside; ++i) {
       const int64_t x = each.x * window_.strides[1] - window_.pads[1];
@@ -113,7 +130,7 @@ class TapTable {
     }
   }
 
-  // Bytes from the first tap to each.
+  // Offsets in bytes of all taps from the first.
   void fill_offsets(int64_t* offsets) const {
     for (int64_t ky = 0; ky < window_.kernel[0]; ++ky) {
       for (int64_t kx = 0; kx < window_.kernel[1]; ++kx)
@@ -129,12 +146,12 @@ class TapTable {
   const Shape in_, out_;
   const Window window_;
   const int64_t groups_;
-  const bool joins_taps_;
+  const bool joins_taps_, pointwise_;
 };
 
 int64_t num_taps(const Call& c) { return c.attrs[kKernel].list[0] * c.attrs[kKernel].list[1]; }
 int64_t num_pixels(const Call& c) { return c.out[0].dims[0] * c.out[0].dims[1] * c.out[0].dims[2]; }
-// Columns beyond the image's edges read zeros of all taps of a row.
+// A row of taps beyond the image's edges reads zeros for all its columns.
 int64_t num_zeros(const Call& c) { return c.in[0].dims[3] * (c.attrs[kGroups].i == 1 ? c.attrs[kKernel].list[1] : 1); }
 
 int64_t chunk_pixels(const Call& c) {
@@ -159,25 +176,8 @@ ConvArgs conv_args(const Call& c) {
                    static_cast<float>(c.attrs[kAct + 2].f)}};
 }
 
-// Null for a tensor of another type.
+// Returns null for a float32 tensor.
 int8_t* int8_data(const Tensor& t) { return t.dtype == PS_F32 ? nullptr : reinterpret_cast<int8_t*>(t.data); }
-
-// Of a convolution of float32 only `conv` is set.
-Int8ConvArgs all_args(const Call& c) {
-  Int8ConvArgs a{};
-  a.conv = conv_args(c);
-  if (!is_int8(c)) return a;
-  a.x_scale = static_cast<float>(c.attrs[kXScale].f);
-  a.residual_scale = static_cast<float>(c.attrs[kResidualScale].f);
-  a.residual = int8_data(c.in[kResidualInput]);
-  if (a.residual) a.conv.residual = nullptr;
-  a.y = int8_data(c.out[0]);
-  if (a.y) a.conv.y = nullptr;
-  a.inverse = a.y ? 1 / static_cast<float>(c.attrs[kYScale].f) : 0;
-  a.least = c.out[0].dtype == PS_U8 ? 0.f : -127.f;
-  a.is_signed = c.in[0].dtype == PS_I8;
-  return a;
-}
 
 int64_t conv_items(const Call& c) {
   if (!num_pixels(c)) return 0;
@@ -188,7 +188,7 @@ void run_conv(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const ConvWork work = conv_work(c.attrs[kOutChannels].i, c.attrs[kGroups].i);
   const ConvMemory memory = conv_memory(c, thread, num_zeros(c), num_taps(c), chunk_pixels(c));
   const bool int8 = is_int8(c);
-  const Int8ConvArgs args = all_args(c);
+  const Int8ConvArgs args = int8_conv_args(c);
   const TapTable table(c, memory);
   const int64_t pixels = num_pixels(c), chunks = num_chunks(c), rows = c.kernels->windows.conv_rows;
   int64_t chunk = -1, blocks = 0;
@@ -214,16 +214,14 @@ void run_conv(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 
 void run_depthwise(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const ConvMemory memory = conv_memory(c, thread, num_zeros(c), num_taps(c), chunk_pixels(c));
-  const bool int8 = is_int8(c);
-  const Int8ConvArgs args = all_args(c);
+  const ConvArgs args = conv_args(c);
   const TapTable table(c, memory);
   const int64_t pixels = num_pixels(c), chunks = num_chunks(c), rows = c.kernels->windows.depthwise_rows;
   const int64_t first = share_begin(pixels, begin, chunks), last = share_begin(pixels, end, chunks);
   Pixel p = table.at(first);
   for (int64_t from = first; from < last; from += rows) {
     table.fill(&p, from, std::min(from + rows, last), memory.taps, memory.pixels, memory.blocks);
-    if (int8) c.kernels->windows.depthwise_int8(args, *memory.blocks);
-    else c.kernels->windows.depthwise(args.conv, *memory.blocks);
+    c.kernels->windows.depthwise(args, *memory.blocks);
   }
 }
 
@@ -239,6 +237,22 @@ constexpr Phase kDepthwisePhase = {.split = SPLIT_SHARES,
                                    .writes_outputs = true};
 
 }  // namespace
+
+Int8ConvArgs int8_conv_args(const Call& c) {
+  Int8ConvArgs a{};
+  a.conv = conv_args(c);
+  if (!is_int8(c)) return a;
+  a.x_scale = static_cast<float>(c.attrs[kXScale].f);
+  a.residual_scale = static_cast<float>(c.attrs[kResidualScale].f);
+  a.residual = int8_data(c.in[kResidualInput]);
+  if (a.residual) a.conv.residual = nullptr;
+  a.y = int8_data(c.out[0]);
+  if (a.y) a.conv.y = nullptr;
+  a.inverse = a.y ? 1 / static_cast<float>(c.attrs[kYScale].f) : 0;
+  a.least = c.out[0].dtype == PS_U8 ? 0.f : -127.f;
+  a.is_signed = c.in[0].dtype == PS_I8;
+  return a;
+}
 
 ConvWork conv_work(int64_t out_channels, int64_t groups) {
   ConvWork w;
@@ -306,7 +320,7 @@ ps_status check_groups(const Spec& x, const Spec& w, const Spec& bias, const Con
 
 namespace {
 
-// What conv and conv_int8 share; `out` is f32.
+// The shape rule that conv and conv_int8 share; `out` is f32.
 ps_status infer_any(const Spec* in, AttrValue* attrs, int32_t layout, Spec* out) {
   PS_TRY(check_window(attrs + kKernel));
   const Window w = window_of(attrs + kKernel);
@@ -353,11 +367,13 @@ ps_status infer_conv_int8(const Spec* in, AttrValue* attrs, Spec* out) {
 
 Phases conv_phases(const Call& c) { return Phases{is_depthwise(c) ? &kDepthwisePhase : &kConvPhase, 1}; }
 
-Phases conv_int8_phases(const Call& c) { return conv_phases(c); }
+Phases conv_int8_phases(const Call& c) { return is_depthwise(c) ? depthwise_int8_phases() : conv_phases(c); }
 
 ps_status conv_scratch(const Call& c, Scratch* out) {
   return conv_memory_bytes(num_zeros(c), num_taps(c), chunk_pixels(c), &out->per_thread);
 }
-ps_status conv_int8_scratch(const Call& c, Scratch* out) { return conv_scratch(c, out); }
+ps_status conv_int8_scratch(const Call& c, Scratch* out) {
+  return is_depthwise(c) ? depthwise_int8_scratch(c, out) : conv_scratch(c, out);
+}
 
 }  // namespace ps

@@ -1,4 +1,4 @@
-// What conv and conv_transpose share: blocks of output pixels, and the tables of the input pixels that they read.
+// Shared by conv and conv_transpose: blocks of output pixels, and the tables of the input pixels that they read.
 #ifndef PENSTOCK_GENERAL_CONV_H
 #define PENSTOCK_GENERAL_CONV_H
 
@@ -37,6 +37,13 @@ struct ConvGroups {
   int32_t layout;  // of a weight that is not depthwise
 };
 ps_status check_groups(const Spec& x, const Spec& w, const Spec& bias, const ConvGroups& g);
+
+// Returns the kernel arguments of conv_int8.  Only `conv` is set if x is float32.
+Int8ConvArgs int8_conv_args(const Call& c);
+
+// Depthwise convolutions of int8.
+Phases depthwise_int8_phases();
+ps_status depthwise_int8_scratch(const Call& c, Scratch* out);
 
 }  // namespace ps
 

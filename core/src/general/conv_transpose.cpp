@@ -18,10 +18,10 @@ constexpr int32_t kGroups = attr_at(OP_CONV_TRANSPOSE, "int groups");
 constexpr int32_t kAct = attr_at(OP_CONV_TRANSPOSE, "str act");
 constexpr int64_t kMaxStride = 64;
 
-// Output pixels whose coordinates have the same remainders by the strides read the same taps.  So each such class is a
-// convolution of its own, of the taps that it reads.
+// Output pixels whose coordinates have the same remainders modulo the strides read the same taps.  Each such class is
+// computed as a convolution with these taps.
 struct Class {
-  int64_t first_y, first_x, height, width;  // its pixels
+  int64_t first_y, first_x, height, width;  // of the class's output pixels
   int64_t chunks;
 };
 
@@ -45,7 +45,8 @@ int64_t num_classes(const Call& c) {
   return w.strides[0] * w.strides[1];
 }
 
-// A tap along an axis that a class reads: its place in the kernel, and the input coordinate of the class's first pixel.
+// A tap of a class along one axis: its index in the kernel, and the input coordinate that the class's first pixel
+// reads.
 struct AxisTap { int64_t place, start; };
 int64_t axis_taps(const Window& w, int axis, int64_t first, AxisTap* out) {
   int64_t n = 0;
@@ -57,7 +58,7 @@ int64_t axis_taps(const Window& w, int axis, int64_t first, AxisTap* out) {
   return n;
 }
 
-// The memory of a thread: taps of both axes and the columns of their weights, before that of conv.
+// The memory of a thread: taps of both axes and the columns of their weights, then the memory of conv.
 struct Taps {
   AxisTap *down, *across;
   int64_t* columns;
@@ -77,7 +78,7 @@ Taps taps_memory(const Call& c, const Window& w, int32_t thread) {
 }
 
 void find_taps(const Call& c, const Window& w, const Class& k, Taps* t) {
-  const int64_t columns = is_depthwise(c) ? 1 : c.in[0].dims[3] / c.attrs[kGroups].i;  // of a tap
+  const int64_t columns = is_depthwise(c) ? 1 : c.in[0].dims[3] / c.attrs[kGroups].i;  // per tap
   t->num_down = axis_taps(w, 0, k.first_y, t->down);
   t->num_across = axis_taps(w, 1, k.first_x, t->across);
   for (int64_t i = 0; i < t->num_down; ++i) {
@@ -86,7 +87,7 @@ void find_taps(const Call& c, const Window& w, const Class& k, Taps* t) {
   }
 }
 
-// The block of pixels [begin, end) of a class.  Returns the pointers that it wrote.
+// Fills the table of the pixels [begin, end) of a class.  Returns the number of pointers written.
 int64_t fill_block(const Call& c, const Class& k, const Taps& t, const ConvMemory& m, int64_t begin, int64_t end,
                    const void** taps, int64_t* pixels, TapBlock* block) {
   const Shape in = shape_of(c.in[0]), out = shape_of(c.out[0]);
@@ -144,7 +145,7 @@ ConvArgs conv_args(const Call& c, const ConvWork& work) {
   return a;
 }
 
-// Chunk `chunk` of all classes: the class that it belongs to, and its number there.
+// Returns the class of chunk number `chunk` of all classes, and its number within the class.
 Class find_class(const Call& c, int64_t* chunk) {
   int64_t index = 0;
   Class k = class_at(c, 0);

@@ -15,7 +15,7 @@ constexpr int32_t kBias = argument_at(OP_GROUP_NORM, "Weight bias");
 constexpr int32_t kGroups = attr_at(OP_GROUP_NORM, "int groups");
 constexpr int32_t kEps = attr_at(OP_GROUP_NORM, "float eps");
 
-// A channel is summed over blocks of pixels, then the blocks in order, then the channels of a group.
+// Sums a channel over blocks of pixels, then the blocks in order, then the channels of a group.
 constexpr int64_t kBlockPixels = 128;
 
 struct Sizes { int64_t images, pixels, channels, blocks; };
@@ -56,7 +56,7 @@ void run_sums(const Call& c, int64_t begin, int64_t end, bool squares) {
 void run_totals(const Call& c, int64_t begin, int64_t end, int32_t) { run_sums(c, begin, end, false); }
 void run_squares(const Call& c, int64_t begin, int64_t end, int32_t) { run_sums(c, begin, end, true); }
 
-// The mean over a group of what the blocks of an image summed.
+// The mean of a group, from the sums of an image's blocks.
 void group_means(const Call& c, const Sizes& s, int64_t image, float* means) {
   const int64_t groups = c.attrs[kGroups].i, width = s.channels / groups;
   const float* const sums = sums_of(c) + image * s.blocks * s.channels;

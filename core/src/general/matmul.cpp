@@ -11,7 +11,7 @@ namespace {
 constexpr int32_t kTransposeA = attr_at(OP_MATMUL, "bool transpose_a");
 constexpr int32_t kTransposeB = attr_at(OP_MATMUL, "bool transpose_b");
 constexpr int32_t kScale = attr_at(OP_MATMUL, "float scale");
-constexpr int64_t kRows = 96, kRowsTransposed = 192;  // of an item: few items copy the same columns of b
+constexpr int64_t kRows = 96, kRowsTransposed = 192;  // per item: few items copy the same columns of b
 
 // One product of a batch: [rows, inner] x [inner, cols].
 struct Sizes { int64_t rows, inner, cols, batch; };
@@ -22,7 +22,7 @@ Sizes sizes_of(const Call& c) {
   return s;
 }
 
-// The matrix of an operand that belongs to product `index` of the batch.
+// The matrix of an operand for product `index` of the batch.
 int64_t matrix_of(const Tensor& t, const Tensor& y, int64_t index) {
   int64_t matrix = 0, step = 1;
   for (int32_t i = y.rank - 3; i >= 0; --i) {
@@ -36,7 +36,7 @@ int64_t matrix_of(const Tensor& t, const Tensor& y, int64_t index) {
   return matrix;
 }
 
-// Few rows read b where it lies: a row of y is a weighted sum of its rows, the same chain.
+// With few rows, b is read in place: a row of y is a weighted sum of b's rows, which is the same chain.
 constexpr int64_t kFewRows = 2, kColumnsInPlace = 256;
 bool is_in_place(const Call& c, const Sizes& s) { return s.rows <= kFewRows && !c.attrs[kTransposeB].i; }
 int64_t item_columns(const Call& c, const Sizes& s) {
@@ -51,7 +51,7 @@ int64_t matmul_items(const Call& c) {
   return s.batch * panels(c, s) * row_chunks(c, s);
 }
 
-// The columns of b that an item multiplies by: copied, or pointers to where they lie.
+// The columns of b that an item multiplies by: copied to a panel, or in place.
 void take_columns(const Call& c, const Sizes& s, const float* matrix, int64_t column, int64_t width, float* panel) {
   if (is_in_place(c, s)) {
     const float** const rows = reinterpret_cast<const float**>(panel);
@@ -70,7 +70,7 @@ void multiply_rows(const Call& c, const Sizes& s, const PanelRows& x, const floa
     c.kernels->windows.weighted_sum(rows, x.data + i * x.stride, s.inner, width, 1, y + i * s.cols);
 }
 
-// Consecutive items go over the rows of a panel, so that its columns are copied once.
+// Consecutive items share a panel, so that its columns are copied once.
 void run_matmul(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   const Sizes s = sizes_of(c);
   const Tensor &a = c.in[0], &b = c.in[1], &y = c.out[0];

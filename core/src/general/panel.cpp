@@ -21,7 +21,7 @@ void pack_tile(const float* from, int64_t stride, int64_t inner, int64_t width, 
 
 void pack_row_tile(const float* from, int64_t stride, int64_t width, int64_t inner, float* tile) {
   if (width < 16) memset(tile, 0, static_cast<size_t>(inner) * 64);
-  for (int64_t first = 0; first < inner; first += 16) {  // a line of each row at a time
+  for (int64_t first = 0; first < inner; first += 16) {  // one cache line of each row at a time
     const int64_t last = std::min(first + 16, inner);
     for (int64_t j = 0; j < width; ++j) {
       const float* const row = from + j * stride;

@@ -1,5 +1,5 @@
-// Products of values: columns of a matrix are copied to a panel of tiles of sixteen, which the kernels of linear
-// multiply as a weight.  So an output is one chain with ascending inner index, as that of a linear.
+// Products of computed values: the columns of a matrix are copied to a panel of tiles of sixteen, which the kernels of
+// linear use as a weight.  So an output is one chain with ascending inner index, as in a linear.
 #ifndef PENSTOCK_GENERAL_PANEL_H
 #define PENSTOCK_GENERAL_PANEL_H
 
@@ -7,11 +7,11 @@
 
 namespace ps {
 
-// Columns that are best multiplied together.
+// The number of columns that are best multiplied together.
 inline int64_t panel_columns(const Kernels& kernels) { return kernels.windows.conv_tiles * 16; }
-// `width` columns of [inner, ...], `stride` from one row to the next, to tiles [inner][16].
+// Copies `width` columns of [inner, ...], rows `stride` apart, to tiles [inner][16].
 void pack_columns(const float* from, int64_t stride, int64_t inner, int64_t width, float* panel);
-// The transpose of `width` rows of `inner`, `stride` apart.
+// The same for the transpose: `width` rows of `inner`, `stride` apart.
 void pack_rows(const float* from, int64_t stride, int64_t width, int64_t inner, float* panel);
 
 struct PanelRows {

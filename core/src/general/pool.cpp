@@ -13,9 +13,9 @@ constexpr int32_t kMaxCeil = attr_at(OP_MAX_POOL, "bool ceil");
 constexpr int32_t kCountPads = attr_at(OP_AVG_POOL, "bool count_pads");
 static_assert(kKernel == attr_at(OP_AVG_POOL, "int[] kernel") && kMaxCeil == attr_at(OP_AVG_POOL, "bool ceil"), "");
 
-constexpr int64_t kChannels = 256;  // of an item
+constexpr int64_t kChannels = 256;  // per item
 
-// The taps of a window that lie inside the image, and how many lie inside it and its pads.
+// The taps of a window inside the image, and the number of taps inside the image and its pads.
 struct Taps { int64_t first, count, padded; };
 Taps taps_along(const Window& w, int axis, int64_t size, int64_t out) {
   const int64_t begin = out * w.strides[axis] - w.pads[axis], step = w.dilations[axis], taps = w.kernel[axis];
@@ -31,7 +31,7 @@ int64_t tap_count(const Call& c) { return c.attrs[kKernel].list[0] * c.attrs[kKe
 
 void max_bytes(const Tensor& x, int64_t from, const int64_t* taps, int64_t n, int64_t count, uint8_t* y) {
   const uint8_t flip = x.dtype == PS_I8 ? 128 : 0;
-  const uint8_t least = flip && !n ? 1 : 0;  // -127 for a window in the pads: int8 convolutions have no -128
+  const uint8_t least = flip && !n ? 1 : 0;  // -127 for a window that lies in the pads: int8 convolutions have no -128
   for (int64_t i = 0; i < count; ++i) {
     uint8_t most = least;
     for (int64_t t = 0; t < n; ++t) most = std::max<uint8_t>(most, x.data[taps[t] + from + i] ^ flip);
@@ -39,7 +39,7 @@ void max_bytes(const Tensor& x, int64_t from, const int64_t* taps, int64_t n, in
   }
 }
 
-// One kind of pool over items: a block of channels of an output pixel each.
+// One kind of pool over items: each is a block of channels of an output pixel.
 void run_pool(const Call& c, int64_t begin, int64_t end, int32_t thread, bool average) {
   const Tensor &x = c.in[0], &y = c.out[0];
   const Window w = window_of(c.attrs + kKernel);

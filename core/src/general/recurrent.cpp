@@ -25,7 +25,7 @@ static_assert(kW == argument_at(OP_GRU, "Weight w") && kR == argument_at(OP_GRU,
 enum Direction { FORWARD, REVERSE, BIDIRECTIONAL };
 constexpr int64_t kMaxHidden = 1 << 20;
 
-// The rows of each gate are padded to whole tiles: `padded` rows a gate, `rows` a direction.
+// Rows of each gate are padded to whole tiles: `padded` rows per gate, `rows` per direction.
 struct Sizes {
   bool lstm;
   int64_t steps, batch, inputs, hidden, directions, gates, padded, rows;
@@ -42,7 +42,7 @@ Sizes sizes_of(const Call& c, bool lstm) {
 
 int64_t row_block(const Call& c) { return c.kernels->windows.conv_rows; }
 
-// A product with rows of a weight from `first_row` on, a multiple of 16.
+// A product with the rows of a weight from `first_row` on, a multiple of 16.
 struct Product {
   const Tensor* weight;
   int64_t first_row, rows;
@@ -98,7 +98,7 @@ int64_t length_of(const Call& c, const Sizes& s, int64_t sequence) {
   return std::max<int64_t>(0, std::min(n, s.steps));
 }
 
-// Some sequences of one direction.  Their states are the outputs h and c.
+// A block of sequences of one direction.  Their states are the outputs h and c.
 struct Block {
   int64_t direction, first, count;
   bool reverse;
@@ -116,7 +116,7 @@ void start_states(const Call& c, const Sizes& s, const Block& b) {
   }
 }
 
-// The gates of the states of a block of sequences.
+// The gates from the states of a block of sequences.
 void multiply_states(const Call& c, const Sizes& s, const Block& b, int64_t first_gate, int64_t num_gates,
                      const float* x, float* gates) {
   const float* const bias = f32_data(c.in[kBias]);
@@ -133,8 +133,8 @@ void multiply_states(const Call& c, const Sizes& s, const Block& b, int64_t firs
 }
 
 void run_steps(const Call& c, const Sizes& s, const Block& b, float* gates) {
-  const bool early = s.lstm || c.attrs[kLinearBeforeReset].i;  // all gates take the state as it is
-  float* const reset = gates + b.count * s.rows;               // r * h of gru
+  const bool early = s.lstm || c.attrs[kLinearBeforeReset].i;  // all gates use the unmodified state
+  float* const reset = gates + b.count * s.rows;               // r * h for gru
   CellArgs args[16];
   for (int64_t step = 0; step < s.steps; ++step) {
     multiply_states(c, s, b, 0, early ? s.gates : 2, b.h, gates);

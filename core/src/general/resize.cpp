@@ -25,15 +25,15 @@ enum Rounding { PREFER_FLOOR, PREFER_CEIL, FLOOR, CEIL };
 constexpr const char* kRoundings[] = {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
 
 constexpr int kMaxAxisTaps = 4;
-constexpr int kAxisTaps[] = {1, 2, 4};  // by mode
+constexpr int kAxisTaps[] = {1, 2, 4};  // by mode: nearest, linear, cubic
 
-// What an output coordinate reads along an axis.
+// The taps of an output coordinate along an axis.
 struct AxisTaps {
   int64_t index[kMaxAxisTaps];
   float weight[kMaxAxisTaps];
 };
 
-// The input coordinate of an output coordinate, as ONNX's Resize computes it.
+// The input coordinate of an output coordinate, as defined by ONNX's Resize.
 double source_of(const Call& c, int axis, int64_t at) {
   const double in = static_cast<double>(c.in[0].dims[1 + axis]), out = static_cast<double>(c.out[0].dims[1 + axis]);
   const double scale = c.attrs[kScaleH + axis].f > 0 ? c.attrs[kScaleH + axis].f : out / in;
@@ -57,7 +57,7 @@ double rounded(double x, int64_t rounding) {
   }
 }
 
-// Weights of the pixels from floor(x) - 1 on, where x is `r` after a pixel.
+// Weights of the pixels from floor(x) - 1 on, where x is `r` past a pixel.
 void cubic_weights(double a, double r, double* w) {
   const double s = 1 - r;
   w[0] = ((a * (r + 1) - 5 * a) * (r + 1) + 8 * a) * (r + 1) - 4 * a;
@@ -69,7 +69,7 @@ void cubic_weights(double a, double r, double* w) {
 AxisTaps taps_of(const Call& c, int axis, int64_t at) {
   const int64_t mode = c.attrs[kMode].i, last = c.in[0].dims[1 + axis] - 1;
   double x = source_of(c, axis, at);
-  x = x >= -4.e9 && x <= 4.e9 ? x : x > 0 ? 4.e9 : -4.e9;  // so that it fits an integer: a NaN goes low
+  x = x >= -4.e9 && x <= 4.e9 ? x : x > 0 ? 4.e9 : -4.e9;  // clamped to fit an integer; a NaN becomes the minimum
   AxisTaps t{};
   if (mode == NEAREST) {
     const double nearest = rounded(x, c.attrs[kRounding].i);
@@ -94,7 +94,7 @@ AxisTaps taps_of(const Call& c, int axis, int64_t at) {
 
 bool is_empty(const Call& c) { return row_elements(c.out[0]) * c.out[0].dims[0] == 0; }
 
-// Shared scratch: the taps of all rows, then those of all columns.
+// Shared scratch: the taps of all rows, then of all columns.
 AxisTaps* all_taps(const Call& c) { return reinterpret_cast<AxisTaps*>(c.scratch); }
 int64_t tap_items(const Call& c) { return is_empty(c) ? 0 : c.out[0].dims[1] + c.out[0].dims[2]; }
 void run_taps(const Call& c, int64_t begin, int64_t end, int32_t) {

@@ -14,13 +14,13 @@ constexpr int32_t kMask = argument_at(OP_SDPA, "Tensor? mask");
 constexpr int32_t kScale = attr_at(OP_SDPA, "float scale");
 constexpr int32_t kCausal = attr_at(OP_SDPA, "bool causal");
 constexpr int32_t kSoftcap = attr_at(OP_SDPA, "float softcap");
-constexpr int64_t kQueryRows = 24;  // of an item: their scores stay in a cache
+constexpr int64_t kQueryRows = 24;  // per item: their scores stay in the cache
 
-// Keys and values are packed once for all queries: a head's keys are tiles [keys / 16][dim][16], its values
+// Keys and values are packed once for all queries: the keys of a head into tiles [keys / 16][dim][16], the values into
 // [value dim / 16][keys][16].
 struct Sizes {
   int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;
-  int64_t key_floats, value_floats;  // of a packed head
+  int64_t key_floats, value_floats;  // per packed head
 };
 Sizes sizes_of(const Call& c) {
   const Tensor &q = c.in[0], &k = c.in[1], &v = c.in[2];
@@ -34,7 +34,7 @@ int64_t key_tiles(const Sizes& s) { return (s.keys + 15) / 16; }
 int64_t chunks(const Sizes& s) { return (s.queries + kQueryRows - 1) / kQueryRows; }
 bool is_empty(const Call& c, const Sizes& s) { return c.out[0].dims[3] == 0 || s.batch * s.heads * s.queries == 0; }
 
-// Items: the key tiles of all heads, then the values of all heads.
+// Items: the key tiles of all heads, then their values.
 int64_t pack_items(const Call& c) {
   const Sizes s = sizes_of(c);
   return is_empty(c, s) ? 0 : s.batch * s.kv_heads * (key_tiles(s) + 1);
@@ -85,10 +85,10 @@ void change(const Kernels& kernels, int32_t kind, float* y, const float* b, int6
   kernels.map_binary(kind, y, 1, b, step, y, n);
 }
 
-// Else softmax scales them with its exponents.
+// Otherwise softmax applies the scale.
 bool scales_scores(const Call& c) { return c.in[kMask].data || c.attrs[kSoftcap].f > 0 || !(c.attrs[kScale].f > 0); }
 
-// Scores of `keys` keys to what softmax takes: scaled, capped, masked.
+// Prepares the scores of `keys` keys for softmax: scale, softcap, mask.
 void mask_scores(const Call& c, const MaskRow& mask, int64_t keys, float* scores) {
   const float scale = static_cast<float>(c.attrs[kScale].f), cap = static_cast<float>(c.attrs[kSoftcap].f);
   if (scales_scores(c)) change(*c.kernels, BINARY_MUL, scores, &scale, 0, keys);
@@ -107,12 +107,13 @@ void mask_scores(const Call& c, const MaskRow& mask, int64_t keys, float* scores
   }
 }
 
-// The weights of a query's keys.  Returns the factor that makes their sum 1.  A query that sees no key has none.
+// The weights of a query's keys.  Returns the factor that normalizes their sum to 1.  If the query sees no key, all
+// weights are 0.
 float softmax(const Kernels& kernels, float* scores, int64_t keys, float scale) {
   const float top = kernels.max(scores, keys);
   if (top > -INFINITY) return 1 / kernels.exp_sum(scores, keys, top, scale, scores);
   for (int64_t i = 0; i < keys; ++i) {
-    if (scores[i] == -INFINITY) scores[i] = 0;  // not a NaN
+    if (scores[i] == -INFINITY) scores[i] = 0;  // a NaN stays
   }
   return 1;
 }
@@ -127,7 +128,7 @@ void run_attend(const Call& c, int64_t begin, int64_t end, int32_t thread) {
     const int64_t chunk = item % chunks(s), head = item / chunks(s),
                   kv = head / s.heads * s.kv_heads + head % s.heads / (s.heads / s.kv_heads);
     const int64_t first = share_begin(s.queries, chunk, chunks(s)), last = share_begin(s.queries, chunk + 1, chunks(s));
-    const int64_t keys = causal ? std::min(s.keys, last) : s.keys;  // no query of the chunk sees the others
+    const int64_t keys = causal ? std::min(s.keys, last) : s.keys;  // no query of the chunk sees later keys
     const float* const q = f32_data(c.in[0]) + (head * s.queries + first) * s.dim;
     multiply(*c.kernels, PanelRows{q, s.dim, last - first}, packed_keys(c) + kv * s.key_floats, s.dim, keys, scores,
              s.keys);
@@ -140,7 +141,7 @@ void run_attend(const Call& c, int64_t begin, int64_t end, int32_t thread) {
     }
     float* const out = f32_data(c.out[0]) + (head * s.queries + first) * s.value_dim;
     for (int64_t j = 0; j < s.value_dim; j += panel_columns(*c.kernels)) {
-      // Fewer keys than the panel has: a tile at a time.
+      // Fewer keys than the panel has: one tile at a time.
       const int64_t width = keys < s.keys ? 16 : panel_columns(*c.kernels);
       for (int64_t k = j; k < std::min(j + panel_columns(*c.kernels), s.value_dim); k += width)
         multiply(*c.kernels, PanelRows{scores, s.keys, last - first},

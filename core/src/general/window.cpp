@@ -1,4 +1,4 @@
-// The attributes of windows, and the sizes that they give.
+// The attributes of windows, and output sizes.
 #include "general/window.h"
 
 #include "ops/layout.h"
@@ -37,7 +37,8 @@ ps_status count_windows(const Window& w, int axis, int64_t size, bool ceil, int6
   const int64_t span = w.dilations[axis] * (w.kernel[axis] - 1) + 1, padded = size + begin + w.pads[2 + axis];
   const int64_t spare = padded - span + (ceil ? stride - 1 : 0);
   *out = spare >= 0 ? spare / stride + 1 : 0;
-  if (ceil && (*out - 1) * stride >= size + begin) --*out;  // a window begins inside the input or the pads before it
+  // A window starts inside the input or the pads before it.
+  if (ceil && (*out - 1) * stride >= size + begin) --*out;
   if (*out > 0) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "x: expected a %s of at least %lld with its pads, got %lld",
               axis ? "width" : "height", static_cast<long long>(span), static_cast<long long>(padded));

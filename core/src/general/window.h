@@ -1,4 +1,4 @@
-// The windows of convolutions and pools over NHWC images: their attributes, and the sizes that they give.
+// The windows of convolutions and pools over NHWC images: attributes and output sizes.
 #ifndef PENSTOCK_GENERAL_WINDOW_H
 #define PENSTOCK_GENERAL_WINDOW_H
 
@@ -13,19 +13,19 @@ struct Window {
   const int64_t *kernel, *strides, *pads, *dilations;  // (h, w), pads (top, left, bottom, right)
 };
 
-// The attributes of a window from `kernel` on: kernel, strides, pads, dilations.
+// Reads the attributes of a window from `kernel` on: kernel, strides, pads, dilations.
 Window window_of(const AttrValue* kernel);
 ps_status check_window(const AttrValue* kernel);
 ps_status expect_list(const AttrValue& attr, const char* name, int32_t length, int64_t min, int64_t max);
-// Outputs along an axis of `size` inputs.  `ceil`: a window may begin inside the image and end outside its pads.
+// The outputs along an axis of `size` inputs. `ceil`: a window may begin inside the image and end beyond its pads.
 ps_status count_windows(const Window& w, int axis, int64_t size, bool ceil, int64_t* out);
 
-// An f32 output of these dims, which have at most 2^40 elements.
+// An f32 output with these dims, at most 2^40 elements.
 ps_status set_output(Spec* out, int32_t dtype, int32_t rank, const int64_t* dims);
 inline int64_t dim(const Spec& s, int32_t i) { return s.dims[i].offset; }
 inline float* f32_data(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 
-// Item i of `parts` that share `count` as evenly as they can.
+// Part i of `count`, split into `parts` as evenly as possible.
 inline int64_t share_begin(int64_t count, int64_t i, int64_t parts) {
   return count / parts * i + count % parts * i / parts;
 }

@@ -9,7 +9,7 @@
 namespace ps {
 namespace {
 
-// A run that one thread ends sooner than this is not shared; see execute.cpp.
+// Shorter runs are not shared with other threads; see execute.cpp.
 constexpr int64_t kShortRunNanoseconds = 500000;
 constexpr int64_t kMinPatience = 400000, kPatienceShare = 32;
 
@@ -47,7 +47,7 @@ ps_status check_inputs(const ps_program& p, const ps_array* inputs, int32_t coun
 
 bool has_dims(const NetworkPlan& plan, const InputDims* inputs, int32_t count) {
   int64_t at = 0;
-  for (int32_t i = 0; i < count; ++i) {  // the ranks are the file's
+  for (int32_t i = 0; i < count; ++i) {  // the file determines the ranks
     for (int32_t d = 0; d < inputs[i].rank; ++d, ++at) {
       if (at >= plan.shape.dims.size() || plan.shape.dims[at] != inputs[i].dims[d]) return false;
     }
@@ -55,7 +55,7 @@ bool has_dims(const NetworkPlan& plan, const InputDims* inputs, int32_t count) {
   return at == plan.shape.dims.size();
 }
 
-// Puts the plan in use back among the kept ones.
+// Returns the current plan to the cache.
 void put_back(ps_program* p) {
   NetworkMemory& network = p->network;
   if (network.current < 0) return;
@@ -71,7 +71,7 @@ ps_status grow_arena(ps_program* p, int64_t bytes) {
   return fail(PS_OUT_OF_MEMORY, "inputs: the system refused %lld bytes", ll(bytes));
 }
 
-// Makes a plan of the program's own the one in use.  Its steps are made there if it is new.
+// Makes a cached plan the current one, and builds its steps if it is new.
 ps_status take_plan(ps_program* p, int32_t index, bool is_new) {
   NetworkMemory& network = p->network;
   NetworkPlan& plan = network.plans[index];
@@ -126,8 +126,8 @@ ps_status select_plan(ps_program* p, const InputDims* inputs, int32_t count) {
   return add_plan(p, inputs, count);
 }
 
-// Finds the bytes of each input.  Those that are not aligned, or lie in the program's own memory, are copied: a run
-// writes there, and planning may give the memory back.
+// Finds the bytes of each input.  Inputs that are not aligned, or lie in the program's own memory, are copied: a run
+// overwrites that memory, and planning may free it.
 ps_status stage_inputs(ps_program* p, const ps_array* inputs, const InputDims* dims, int32_t count) {
   NetworkMemory& network = p->network;
   const Graph& graph = p->model->graph;

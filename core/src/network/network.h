@@ -6,7 +6,7 @@
 
 namespace ps {
 
-// Plans for inputs of these shapes; their data is not read.
+// Plans for inputs of these shapes; does not read their data.
 ps_status prepare_network(ps_program* program, const ps_array* inputs, int32_t num_inputs);
 ps_status run_network(ps_program* program, const ps_array* inputs, int32_t num_inputs);
 ps_status network_output(const ps_program& program, int32_t index, ps_array* out);

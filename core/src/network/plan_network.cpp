@@ -10,7 +10,7 @@ namespace {
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "network: out of memory"); }
 
-// Approximate work of a thread in a nanosecond.
+// Approximate work of a thread per nanosecond.
 constexpr int64_t kWeightBytes = 20, kProducts = 16, kMovedBytes = 4;
 
 ps_status bytes_of(const Spec& spec, int64_t* bytes) {
@@ -50,7 +50,7 @@ class NetworkPlanner {
     return plan_arena();
   }
 
-  // Gives the calls addresses.
+  // Sets the addresses of the calls.
   ps_status bind() {
     if (!bound_->failure.make(1)) return no_memory();
     const int64_t scratch = plan_->temporary_bytes;
@@ -79,7 +79,7 @@ class NetworkPlanner {
     Call* call = &bound_->calls[n];
     RunNode& run = plan_->nodes[n];
     run.node = node;
-    run.skipped = node.op == OP_RESHAPE;  // its result lies where its input does
+    run.skipped = node.op == OP_RESHAPE;  // its result shares its input's memory
     call->kernels = p_->context->kernels;
     int64_t lists[kMaxAttrs * kMaxListLen];
     PS_TRY(infer_network_node(graph_, node, sizes, &specs_, call->attrs, lists));
@@ -101,7 +101,7 @@ class NetworkPlanner {
     return PS_OK;
   }
 
-  // Appends the numbers of an op's lists to the plan's.
+  // Appends the numbers in an op's lists to the plan's.
   ps_status keep_lists(const Node& node, const AttrValue* attrs) {
     const Signature& sig = signature(node.op);
     for (int32_t i = 0; i < sig.num_attrs; ++i) {
@@ -126,7 +126,7 @@ class NetworkPlanner {
     return PS_OK;
   }
 
-  // Roughly: products of weights or matrices, and bytes that are moved.
+  // Approximate work: products of weights or matrices, and bytes that are moved.
   void estimate(const Node& node, const Call& call) {
     double work = 0;
     for (int32_t i = 0; i < node.num_outputs; ++i) work += static_cast<double>(elements(call.out[i])) * 4 / kMovedBytes;
@@ -170,8 +170,8 @@ class NetworkPlanner {
     return PS_OK;
   }
 
-  // An elementwise op writes over an operand that nothing reads later.  `into`: the value whose block another's value
-  // takes, itself where it has its own.
+  // An elementwise op may overwrite an operand that nothing reads later. `into`: the value whose block a value reuses;
+  // itself if it has its own.
   ps_status share_blocks(Vec<int32_t>* first, Vec<int32_t>* last, Vec<int32_t>* into) {
     if (!into->resize(graph_.values.size())) return no_memory();
     for (int32_t v = 0; v < graph_.values.size(); ++v) (*into)[v] = v;
@@ -217,7 +217,7 @@ class NetworkPlanner {
       if (!blocks.push(block)) return no_memory();
     }
     const int32_t after = static_cast<int32_t>(graph_.nodes.size());
-    for (int32_t i = 0; i < graph_.network_outputs.size(); ++i) {  // inputs and constants become outputs by a copy
+    for (int32_t i = 0; i < graph_.network_outputs.size(); ++i) {  // inputs and constants are copied to outputs
       const int32_t v = graph_.network_outputs[i];
       if (first[into[graph_.values[v].root]] >= 0) continue;
       Block block{static_cast<int32_t>(count) + i, after, after, 0, 0};
@@ -321,7 +321,7 @@ ps_status make_network_steps(ps_program* program) {
 
 void move_network(NetworkPlan* plan, uint8_t* arena) {
   NetworkShape& shape = plan->shape;
-  // A caller's array may begin where the arena ends; scratch of no bytes may too, and is the arena's.
+  // A caller's array may begin at the end of the arena; empty scratch may too, and belongs to the arena.
   const auto move = [&](uint8_t** data, int64_t end) {
     if (*data >= shape.arena && *data < shape.arena + end) *data = arena + (*data - shape.arena);
   };

@@ -1,4 +1,4 @@
-// The steps in which a general network's plan is made.
+// The steps of planning a general network.
 #ifndef PENSTOCK_NETWORK_PLAN_NETWORK_H
 #define PENSTOCK_NETWORK_PLAN_NETWORK_H
 
@@ -9,11 +9,11 @@ namespace ps {
 
 // Infers all shapes and places all values; `out` is empty.
 ps_status make_network_plan(ps_program* program, const NetworkSizes& sizes, NetworkPlan* out);
-// Gives the calls addresses in out->shape.arena.
+// Sets the addresses of the calls, in out->shape.arena.
 ps_status bind_network_plan(ps_program* program, NetworkPlan* out);
-// Makes the steps of the plan that is the program's own.
+// Builds the steps of the program's current plan.
 ps_status make_network_steps(ps_program* program);
-// Changes the addresses of the calls to those of another arena.
+// Moves the addresses of the calls to another arena.
 void move_network(NetworkPlan* plan, uint8_t* arena);
 
 }  // namespace ps

@@ -1,4 +1,4 @@
-// The graph of a bundle in memory.  Its names point into the metadata, which outlives it.
+// The graph of a bundle in memory.  Its names point into the metadata, which must outlive it.
 #ifndef PENSTOCK_OPS_GRAPH_H
 #define PENSTOCK_OPS_GRAPH_H
 
@@ -26,15 +26,15 @@ inline int64_t evaluate(const Dim& d, const int64_t* symbols) {
   return d.symbol < 0 ? d.offset : d.factor * symbols[d.symbol] + d.offset;
 }
 
-// The symbols of a step, by the roles that their names give them.
+// The symbols of a step by role; their names determine the roles.
 enum Role { ROLE_TOKENS, ROLE_REQUESTS, ROLE_PAGES, ROLE_ROWS, NUM_ROLES };
 enum Input { INPUT_TOKEN_IDS, INPUT_POSITIONS, INPUT_REQUEST_STARTS, INPUT_PAGE_TABLES, INPUT_OUTPUT_ROWS, NUM_INPUTS };
 
 struct Symbol {
   Str name;
   int64_t min, max;
-  int64_t multiple, example;  // of a general network
-  int32_t role;               // of a language model
+  int64_t multiple, example;  // general networks only
+  int32_t role;               // language models only
 };
 
 struct Value {
@@ -43,14 +43,14 @@ struct Value {
   Dim dims[kMaxRank];
   int32_t base;
   int64_t offset;
-  Str sizes;       // of an input or an output of a general network: its shape, a list of expressions
-  int32_t weight;  // the constant that the value is, -1: none
+  Str sizes;       // shape of an input or output of a general network: a list of expressions
+  int32_t weight;  // the constant that defines the value; -1: none
   // Found by validation:
-  int32_t root;         // itself, or the value whose memory a view lies in
+  int32_t root;         // itself, or the value whose memory a view shares
   int64_t root_offset;  // elements into each row of the root
   int64_t row_elements, row_stride;
   int32_t producer;  // node, -1: an input
-  Dim bound;         // int32 values are below it; the constant 0 when nothing is known
+  Dim bound;         // int32 values are below it; the constant 0 if unknown
 };
 
 struct Part {
@@ -64,19 +64,19 @@ struct Weight {
   int32_t layout, segment;
   int64_t offset, bytes;
   int64_t part_begin, part_end;  // into Graph::parts
-  int32_t rank;                  // of a constant
+  int32_t rank;                  // for constants
   int64_t shape[kMaxRank];
 };
 
-// Keys and values of a layer, or with `recurrent` one state per page: that after the page's last token, head_dim
-// float32 numbers of each head.
+// Keys and values of a layer.  With `recurrent`: one state per page, after the page's last token, as head_dim float32
+// numbers for each head.
 struct State {
   Str name;
   int32_t num_kv_heads, head_dim, group, recurrent;
-  int32_t latent_dim;  // 0: keys and values apart; else a row is stored once, and its first latent_dim dimensions are
-                       // its value
+  int32_t latent_dim;  // 0: separate keys and values; else a row is stored once, and its first latent_dim dimensions
+                       // are its value
 };
-constexpr int64_t kMaxStateElements = int64_t{1} << 26;  // of a recurrent state, all heads
+constexpr int64_t kMaxStateElements = int64_t{1} << 26;  // for a recurrent state, all heads together
 
 struct Attr {
   Str name;
@@ -91,12 +91,12 @@ struct Operand { int32_t kind, index; };
 
 struct Node {
   Str name;
-  int32_t op;  // row of the op table of this build
+  int32_t op;  // row of this build's op table
   int32_t num_inputs, num_outputs, num_attrs;
   Operand inputs[kMaxOperands];
   int32_t outputs[kMaxOutputs];
-  Attr attrs[kMaxAttrs];  // as in the file; validation puts them into the schema's order
-  bool wanted_only;       // found when the model is opened: passes/wanted_rows.h
+  Attr attrs[kMaxAttrs];  // as in the file; validation sorts them into the schema's order
+  bool wanted_only;       // set when the model is opened: passes/wanted_rows.h
   bool prefix_only;       // likewise: passes/prefix_only.h
 };
 
@@ -112,7 +112,8 @@ struct OpUse {
 };
 
 enum GraphKind { KIND_LANGUAGE_MODEL = 0, KIND_NETWORK = 1 };
-constexpr int32_t kMaxSizes = 64, kMaxNetworkInputs = 64;  // of a general network; as many outputs as inputs
+constexpr int32_t kMaxSizes = 64, kMaxNetworkInputs = 64;  // for general networks; there can be as many outputs as
+                                                           // inputs
 
 struct Graph {
   int32_t kind = KIND_LANGUAGE_MODEL;
@@ -127,19 +128,20 @@ struct Graph {
   Vec<int32_t> page_groups;  // windows
   Vec<Node> nodes;
   Vec<Segment> segments;
-  Vec<int32_t> network_inputs, network_outputs;  // of a general network, which has no inputs and output below
+  Vec<int32_t> network_inputs, network_outputs;  // general networks only; these have none of the inputs and output
+                                                 // below
   int32_t inputs[NUM_INPUTS] = {};
   int32_t output = -1;
   // Found by validation:
-  int32_t tail = -1;           // the node argmax or topk whose ids are the output; -1: the output is logits
+  int32_t tail = -1;           // the argmax or topk node whose ids are the output; -1: the output is logits
   int32_t tail_k = 0;          // ids of a row; 0: the output is logits
-  int32_t hidden = -1;         // what the output rows are picked from; -1: they are picked otherwise
-  bool bidirectional = false;  // some attention is not causal: a request's tokens run in one step, all of them
+  int32_t hidden = -1;         // the value from which output rows are picked; -1: none
+  bool bidirectional = false;  // attention is not causal somewhere: all tokens of a request must be in one step
   int32_t prefix_token =
       -1;  // that begins the decoder: a request's tokens before it and itself run in one step; -1: none
-  int32_t prefix_group = -1;  // the page group of the lengths of prefixes
-  int32_t context_world = 1;  // ranks that the pages of a context are dealt out to
-  uint64_t whole_groups = 0;  // bit g: not the pages of group g, which every rank has all of
+  int32_t prefix_group = -1;  // the page group that stores the lengths of prefixes
+  int32_t context_world = 1;  // number of ranks over which the pages of a context are split
+  uint64_t whole_groups = 0;  // bit g: every rank has all pages of group g
   int32_t symbol_of[NUM_ROLES] = {-1, -1, -1, -1};
 };
 

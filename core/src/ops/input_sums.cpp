@@ -1,4 +1,4 @@
-// Sums over the inputs of linear and expert_linear nodes, for quantization with data.
+// Statistics of the inputs of linear and expert_linear nodes, for calibrated quantization.
 // Hot: runs for every token of a calibration.
 #include "ops/input_sums.h"
 
@@ -23,11 +23,11 @@ void add_row(const InputSums& sums, const float* row, int64_t at, int64_t first,
   for (int64_t k = first; sums.squares && k < last; ++k) sums.squares[at + k] += double{row[k]} * double{row[k]};
   for (int64_t k = first; sums.maxima && k < last; ++k) {
     const float magnitude = fabsf(row[k]);
-    if (!(magnitude <= sums.maxima[at + k])) sums.maxima[at + k] = magnitude;  // a NaN stays
+    if (!(magnitude <= sums.maxima[at + k])) sums.maxima[at + k] = magnitude;  // NaN propagates
   }
 }
 
-// An item has some columns of all rows, so each sum has one order of additions on any number of threads.
+// An item has some columns of all rows, so the order of additions does not depend on the number of threads.
 void run_sums(const Call& c, int64_t begin, int64_t end, int32_t) {
   if (!c.input_sums) return;
   const InputSums& sums = *c.input_sums;
@@ -41,7 +41,7 @@ void run_sums(const Call& c, int64_t begin, int64_t end, int32_t) {
   }
 }
 
-// Each expert has sums of its own.  x [T, cols] goes to all experts of its token, x [T, k, cols] to one each.
+// Each expert has its own sums. x [T, cols] is the input of all experts of a token; x [T, k, cols] has one per expert.
 void run_expert_sums(const Call& c, int64_t begin, int64_t end, int32_t) {
   if (!c.input_sums) return;
   const InputSums& sums = *c.input_sums;

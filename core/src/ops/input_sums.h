@@ -1,4 +1,4 @@
-// Sums over the inputs of linear and expert_linear nodes, for quantization with data.
+// Statistics of the inputs of linear and expert_linear nodes, for calibrated quantization.
 #ifndef PENSTOCK_OPS_INPUT_SUMS_H
 #define PENSTOCK_OPS_INPUT_SUMS_H
 
@@ -6,14 +6,14 @@
 
 namespace ps {
 
-// Where a linear adds its inputs, in the caller's memory: ps_program_sum_inputs.  Null: nowhere.
+// Where a linear adds its inputs, in the caller's memory: see ps_program_sum_inputs.  Null: off.
 struct InputSums {
   double* squares;
   float *maxima, *rows;
-  int32_t* experts;  // of expert_linear
+  int32_t* experts;  // for expert_linear
 };
 
-// They run before the phases of a linear, and of an expert_linear, in a program with PS_PROGRAM_INPUT_SUMS.
+// These phases run before those of a linear and an expert_linear in a program with PS_PROGRAM_INPUT_SUMS.
 extern const Phase kInputSums, kExpertInputSums;
 
 }  // namespace ps

@@ -14,7 +14,7 @@ struct LayoutRow {
   int64_t row_step, col_step;  // padding
   int64_t tile_bytes;          // per kTileRows rows, before the columns
   int64_t step_bytes;          // per row_step rows x col_step columns
-  int64_t block_columns;       // what the columns are a multiple of; 0: anything
+  int64_t block_columns;       // the columns are a multiple of this; 0: any
 };
 
 constexpr LayoutRow kLayouts[] = {
@@ -36,7 +36,7 @@ constexpr LayoutRow kLayouts[] = {
 #include "base/block_schemes.inc"
 };
 
-constexpr int32_t kOldI8 = 19, kOldI4 = 20;  // numbers are never given a second meaning
+constexpr int32_t kOldI8 = 19, kOldI4 = 20;  // retired numbers are never reused
 
 const LayoutRow* find_layout(int32_t layout) {
   for (const LayoutRow& row : kLayouts) {
@@ -63,8 +63,8 @@ int64_t dtype_bytes(int32_t dtype) {
 }
 
 const char* kv_layout_name(int32_t layout) {
-  static const char* const names[] = {nullptr, "f32", "bf16", "int8"};
-  return layout >= PS_KV_F32 && layout <= PS_KV_INT8 ? names[layout] : nullptr;
+  static const char* const names[] = {nullptr, "f32", "bf16", "int8", "int4"};
+  return layout >= PS_KV_F32 && layout <= PS_KV_INT4 ? names[layout] : nullptr;
 }
 
 ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes) {
@@ -101,14 +101,20 @@ ps_status kv_page_bytes(int32_t kv_layout, const StateShape& shape, int64_t* byt
     return PS_OK;
   }
   if (!kv_layout_name(kv_layout)) {
-    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 1 (f32), 2 (bf16) or 3 (int8), got %d", kv_layout);
+    return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 1 (f32), 2 (bf16), 3 (int8) or 4 (int4), got %d", kv_layout);
+  }
+  if (kv_layout == PS_KV_INT4) {
+    if (shape.latent_dim)
+      return fail(PS_UNSUPPORTED, "kv_layout: expected f32, bf16 or int8 for a model with latents (MLA), got int4");
+    *bytes = shape.num_kv_heads * PS_PAGE_TOKENS * 2 * ((int64_t{shape.head_dim} + 1) / 2 + 4);  // nibbles, a scale
+    return PS_OK;
   }
   const int64_t element = kv_layout == PS_KV_F32 ? 4 : kv_layout == PS_KV_BF16 ? 2 : 1;
   const int64_t scales = kv_layout == PS_KV_INT8 ? PS_PAGE_TOKENS * 4 : 0;
-  const int64_t pad = kv_layout == PS_KV_BF16 ? shape.head_dim % 2 : 0;  // keys lie in pairs of dimensions
+  const int64_t pad = kv_layout == PS_KV_BF16 ? shape.head_dim % 2 : 0;  // keys are stored as pairs of dimensions
   const int64_t rows = shape.latent_dim ? 1 : 2;
   *bytes = shape.num_kv_heads *
-           (PS_PAGE_TOKENS * element * (rows * shape.head_dim + pad) + rows * scales);  // all are bounded
+           (PS_PAGE_TOKENS * element * (rows * shape.head_dim + pad) + rows * scales);  // every factor is bounded
   return PS_OK;
 }
 

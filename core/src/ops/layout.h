@@ -1,4 +1,4 @@
-// Weight and KV layouts: the only place that knows how many bytes a shape takes.
+// Weight and KV layouts: the single place that computes their sizes.
 #ifndef PENSTOCK_OPS_LAYOUT_H
 #define PENSTOCK_OPS_LAYOUT_H
 
@@ -12,12 +12,12 @@ const char* layout_name(int32_t layout);  // null: unknown
 const char* dtype_name(int32_t dtype);    // null: unknown
 int64_t dtype_bytes(int32_t dtype);       // 0: unknown
 const char* kv_layout_name(int32_t layout);
-// The KV layout that programs of a scheme use by default: as exact as the scheme, unless that costs noticeable speed.
+// The default KV layout of programs of a scheme: as exact as the scheme, unless that is noticeably slower.
 int32_t auto_kv_layout(Str scheme);
 
-// Exact bytes of a weight; says what is wrong with a layout or shape that has none.
+// Exact bytes of a weight; fails if the layout or shape is invalid.
 ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes);
-// Bytes of one page of one state.  kStatePages: a recurrent state, whatever the format of keys and values.
+// Bytes of one page of one state. kStatePages: a recurrent state, for any format of keys and values.
 constexpr int32_t kStatePages = PS_STATE_F32;
 struct StateShape {
   int32_t num_kv_heads, head_dim;

@@ -12,13 +12,13 @@ namespace {
 WeightView weight_view(const Tensor& t) { return WeightView{t.data, t.layout, t.dims[0], t.dims[1]}; }
 float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 
-// Activations rounded to integers lie in the shared scratch: rows, sums of groups, sums of rows, scales.
+// Activations rounded to integers, in the shared scratch: rows, sums of groups, sums of rows, scales.
 struct QuantizedBytes { int64_t q, group_sums, sums, total; };
 
 int32_t planes(const Call& c) { return activation_planes(c.attrs[kLinearScheme].i); }
 
 ps_status quantized_bytes(int64_t tokens, int32_t planes, int64_t cols, QuantizedBytes* out) {
-  const int64_t stride = round_up(cols, kPairColumns);  // cols of a weight are bounded
+  const int64_t stride = round_up(cols, kPairColumns);  // the columns of a weight are bounded
   int64_t rows, scales;
   if (!checked_mul(tokens, planes, &rows) || !checked_mul(rows, stride, &out->q) ||
       !checked_align(out->q, 64, &out->q) || !checked_mul(rows, stride / kGroupColumns * 2, &out->group_sums) ||
@@ -43,7 +43,7 @@ QuantizedRows quantized_rows(const Call& c) {
 
 bool is_bf16(const Call& c) { return c.attrs[kLinearScheme].i == LINEAR_BF16; }
 
-// Activations rounded to bf16 lie in the shared scratch.
+// Activations rounded to bf16, in the shared scratch.
 ps_status rounded_bytes(const Call& c, int64_t* stride, int64_t* total) {
   *stride = round_up(c.in[0].dims[1], 32) * c.kernels->bf16_bytes;
   if (checked_mul(c.in[0].dims[0], *stride, total)) return PS_OK;
@@ -59,7 +59,7 @@ QuantizedRows rounded_rows(const Call& c) {
   return rows;
 }
 
-// Activations rounded in groups for GGUF's blocks lie in the shared scratch.
+// Activations rounded in groups for GGUF's block types, in the shared scratch.
 bool has_blocks(const Call& c) { return c.attrs[kLinearScheme].i >= LINEAR_Q8_0; }
 
 int64_t group_stride(const Call& c) {
@@ -81,7 +81,7 @@ QuantizedRows grouped_rows(const Call& c) {
 int64_t linear_rows(const Call& c) { return c.in[0].dims[0]; }
 int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.out[0].dims[1] + kTileRows - 1) / kTileRows : 0; }
 
-// Each row goes through the thread's scratch, which is free in this phase, and is the row that all strides lead to.
+// Rotates each row into the thread's scratch, which is free in this phase.  A stride of 0 makes every row this one.
 void run_rotate(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   float* const rotated = reinterpret_cast<float*>(c.thread_scratch + thread * c.thread_scratch_bytes);
   for (int64_t row = begin; row < end; ++row) {
@@ -131,7 +131,7 @@ void run_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
                        f32(c.out[0]), c.out[0].row_stride, begin, end);
 }
 
-constexpr int64_t kTilesAtOnce = 2, kTilesAtOnceFloat = 4;  // of the widest kernels
+constexpr int64_t kTilesAtOnce = 2, kTilesAtOnceFloat = 4;  // for the widest kernels
 constexpr Phase kLinearFloat = {.split = SPLIT_SHARES,
                                 .items = linear_tiles,
                                 .run = run_linear,

@@ -1,4 +1,4 @@
-// Registration of custom ops, the calls of their functions, and the failures of ops.
+// Registration of custom ops, calls of their functions, and op failures.
 #include "ops/loaded.h"
 
 #include <pthread.h>
@@ -15,7 +15,7 @@ namespace ps {
 namespace {
 
 constexpr int32_t kMaxLoaded = 256;
-// Rows are added under the lock and never change.  A thread that has read the count may read them without the lock.
+// Rows are added under the lock and never change, so a thread that has read the count may read them without the lock.
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 LoadedOp* rows[kMaxLoaded];
 std::atomic<int32_t> num_rows;
@@ -28,7 +28,7 @@ bool is_word(const char* begin, const char* end) {
   return true;
 }
 
-// What an op's callbacks see of a call.
+// The view of a call for an op's callbacks.
 struct View {
   ps_op_tensor inputs[kMaxOperands], outputs[kMaxOutputs];
   ps_op_attr attrs[kMaxAttrs];
@@ -37,8 +37,7 @@ struct View {
 
 void copy_attrs(const Signature& signature, const AttrValue* from, ps_op_attr* to) {
   for (int32_t i = 0; i < signature.num_attrs; ++i)
-    to[i] =
-        ps_op_attr{from[i].i, from[i].f, from[i].s.data ? from[i].s.data : ""};  // strings are terminated: metadata.cpp
+    to[i] = ps_op_attr{from[i].i, from[i].f, from[i].s.data ? from[i].s.data : ""};  // null-terminated by metadata.cpp
 }
 
 ps_op_tensor view_of(const Tensor& t, int32_t kind) {
@@ -84,7 +83,7 @@ void run_loaded(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   view.call.scratch_bytes = c.thread_scratch_bytes;
   ps_op_error error{};
   const int32_t code = op.op.compute(&view.call, begin, end, &error);
-  set_default_float_environment();  // whatever the callback set: other ops follow on this thread
+  set_default_float_environment();  // the callback may have changed it, and other ops follow on this thread
   if (code == 0 || c.failure->claimed.exchange(1, std::memory_order_acq_rel)) return;
   clean(&error);
   c.failure->status = code;
@@ -92,7 +91,7 @@ void run_loaded(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   c.failure->error = error;
 }
 
-// A type that a rule has filled.
+// Checks a type that a rule has filled in.
 ps_status check_output(const ps_op_type& type, int32_t index, Spec* out) {
   if (type.dtype != PS_F32 && type.dtype != PS_I32)
     return fail(PS_INVALID_ARGUMENT, "output %d: expected the dtype 1 (f32) or 5 (i32), got %d", index, type.dtype);
@@ -131,7 +130,7 @@ ps_status read_type(const Spec& spec, const Argument& argument, ps_op_type* out)
   return PS_OK;
 }
 
-// One op of a library into a row.
+// Converts one op of a library to a row.
 ps_status read_op(const ps_op* given, const char* source, LoadedOp* out) {
   if (!given) return fail(PS_INVALID_ARGUMENT, "expected an op, got null");
   if (given->struct_size < sizeof(ps_op))
@@ -172,7 +171,8 @@ ps_status read_op(const ps_op* given, const char* source, LoadedOp* out) {
   return PS_OK;
 }
 
-// Finds whether the op is loaded already.  The same table again is accepted; an op of this name from another table is
+// Finds whether the op is already loaded.  The same table is accepted again; an op of this name from another table is
+// refused.
 // refused.
 ps_status find_same(const LoadedOp& row, const LoadedOp* const* fresh, int32_t num_fresh, bool* is_same) {
   *is_same = false;
@@ -290,7 +290,7 @@ ps_status loaded_scratch(const LoadedOp& op, const Call& call, Scratch* out) {
   if (out->per_thread < 0 || out->per_thread > int64_t{1} << 40)
     return fail(PS_INVALID_ARGUMENT, "scratch: expected 0 to 2^40 bytes, got %lld",
                 static_cast<long long>(out->per_thread));
-  out->per_thread = round_up(out->per_thread, 64);  // so that every thread's is aligned
+  out->per_thread = round_up(out->per_thread, 64);  // keeps every thread's scratch aligned
   return PS_OK;
 }
 

@@ -1,4 +1,4 @@
-// The ops of the table as numbers, and where their arguments and attributes lie.
+// Ids of the ops in the table, and the positions of their arguments and attributes.
 #ifndef PENSTOCK_OPS_OP_IDS_H
 #define PENSTOCK_OPS_OP_IDS_H
 
@@ -8,7 +8,7 @@
 
 namespace ps {
 
-// A row of the table.  Node::op is one of these, or NUM_OPS and above for a custom op, in the order of loading.
+// Rows of the table.  Node::op is one of these, or at least NUM_OPS for a custom op, in the order of loading.
 enum OpId : int32_t {
 #define PS_OP(id, name, ...) OP_##id,
 #include "ops/op_list.inc"
@@ -30,11 +30,11 @@ constexpr bool same_text(const char* a, const char* b) {
   return *a == *b;
 }
 
-int32_t not_in_the_schema();  // has no body: a wrong name below does not compile
+int32_t not_in_the_schema();  // undefined: a wrong name below does not compile
 
-// The index of `declaration` ("int window") among the attributes of an op, or among its arguments; -1: it has none.
+// The index of `declaration` ("int window") among an op's attributes, or among its arguments; -1: not found.
 constexpr int32_t find_in_schema(OpId op, bool attribute, const char* declaration) {
-  const char* p = kSchemas[op] + 1;  // behind "("
+  const char* p = kSchemas[op] + 1;  // after "("
   bool attributes = false;
   for (int32_t index = 0; *p && *p != ')'; ++index) {
     if (*p == '*') p += 3, attributes = true, index = 0;  // "*, "
@@ -55,7 +55,7 @@ constexpr int32_t argument_at(OpId op, const char* declaration) {
   return index < 0 ? not_in_the_schema() : index;
 }
 
-// A build for bundles that are no rank's has no ranks.  The ops of ranks have the attribute `rank`.
+// A build for bundles without ranks omits the ops of ranks, which are those with the attribute `rank`.
 constexpr bool is_of_ranks(OpId op) { return find_in_schema(op, true, "int rank") >= 0; }
 constexpr bool builds_ranks() {
   for (int32_t i = 0; i < NUM_OPS; ++i) {
@@ -123,14 +123,14 @@ constexpr int32_t kSsmScanBlocks = attr_at(OP_SSM_SCAN, "int blocks");
 constexpr int32_t kSsmScanStateDim = attr_at(OP_SSM_SCAN, "int state_dim");
 constexpr int32_t kSsmScanDtMin = attr_at(OP_SSM_SCAN, "float dt_min");
 constexpr int32_t kSsmScanDtMax = attr_at(OP_SSM_SCAN, "float dt_max");
-// head_linear is expert_linear whose experts are the heads, each with its own row of every token.
+// head_linear is expert_linear with heads as experts; each has its own row of every token.
 static_assert(kExpertNum == attr_at(OP_HEAD_LINEAR, "int num_heads") &&
                   kExpertOutFeatures == attr_at(OP_HEAD_LINEAR, "int out_features") &&
                   kExpertScheme == attr_at(OP_HEAD_LINEAR, "str scheme"),
               "");
 
-// Arguments: indices into the operands of a call.  request_starts and page_tables follow positions.  An argument that
-// is not listed is the op's first, 0.
+// Arguments: indices into the operands of a call. request_starts and page_tables follow positions.  Arguments that are
+// not listed are the op's first, 0.
 constexpr int32_t kEmbeddingWeight = argument_at(OP_EMBEDDING, "Weight weight");
 constexpr int32_t kLinearWeight = argument_at(OP_LINEAR, "Weight weight");
 constexpr int32_t kLinearBias = argument_at(OP_LINEAR, "Weight? bias");
@@ -153,7 +153,7 @@ constexpr int32_t kCombineWeights = argument_at(OP_COMBINE, "Tensor weights");
 constexpr int32_t kScaleChannelsWeight = argument_at(OP_SCALE_CHANNELS, "Weight weight");
 constexpr int32_t kMatchRmsTarget = argument_at(OP_MATCH_RMS, "Tensor target");
 constexpr int32_t kPrefixPositionsPrefix = argument_at(OP_PREFIX_POSITIONS, "Tensor prefix");
-// A phase that shares tiles of a weight has it here (program/bind.cpp).
+// The weight of phases that share the tiles of a weight between threads (program/bind.cpp).
 constexpr int32_t kTiledWeight = kLinearWeight;
 static_assert(kTiledWeight == kExpertWeight, "");
 
@@ -169,7 +169,7 @@ constexpr int32_t kAttentionPageTables = argument_at(OP_ATTENTION, "Tensor page_
 constexpr int32_t kAttentionAlibi = argument_at(OP_ATTENTION, "Weight? alibi");
 constexpr int32_t kAttentionSinks = argument_at(OP_SINK_ATTENTION, "Weight sinks");  // absent in the other ops
 static_assert(kAttentionAlibi == argument_at(OP_SINK_ATTENTION, "Weight? alibi"), "");
-// context_attention begins as attention does.
+// context_attention has the arguments of attention first.
 static_assert(kAttentionState == argument_at(OP_CONTEXT_ATTENTION, "State state") &&
                   kAttentionPositions == argument_at(OP_CONTEXT_ATTENTION, "Tensor positions") &&
                   kAttentionScale == attr_at(OP_CONTEXT_ATTENTION, "float scale") &&
@@ -178,7 +178,7 @@ static_assert(kAttentionState == argument_at(OP_CONTEXT_ATTENTION, "State state"
                   kAttentionWindow == attr_at(OP_CONTEXT_ATTENTION, "int window") &&
                   kAttentionSoftcap == attr_at(OP_CONTEXT_ATTENTION, "float softcap"),
               "");
-// So does sink_attention, with one argument more.
+// So does sink_attention, with one more argument.
 static_assert(kAttentionState == argument_at(OP_SINK_ATTENTION, "State state") &&
                   kAttentionPositions == argument_at(OP_SINK_ATTENTION, "Tensor positions") &&
                   kAttentionScale == attr_at(OP_SINK_ATTENTION, "float scale") &&
@@ -187,7 +187,7 @@ static_assert(kAttentionState == argument_at(OP_SINK_ATTENTION, "State state") &
                   kAttentionWindow == attr_at(OP_SINK_ATTENTION, "int window") &&
                   kAttentionSoftcap == attr_at(OP_SINK_ATTENTION, "float softcap"),
               "");
-// And latent_attention.
+// So does latent_attention.
 constexpr int32_t kLatentAttentionRope = argument_at(OP_LATENT_ATTENTION, "Tensor q_rope");
 static_assert(kAttentionState == argument_at(OP_LATENT_ATTENTION, "State state") &&
                   kAttentionPositions == argument_at(OP_LATENT_ATTENTION, "Tensor positions") &&
@@ -197,7 +197,7 @@ static_assert(kAttentionState == argument_at(OP_LATENT_ATTENTION, "State state")
                   kAttentionWindow == attr_at(OP_LATENT_ATTENTION, "int window") &&
                   kAttentionSoftcap == attr_at(OP_LATENT_ATTENTION, "float softcap"),
               "");
-// And relative_attention, whose sinks may be absent.
+// So does relative_attention, whose sinks are optional.
 constexpr int32_t kRelativeAttentionBias =
     argument_at(OP_RELATIVE_ATTENTION, "Weight? bias");  // absent in the other ops
 constexpr int32_t kRelativeAttentionPrefix = argument_at(OP_RELATIVE_ATTENTION, "Tensor? prefix");  // likewise
@@ -212,7 +212,7 @@ static_assert(kAttentionAlibi == argument_at(OP_RELATIVE_ATTENTION, "Weight? ali
                   kAttentionWindow == attr_at(OP_RELATIVE_ATTENTION, "int window") &&
                   kAttentionSoftcap == attr_at(OP_RELATIVE_ATTENTION, "float softcap"),
               "");
-// And disentangled_attention, which has tensors in the place of alibi.
+// So does disentangled_attention, with tensors in place of alibi.
 constexpr int32_t kDisentangledC2p = argument_at(OP_DISENTANGLED_ATTENTION, "Tensor? c2p");
 constexpr int32_t kDisentangledP2c = argument_at(OP_DISENTANGLED_ATTENTION, "Tensor? p2c");
 constexpr int32_t kDisentangledBuckets = argument_at(OP_DISENTANGLED_ATTENTION, "Weight buckets");
@@ -228,7 +228,7 @@ constexpr bool is_attention(int32_t op) {
   return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION || op == OP_LATENT_ATTENTION ||
          op == OP_RELATIVE_ATTENTION || op == OP_DISENTANGLED_ATTENTION;
 }
-constexpr bool lists_attention() {  // whether kAttentionOps has the ops of is_attention, and no other
+constexpr bool lists_attention() {  // whether kAttentionOps has exactly the ops of is_attention
   int32_t listed = 0;
   for (int32_t i = 0; i < NUM_OPS; ++i) {
     bool found = false;
@@ -246,7 +246,7 @@ static_assert(kKvAppendState == argument_at(OP_LATENT_APPEND, "State(a!) state")
 constexpr int32_t kLatentAppendLatent = argument_at(OP_LATENT_APPEND, "Tensor latent");
 constexpr int32_t kLatentAppendRope = argument_at(OP_LATENT_APPEND, "Tensor rope");
 constexpr bool appends_to_pages(int32_t op) { return op == OP_KV_APPEND || op == OP_LATENT_APPEND; }
-// short_conv reads its pages as attention does.
+// short_conv has its arguments about pages where attention has them.
 static_assert(kAttentionState == argument_at(OP_SHORT_CONV, "State state") &&
                   kAttentionPositions == argument_at(OP_SHORT_CONV, "Tensor positions"),
               "");
@@ -254,7 +254,7 @@ constexpr int32_t kShortConvGate = argument_at(OP_SHORT_CONV, "Tensor gate");
 constexpr int32_t kShortConvWeight = argument_at(OP_SHORT_CONV, "Weight weight");
 constexpr int32_t kShortConvBias = argument_at(OP_SHORT_CONV, "Weight? bias");
 constexpr bool reads_pages(int32_t op) { return is_attention(op) || op == OP_SHORT_CONV; }
-// A recurrent state: a token reads the state of the token before it, so a page group keeps two positions.
+// A recurrent state: a token reads only the state before it, so a page group keeps two positions.
 constexpr int32_t kStateWindow = 2;
 constexpr int32_t kGatedDeltaX = argument_at(OP_GATED_DELTA, "Tensor x");
 constexpr int32_t kGatedDeltaA = argument_at(OP_GATED_DELTA, "Tensor a");
@@ -281,7 +281,7 @@ constexpr int32_t kPrefixPageTables = argument_at(OP_PREFIX_LENGTHS, "Tensor pag
 constexpr int32_t kPrefixGroup = attr_at(OP_PREFIX_LENGTHS, "int group");
 constexpr int32_t kPrefixToken = attr_at(OP_PREFIX_LENGTHS, "int token");
 constexpr int32_t kPrefixBehind = attr_at(OP_PREFIX_POSITIONS, "bool behind");
-constexpr int32_t kPrefixElements = 16;  // of its state, of which it uses the first and the last
+constexpr int32_t kPrefixElements = 16;  // of the state; only the first and the last are used
 constexpr bool is_gated_delta(int32_t op) { return op == OP_GATED_DELTA || op == OP_GATED_DELTA_TILED; }
 constexpr bool keeps_state(int32_t op) { return is_gated_delta(op) || op == OP_SSM_SCAN || op == OP_PREFIX_LENGTHS; }
 

@@ -32,7 +32,7 @@ void run_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
 
 void run_add_rms_norm(const Call& c, int64_t begin, int64_t end, int32_t) {
   NormArgs args = norm_args(c, c.in[kAddRmsNormWeight]);
-  args.residual = f32(c.in[kAddRmsNormResidual]);  // null where the linear before has added it (passes/fuse.h)
+  args.residual = f32(c.in[kAddRmsNormResidual]);  // null if the linear before has already added it (passes/fuse.h)
   args.residual_stride = c.in[kAddRmsNormResidual].row_stride;
   args.sum = f32(c.out[1]);
   args.sum_stride = c.out[1].row_stride;
@@ -51,8 +51,8 @@ void run_rotary_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
                               end);
 }
 
-// Writes positions inside the prefix: a token behind the prefix has the position of the prefix's last token.  `behind`:
-// the positions after the prefix, from 1; 0 inside it.
+// Positions inside the prefix: a token after the prefix has the position of the prefix's last token. `behind`:
+// positions after the prefix, from 1; 0 inside it.
 void run_prefix_positions(const Call& c, int64_t begin, int64_t end, int32_t) {
   int32_t* out = reinterpret_cast<int32_t*>(c.out[0].data);
   for (int64_t i = begin; i < end; ++i) {

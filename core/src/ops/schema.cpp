@@ -1,4 +1,4 @@
-// The parser of op schemas.  It checks everything, as schemas of custom ops come from users.
+// The parser of op schemas.  It checks everything, because schemas of custom ops come from users.
 #include <string.h>
 
 #include "ops/ops.h"

@@ -1,5 +1,5 @@
-// Shape rules: the inputs that each op requires, and the shapes of its outputs.  Those of ops over pages:
-// paged/page_shapes.cpp.
+// Shape rules: checks of each op's inputs, and the shapes of its outputs. paged/page_shapes.cpp has those of ops over
+// pages.
 #include <float.h>
 
 #include "base/build.h"
@@ -94,7 +94,7 @@ ps_status infer_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
 
 namespace {
 
-// The scheme of a matmul, and the weight's layout and columns against it.
+// Checks the scheme of a matmul against the weight's layout and columns.
 ps_status expect_scheme(AttrValue* attr, const Spec& w) {
   attr->i = -1;
   for (int32_t i = 0; i < NUM_LINEAR_SCHEMES; ++i) {
@@ -143,7 +143,7 @@ ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
 
 namespace {
 
-// The experts of each token: i32 [T, k] below num_experts.
+// The expert ids of each token: i32 [T, k] below num_experts.
 ps_status expect_experts(const Spec& ids, const Spec& x, int64_t num_experts) {
   if (!is_tensor(ids, PS_I32, 2, 2) || !equal(ids.dims[0], x.dims[0]) || !is_constant(ids.dims[1])) {
     return fail(PS_INVALID_ARGUMENT, "ids: expected i32 with a row for each row of x, %s, got %s", describe(x).text,
@@ -331,7 +331,7 @@ ps_status infer_match_rms(const Spec* in, AttrValue* attrs, Spec* out) {
 
 ps_status infer_gaussian_topk(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));
-  (void)attrs;  // any finite number of deviations
+  (void)attrs;  // any finite number of deviations is valid
   copy_type(in[0], out);
   return PS_OK;
 }
@@ -340,7 +340,7 @@ ps_status infer_gather_rows(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
   PS_TRY(expect_indices(in[kGatherRowsRows], "rows"));
   const bool unknown = is_constant(in[kGatherRowsRows].bound) &&
-                       in[kGatherRowsRows].bound.offset < 1;  // which is what x without rows has, too
+                       in[kGatherRowsRows].bound.offset < 1;  // also true for an x without rows
   if (unknown || !equal(in[kGatherRowsRows].bound, in[0].dims[0])) {
     return fail(PS_INVALID_ARGUMENT, "rows: expected indices below the number of rows of x, %s", describe(in[0]).text);
   }

@@ -11,7 +11,7 @@ namespace ps {
 
 namespace {
 
-// An op that the build leaves out keeps its name and schema, for messages.
+// An op that is not built keeps its name and schema, for messages.
 constexpr OpRow make_row(const char* name, int32_t version, const char* schema, decltype(OpRow::infer) infer,
                          decltype(OpRow::phases) phases, decltype(OpRow::scratch) scratch, bool row_wise) {
   return builds_op(name) ? OpRow{name, version, schema, infer, phases, scratch, row_wise}
@@ -21,7 +21,7 @@ constexpr OpRow make_row(const char* name, int32_t version, const char* schema, 
 }  // namespace
 
 const OpRow kOps[NUM_OPS] = {
-#ifdef PENSTOCK_OP_NAMES  // core/tools/generate/bundle_ops.cpp reads bundles and runs nothing
+#ifdef PENSTOCK_OP_NAMES  // core/tools/generate/bundle_ops.cpp reads bundles but runs nothing
 #define PS_OP(id, name, version, schema, ...) OpRow{#name, version, schema, nullptr, nullptr, nullptr, false},
 #else
 #define PS_OP(id, name, version, schema, infer, phases, scratch, row_wise) \
@@ -34,7 +34,7 @@ const char* const kRoleNames[NUM_ROLES] = {"T", "B", "P", "R"};
 
 namespace {
 
-// Signatures in the order of first use: a graph has few of the ops, and only the pages that are written take memory.
+// Signatures in the order of first use: a graph uses few ops, and only pages that are written take memory.
 Signature signatures[NUM_OPS];
 int32_t num_parsed;
 const Signature* signature_of[NUM_OPS];  // null until its schema is parsed

@@ -16,7 +16,7 @@ int64_t take_best(const float* x, int64_t n, int64_t count, Candidate* out) {
   for (int64_t i = 0; i < size; ++i) out[i] = Candidate{isnan(x[i]) ? -INFINITY : x[i], static_cast<int32_t>(i)};
   std::make_heap(out, out + size, better);
   for (int64_t i = size; i < n; ++i) {
-    if (!(x[i] > out[0].value)) continue;  // of equals the earlier stays
+    if (!(x[i] > out[0].value)) continue;  // the earlier of equals stays
     std::pop_heap(out, out + size, better);
     out[size - 1] = Candidate{x[i], static_cast<int32_t>(i)};
     std::push_heap(out, out + size, better);

@@ -11,13 +11,13 @@ struct Candidate {
   int32_t id;
 };
 
-// A heap's order: the greatest value, then the smaller id, is on top.
+// Order of a heap: the greatest value, then the smaller id, is on top.
 inline bool worse(const Candidate& a, const Candidate& b) {
   return a.value < b.value || (a.value == b.value && a.id > b.id);
 }
 
-// The `count` greatest of x [n], greatest first, the smaller index first among equals; a NaN counts as minus infinity.
-// Returns how many there are: the smaller of n and count.  out [count].
+// The `count` greatest of x [n] in descending order, the smaller index first among equals; a NaN counts as minus
+// infinity.  Returns the number found, min(n, count). out [count].
 int64_t take_best(const float* x, int64_t n, int64_t count, Candidate* out);
 
 }  // namespace ps

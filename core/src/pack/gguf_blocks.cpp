@@ -1,5 +1,5 @@
-// Block formats as ggml-common.h and ggml-quants.c of llama.cpp define them; docs/explanation/bundle-format.md has the
-// tiles.
+// Block formats as defined in ggml-common.h and ggml-quants.c of llama.cpp; docs/explanation/bundle-format.md describes
+// the tiles.
 // Hot: runs for every block of a file.
 #include "pack/gguf_blocks.h"
 
@@ -23,7 +23,7 @@ bool put_q8_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_half(src);
 }
 
-// Four bytes of one row.  They are worked on as one word, whose masks keep the bytes apart.
+// Four bytes of one row, processed as one word with masks that keep the bytes apart.
 uint32_t load_row(const uint8_t* p) {
   uint32_t row;
   memcpy(&row, p, kRowBytes);
@@ -32,7 +32,7 @@ uint32_t load_row(const uint8_t* p) {
 
 void store_row(uint32_t row, int64_t lane, uint8_t* line) { memcpy(line + lane * kRowBytes, &row, kRowBytes); }
 
-// The nibbles of a group, in bits `shift`... of its 32 bytes q: those of columns 0 to 15 are the low halves.
+// The nibbles of a group, at bits `shift`... of its 32 bytes q: columns 0 to 15 are in the low halves.
 void put_nibbles(const uint8_t* q, int shift, int64_t lane, uint8_t* lines) {
   for (int64_t j = 0; j < kGroupLines; ++j) {
     const uint32_t low = load_row(q + kRowBytes * j) >> shift & 0x0f0f0f0fu;
@@ -48,9 +48,9 @@ void put_bits(const uint8_t* q, int shift, int64_t lane, uint8_t* line) {
   store_row(bits, lane, line);
 }
 
-// One bit of each column of a group, the lowest that of the first.  The product has bit i of four bits in byte i.
+// One bit of each column of a group, the first in the lowest.  The product moves bit i of four bits to byte i.
 void put_packed_bits(uint32_t packed, int64_t lane, uint8_t* line) {
-  uint32_t bits = 0;  // as of put_bits
+  uint32_t bits = 0;  // as in put_bits
   for (int j = 0; j < 2 * kGroupLines; ++j) bits |= ((packed >> 4 * j & 15) * 0x00204081u & 0x01010101u) << j;
   store_row(bits, lane, line);
 }
@@ -87,7 +87,7 @@ bool put_pair(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
 constexpr PutBlock put_q4_0 = put_pair<false, false>, put_q4_1 = put_pair<true, false>,
                    put_q5_0 = put_pair<false, true>, put_q5_1 = put_pair<true, true>, put_iq4_nl = put_q4_0;
 
-// The eight scales and minimums of 6 bits in 12 bytes.
+// The eight 6-bit scales and minimums in 12 bytes.
 void put_scales(const uint8_t* packed, int64_t g, int64_t lane, uint8_t* pair) {
   uint8_t* const parameters = pair + parameters_at(g, lane);
   if (g < 4) {
@@ -135,8 +135,8 @@ bool put_q6_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_half(src + 208);
 }
 
-// {u8 e; u8 q[16]}: nibbles as of Q4_0.  Kernels make 2^(e - 128) of its exponent's bits, so it is a normal number, and
-// the largest value is finite; of a group of zeros any e has the same values.
+// {u8 e; u8 q[16]}: nibbles as in Q4_0.  Kernels build 2^(e - 128) from the exponent's bits, so it must be normal, and
+// the largest value finite; for a group of zeros any e gives the same values.
 bool put_mxfp4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index / 4 * kMxfp4BlockBytes;
   uint8_t* const values = block + kLineBytes + index % 4 * kGroupNibbleBytes;
@@ -147,7 +147,7 @@ bool put_mxfp4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return zeros || (src[0] >= 2 && src[0] <= 252);
 }
 
-// {f16 d; u8 zero; u8 q[16]}: nibbles as of Q4_0.  No type of GGUF: 4-bit integers of GPTQ, AWQ and compressed-tensors.
+// {f16 d; u8 zero; u8 q[16]}: nibbles as in Q4_0.  Not a GGUF type: 4-bit integers of GPTQ, AWQ and compressed-tensors.
 bool put_uint4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index / 4 * kUint4BlockBytes;
   uint8_t* const values = block + 3 * kLineBytes + index % 4 * kGroupNibbleBytes;
@@ -177,12 +177,13 @@ bool put_iq4_xs(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) 
   return is_finite_half(src);
 }
 
-// The values of two bits of group g of a block: of each 32 bytes the lowest pairs are 32 columns, then the next pairs.
+// The 2-bit values of group g of a block: in each 32 bytes, the lowest pairs are 32 columns, then the next pairs.
 void put_group_pairs(const uint8_t* packed, int64_t g, int64_t lane, uint8_t* lines) {
   put_pairs(packed + g / 4 * kGroupColumns, 2 * static_cast<int>(g % 4), lane, lines);
 }
 
-// {u8 scales[16]; u8 q[64]; f16 d, dmin}: of 16 columns the scale in the low half of a byte, the minimum in the high
+// {u8 scales[16]; u8 q[64]; f16 d, dmin}: for 16 columns, the scale is the low half of a byte, the minimum the high
+// half
 bool put_q2_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index * kQ2KBlockBytes;
   memcpy(block + 2 * lane, src + 80, 2);
@@ -210,7 +211,7 @@ bool put_q3_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_half(src + 108);
 }
 
-// {f32 d; u8 s[2]; u8 q[16]}: nibbles as of Q4_0, s as e4m3, which has no sign here.  d lies in every block.
+// {f32 d; u8 s[2]; u8 q[16]}: nibbles as in Q4_0; s is e4m3 without a sign.  Every block repeats d.
 bool put_nvfp4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index / kBlockGroups * kNvfp4BlockBytes;
   const int64_t g = index % kBlockGroups;
@@ -221,7 +222,7 @@ bool put_nvfp4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_float(src) && src[4] < 0x7f && src[5] < 0x7f;
 }
 
-// {f32 d; u8 q[64]}: values of two bits as of Q2_K.  GGUF has d as f16 behind them; BitNet's folders have other scales.
+// {f32 d; u8 q[64]}: 2-bit values as in Q2_K.  GGUF stores d as f16 after them; BitNet checkpoints have other scales.
 bool put_tq2_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index * kTq20BlockBytes;
   memcpy(block + scale_at(lane), src, 4);
@@ -230,7 +231,7 @@ bool put_tq2_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_float(src);
 }
 
-// The value 0, 1 or 2 of a column in the 52 bytes of TQ1_0: five of a byte are the digits of 256 / 243 of it to base 3.
+// The value 0, 1 or 2 of a column in the 52 bytes of TQ1_0: a byte encodes five as base-3 digits, scaled by 256 / 243.
 int ternary_of(const uint8_t* packed, int column) {
   static const uint8_t powers[] = {1, 3, 9, 27, 81};
   const int digit = column < 160 ? column / 32 : column < 240 ? (column - 160) / 16 : (column - 240) / 4;
@@ -238,7 +239,7 @@ int ternary_of(const uint8_t* packed, int column) {
   return static_cast<uint8_t>(packed[byte] * powers[digit]) * 3 >> 8;
 }
 
-// {f32 d; u8 q[52]}: a byte of a tile has five values of columns that are four apart, the first in its highest digit.
+// {f32 d; u8 q[52]}: a byte of a tile has the values of five columns, four apart, the first in its highest digit.
 bool put_tq1_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   uint8_t* const block = tile + index * kTq10BlockBytes;
   memcpy(block + scale_at(lane), src, 4);

@@ -1,4 +1,4 @@
-// The blocks of GGUF, moved into tiles of 16 rows as they are.
+// Repacks GGUF blocks into tiles of 16 rows without changing their values.
 #ifndef PENSTOCK_PACK_GGUF_BLOCKS_H
 #define PENSTOCK_PACK_GGUF_BLOCKS_H
 
@@ -6,7 +6,7 @@
 
 namespace ps {
 
-// Puts block `index` of a row into its tile; false where a scale is not finite.
+// Copies block `index` of a row into its tile; false if a scale is not finite.
 using PutBlock = bool (*)(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile);
 
 struct BlockFormat {

@@ -17,7 +17,7 @@ namespace {
 struct Job;
 using TileWork = void (*)(Job* job, int64_t row_start, int64_t num_rows);
 
-// Rows split at tile boundaries, so that no two threads meet in a tile.
+// Rows are split at tile boundaries, so that no two threads write to a tile.
 struct Job {
   PackRange range;
   ps_context* context;
@@ -77,7 +77,7 @@ void pack_tile(Job* job, int64_t row_start, int64_t num_rows) {
   const PackRange& r = job->range;
   const int64_t row_bytes = r.cols * (job->src_dtype == PS_F32 ? 4 : 2);
   const char* src = static_cast<const char*>(job->src) + (row_start - r.row_start) * row_bytes;
-  if (r.layout == PS_T16_I8 || r.layout == PS_T16_I4G32) {  // a scale cannot be made of NaN or infinity
+  if (r.layout == PS_T16_I8 || r.layout == PS_T16_I4G32) {  // NaN or infinity would give no valid scale
     for (int64_t i = 0; i < num_rows; ++i) {
       if (!is_finite_row(src + i * row_bytes, job->src_dtype, r.cols)) return note_bad_row(job, row_start + i);
     }
@@ -113,7 +113,7 @@ void get_i8_row(const PackRange& r, const uint8_t* tile, int64_t lane, int8_t* q
   for (int64_t k = 0; k < r.cols; ++k) q[k] = static_cast<int8_t>(values[byte_at(k, lane)]);
 }
 
-// The pair of a group.
+// The tile memory of a pair of groups.
 template <typename Byte>
 Byte* pair_of(Byte* tile, int64_t group) {
   return tile + kScaleBytes + group / 2 * kPairBytes;

@@ -1,4 +1,4 @@
-// Packing of weights into their layouts, and unpacking, with the threads of a context.
+// Packing of weights into their layouts and unpacking, on the threads of a context.
 #ifndef PENSTOCK_PACK_PACK_H
 #define PENSTOCK_PACK_PACK_H
 

@@ -1,5 +1,5 @@
-// The phases of the ops over pages: kv_append, attention, the same of latents, the short convolution, the gated delta
-// rule.
+// The phases of the ops over pages: kv_append, attention, both for latents, the short convolution, the gated delta
+// rule, selective state spaces, prefix lengths.
 // Hot: runs in every step.
 #include <algorithm>
 
@@ -41,8 +41,8 @@ constexpr int64_t kMaxSharedHeads = 64, kMaxSharedParts = 512;
 
 struct Sharing {
   int64_t parts;    // of the longest context
-  int64_t tokens;   // that may be shared
-  int64_t results;  // tokens x parts, at most: monotonic in every dim
+  int64_t tokens;   // the most that are shared
+  int64_t results;  // at least tokens x parts, and monotonic in every dim
 };
 
 Sharing sharing(const Call& c) {
@@ -55,7 +55,8 @@ Sharing sharing(const Call& c) {
                  std::min(most * parts, std::max(parts, kMaxSharedParts))};
 }
 
-// Only if each request has one token.  Several tokens of a request read each page once for all of them.
+// Partitions are shared only if each request has one token: several tokens of a request read each page once for all
+// of them.
 bool is_shared(const Call& c) {
   return c.in[kAttentionQ].dims[0] == c.in[kAttentionPageTables].dims[1] &&
          c.in[kAttentionQ].dims[0] <= sharing(c).tokens;
@@ -217,8 +218,8 @@ void run_ssm_scan(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->ssm_scan(args, begin, end);
 }
 
-// The state of a request: the length of its prefix as its first number, or 0 before the prefix ends, and as its last
-// the number of tokens that it has seen.
+// The first number of a request's state is the length of its prefix, or 0 before the prefix ends; the last is the
+// number of tokens so far.
 void run_prefix_lengths(const Call& c, int64_t begin, int64_t end, int32_t) {
   const RaggedView batch = ragged_view(c, kPrefixPositions, c.attrs[kPrefixGroup].i);
   const Tensor& state = c.in[kPrefixState];
@@ -244,7 +245,7 @@ void run_prefix_lengths(const Call& c, int64_t begin, int64_t end, int32_t) {
 }
 int64_t requests(const Call& c) { return c.in[kPrefixPageTables].dims[1]; }
 
-// Two tokens may meet in a page, never in a slot of it.
+// Two tokens may share a page, but never a slot of it.
 constexpr Phase kAppend = {.split = SPLIT_ROWS,
                            .items = tokens,
                            .run = run_kv_append,

@@ -126,7 +126,8 @@ ps_status expect_query_heads(const Spec* in, int64_t* heads) {
   return PS_OK;
 }
 
-// Scores of every head by distance: [T, heads, buckets], with the rows of q.  `buckets` is 0 or that of another one.
+// Scores of every head by distance: [T, heads, buckets], with the rows of q.  `buckets` is 0 or that of the other
+// tensor.
 ps_status expect_distance_scores(const Spec& s, const char* name, const Spec& q, int64_t heads, int64_t* buckets) {
   if (s.kind == OPERAND_NONE) return PS_OK;
   PS_TRY(expect_f32(s, name, 3, 3));
@@ -141,7 +142,8 @@ ps_status expect_distance_scores(const Spec& s, const char* name, const Spec& q,
 
 }  // namespace
 
-// A key's row of p2c is found by its position in the step, so each request is whole, as bidirectional ones are.
+// A key's row of p2c is found by its position in the step, so a step holds whole requests, as in other bidirectional
+// attention.
 ps_status infer_disentangled_attention(const Spec* in, AttrValue* attrs, Spec* out) {
   const Spec& weight = in[kDisentangledBuckets];
   int64_t heads, buckets = 0;

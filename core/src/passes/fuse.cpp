@@ -6,8 +6,8 @@
 namespace ps {
 namespace {
 
-// The kernels of integers, of GGUF's blocks and of bf16 dot products compute a tile of the gate beside its tile of
-// `up`.  Other kernels would compute the two apart, and lose more than silu_mul costs.
+// The kernels for integers, GGUF's block types and bf16 dot products compute a tile of the gate together with the
+// matching tile of `up`.  Other kernels would compute the two separately, and lose more than silu_mul costs.
 bool is_gated_layout(int32_t layout, const Kernels& kernels) {
   return layout >= PS_T16_Q8_0 || layout == PS_T16_I8 || layout == PS_T16_I4G32 ||
          (layout == PS_T16_BF16 && kernels.bf16_bytes == 2);
@@ -35,7 +35,7 @@ class Fuser {
  private:
   const Value& value(const Operand& operand) const { return graph_.values[operand.index]; }
 
-  // The linear that makes the operand, if only `readers` operands read it, all of the calling node; else null.
+  // The linear that produces the operand, if only `readers` operands read it, all of the calling node; else null.
   RunNode* linear_of(const Operand& operand, int32_t readers) {
     if (operand.kind != OPERAND_VALUE) return nullptr;
     const int32_t root = value(operand).root;
@@ -45,7 +45,7 @@ class Fuser {
     return n->node.op == OP_LINEAR && n->node.outputs[0] == root ? n : nullptr;
   }
 
-  // linear, silu_mul(left half, right half): the linear makes the product.
+  // linear, silu_mul(left half, right half): the linear computes the product.
   void fuse_gate(RunNode* product) {
     const Operand &gate = product->node.inputs[0], &up = product->node.inputs[1];
     RunNode* linear = linear_of(gate, 2);
@@ -60,7 +60,7 @@ class Fuser {
     product->skipped = true;
   }
 
-  // linear, add_rms_norm(its result, residual): the linear makes the sum.
+  // linear, add_rms_norm(its result, residual): the linear computes the sum.
   void fuse_residual(RunNode* norm) {
     const Operand x = norm->node.inputs[0], residual = norm->node.inputs[1];
     RunNode* linear = linear_of(x, 1);
@@ -82,7 +82,7 @@ class Fuser {
   const Graph& graph_;
   const Kernels& kernels_;
   Vec<RunNode>& nodes_;
-  Vec<int32_t> readers_;  // operands that read a root or a view of it
+  Vec<int32_t> readers_;  // number of operands that read a root or a view of it
 };
 
 }  // namespace

@@ -6,16 +6,16 @@
 
 namespace ps {
 
-// A node that a program runs.  A fused linear writes what another node's op would have made of its result:
-// silu_mul(gate, up) when `gated`, the sum with inputs[kResidual] when that is there; then add_rms_norm has no
-// inputs[1], no outputs[1], and its input is the sum.  The same bits, from fewer passes over memory.
+// A node that a program runs.  A fused linear also computes another node's op on its result: silu_mul(gate, up) if
+// `gated`; the sum with inputs[kResidual] if that is set, and then add_rms_norm has no inputs[1] and no outputs[1], and
+// its input is the sum.  The bits are the same, with fewer passes over memory.
 struct RunNode {
   Node node;
-  bool gated;    // a linear's
+  bool gated;    // linear only
   bool skipped;  // another node does its work
 };
 
-// One for each node of the graph, in its order.
+// One for each node of the graph, in the same order.
 ps_status fuse_nodes(const Graph& graph, const Kernels& kernels, Vec<RunNode>* out);
 
 }  // namespace ps

@@ -1,4 +1,4 @@
-// The choice of prefix-only nodes.
+// Selects the prefix-only nodes.
 #include "passes/prefix_only.h"
 
 #include "bundle/validate.h"
@@ -8,7 +8,7 @@ namespace {
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "nodes: out of memory"); }
 
-// By state: whether something reads it outside of the prefix.
+// For each state: whether something outside the prefix reads it.
 ps_status find_read_states(const Graph& graph, Vec<uint8_t>* read) {
   if (!read->resize(graph.states.size())) return no_memory();
   for (const Node& node : graph.nodes) {

@@ -1,4 +1,4 @@
-// The choice, the order and the inputs of wanted-only nodes.
+// Selects and orders wanted-only nodes, and finds their inputs.
 #include "passes/wanted_rows.h"
 
 #include <algorithm>
@@ -18,8 +18,7 @@ bool is_row_wise(const Node& node) {
   return loaded->op.row_inputs != 0 && loaded->phase.reads_all == 0;
 }
 
-// Returns true for causal attention and for a convolution over pages: a row needs nothing of its step but its own
-// position.
+// Returns true for causal attention and for a convolution over pages: a row needs only its own position from the step.
 bool reads_own_past(const Graph& graph, const Node& node) {
   if (!reads_pages(node.op)) return false;
   AttrValue attrs[kMaxAttrs] = {};
@@ -84,15 +83,14 @@ void note_inputs(const Graph& graph, const Node& node, Readers reader, Vec<Reade
   }
 }
 
-// Returns true if the node sends the hidden rows to the next stage, which happens only in steps that want them of all
-// tokens.
+// Returns true if the node sends the hidden rows to the next stage, only in steps that want all of them.
 bool sends_hidden(const Graph& graph, const Node& node) {
   return node.op == OP_SEND && graph.values[node.inputs[0].index].root == graph.hidden;
 }
 
 // Checks that a state that a wanted-only node reads is written before it in the program's order too.
 ps_status check_order(const Graph& graph, bool* sound) {
-  Vec<uint8_t> written_later;  // by a node behind n
+  Vec<uint8_t> written_later;  // by a node after n
   if (!written_later.resize(graph.states.size())) return no_memory();
   *sound = true;
   for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {

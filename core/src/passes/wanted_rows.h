@@ -1,8 +1,8 @@
-// Nodes that run only over the wanted tokens: those whose logits a step returns.
+// Nodes that run only for the wanted tokens: those whose logits a step returns.
 //
-// After the last layer wrote its keys and values, the remaining nodes matter only for the wanted tokens.  These nodes
-// (Node::wanted_only) run after all others.  Before them, the rows that they read of other nodes are moved to the front
-// of their own memory: wanted rows in order, from row 0 on.
+// After the last layer has written its keys and values, the remaining nodes matter only for the wanted tokens.  These
+// nodes (Node::wanted_only) run after all others.  Before them, the rows that they read are moved to the front of their
+// memory: wanted rows in order, from row 0 on.
 #ifndef PENSTOCK_PASSES_WANTED_ROWS_H
 #define PENSTOCK_PASSES_WANTED_ROWS_H
 
@@ -10,14 +10,14 @@
 
 namespace ps {
 
-constexpr int32_t kWantedTokens = NUM_ROLES;  // a size beside the roles: the number of wanted tokens
+constexpr int32_t kWantedTokens = NUM_ROLES;  // an additional size: the number of wanted tokens
 
 // Sets Node::wanted_only in a graph whose nodes and output are validated.
 ps_status mark_wanted_only(Graph* graph);
-// The nodes in a program's order: the wanted-only nodes follow all others that precede the gather of the output rows.
+// The execution order of the nodes: wanted-only nodes come after all others before the gather of the output rows.
 ps_status order_nodes(const Graph& graph, Vec<int32_t>* order);
 
-// A value of another node that wanted-only nodes read: elements [begin, end) of each row of a root.
+// A value that wanted-only nodes read from another node: elements [begin, end) of each row of a root.
 struct WantedSource {
   int32_t root;
   int64_t begin, end;

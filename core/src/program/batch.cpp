@@ -59,8 +59,8 @@ ps_status take_tokens(ps_program* p, const ps_batch& b) {
   return PS_OK;
 }
 
-// A request that reads a failed slot has no token there.  It runs with token 0, so that the rest of the batch can run,
-// and its rows are marked: they get no logits.
+// A request that reads a failed slot has no token.  It runs with token 0 so that the rest of the batch can run, and its
+// rows are marked to get no logits.
 void take_failed(ps_program* p, const ps_batch& b) {
   if (!p->batch.has_failed) return;
   for (int32_t r = 0; r < b.num_rows; ++r) {
@@ -74,7 +74,7 @@ void take_failed(ps_program* p, const ps_batch& b) {
   }
 }
 
-// The recurrent states of a group have seen the same tokens, so the first is looked at.
+// All recurrent states of a group have seen the same tokens, so checking the first suffices.
 ps_status check_states(ps_program* p, int32_t group, const Ragged& batch) {
   const Graph& graph = p->model->graph;
   for (int32_t i = 0; i < graph.states.size(); ++i) {
@@ -91,7 +91,7 @@ ps_status check_states(ps_program* p, int32_t group, const Ragged& batch) {
 
 ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
   const Graph& graph = p->model->graph;
-  if (++p->batch.step_number == 0) {  // a wrapped number could meet an old owner
+  if (++p->batch.step_number == 0) {  // after a wrap, an old owner could match
     memset(static_cast<void*>(p->batch.owners), 0, static_cast<size_t>(p->plan.owner_bytes));
     p->batch.step_number = 1;
   }
@@ -114,8 +114,8 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
   return PS_OK;
 }
 
-// Takes the tokens of wanted-only nodes.  Moving rows together costs as much as some of the work that it saves: it pays
-// if at most half of the tokens are wanted, each once and in order.
+// Takes the tokens of wanted-only nodes.  Moving rows costs as much as some of the work that it saves: it pays if at
+// most half of the tokens are wanted, each once and in order.
 void take_wanted(ps_program* p, const ps_batch& b) {
   p->batch.has_hidden = b.flags & PS_BATCH_HIDDEN;
   bool few = !p->batch.has_hidden && b.num_rows <= b.num_tokens / 2;
@@ -160,8 +160,8 @@ ps_status take_batch(ps_program* p, const ps_batch& b) {
   return PS_OK;
 }
 
-// NaN: sampling and every other reader of the logits find a row that failed.  A graph that ends in ids has no row that
-// fails.
+// NaN lets sampling and every other reader of the logits find a row that failed.  A graph that ends in ids has no such
+// rows.
 void clear_failed_rows(ps_program* p, int32_t num_rows) {
   const Graph& graph = p->model->graph;
   float* logits = reinterpret_cast<float*>(p->logits.data());

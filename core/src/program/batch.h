@@ -1,4 +1,4 @@
-// The batch of a step: checked, and copied into the program's memory.
+// The batch of a step: checked and copied into the program's memory.
 #ifndef PENSTOCK_PROGRAM_BATCH_H
 #define PENSTOCK_PROGRAM_BATCH_H
 
@@ -11,19 +11,19 @@ namespace ps {
 struct BatchCopy {
   int32_t *token_ids = nullptr, *positions = nullptr, *request_starts = nullptr, *page_tables = nullptr,
           *output_rows = nullptr, *token_request = nullptr;
-  int32_t* slots = nullptr;        // the tokens last sampled, which sampling writes
+  int32_t* slots = nullptr;        // the tokens last sampled, written by sampling
   int32_t* failed_rows = nullptr;  // [num_rows]: whether the row's request follows a row that failed
   bool has_failed = false;         // the step reads a slot whose row failed
-  int32_t *wanted_rows = nullptr, *wanted_positions = nullptr, *wanted_request = nullptr;  // of wanted tokens
+  int32_t *wanted_rows = nullptr, *wanted_positions = nullptr, *wanted_request = nullptr;  // for wanted tokens
   int32_t num_wanted = 0;   // tokens of wanted-only nodes
   bool has_hidden = false;  // the last step has its hidden rows
   PageOwner* owners = nullptr;
-  uint32_t step_number = 0;  // by which owners know the step
+  uint32_t step_number = 0;  // identifies the step in owners
 };
 
-// Checks the batch, and copies it.  A batch that is refused leaves the copy incomplete: no step may run.
+// Checks and copies the batch.  After an error the copy is incomplete and no step may run.
 ps_status take_batch(ps_program* program, const ps_batch& batch);
-// The width of the page tables that is copied.
+// The width of the page tables in the copy.
 int32_t table_width(const ps_program& program, const ps_batch& batch);
 // Fills the logits of failed rows with NaN.
 void clear_failed_rows(ps_program* program, int32_t num_rows);

@@ -8,11 +8,11 @@
 namespace ps {
 namespace {
 
-constexpr int64_t kMaxGroup = 64;  // accesses between two barriers that are compared with each other
+constexpr int64_t kMaxGroup = 64;  // maximum accesses between two barriers, because all pairs are compared
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "program: out of memory"); }
 
-// The scratch memory's parts, as make_plan sized them.
+// The parts of the scratch memory, sized by make_plan.
 void bind_scratch(ps_program* p) {
   const Plan& plan = p->plan;
   const ps_program_options& o = p->options;
@@ -53,7 +53,7 @@ uint8_t* value_data(const ps_program& p, const Value& value) {
   return p.temporaries.data() + p.plan.offsets[value.root] + bytes;
 }
 
-// A size that is the step's, or constant.
+// A size that depends on the step, or is constant.
 ps_status bind_dim(ps_program* p, const Dim& dim, int64_t* out) {
   *out = evaluate(dim, p->plan.symbols);
   return is_constant(dim) || p->bound.patches.push(Patch{out, dim}) ? PS_OK : no_memory();
@@ -99,7 +99,7 @@ Step make_step(const ps_program& p, const Call* call, const Phase* phase) {
   return Step{call, empty ? run_nothing : phase->run, 0, phase->grain, phase->split, true, nullptr, 0, 0, nullptr};
 }
 
-// Gives a custom op the place where it reports a failure.
+// Sets where a custom op reports a failure.
 ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
   call->loaded = as_loaded(op);
   if (!call->loaded) return PS_OK;
@@ -108,7 +108,7 @@ ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
   return PS_OK;
 }
 
-// Returns the value that holds the logits: the graph's output or, on the last stage of a pipeline, what it sends.
+// Returns the value that holds the logits: the graph's output, or what the last stage of a pipeline sends.
 int32_t head_of(const Graph& graph, int32_t op) {
   const int32_t producer = graph.output < 0 ? -1 : graph.values[graph.output].producer;
   if (op != OP_ALL_GATHER || producer < 0 || graph.nodes[producer].op != OP_SEND) return graph.output;
@@ -170,7 +170,7 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   return push_steps(p, node, run.gated, call);
 }
 
-// Moves the wanted rows together; runs before the first wanted-only node.
+// Moves the wanted rows to the front; runs before the first wanted-only node.
 ps_status bind_move(ps_program* p, Call* call) {
   const Graph& graph = p->model->graph;
   const WantedSources& sources = p->plan.sources;
@@ -187,8 +187,8 @@ ps_status bind_move(ps_program* p, Call* call) {
                                                                                                       : no_memory();
 }
 
-// Returns where the operand of the all_gather at `end` of the order is written, if a node from `begin` on with the same
-// rows writes it and nothing else reads it; else null.
+// Returns the output that is the operand of the all_gather at `end` of the order, if a node from `begin` on writes
+// exactly its rows and nothing else reads them; else null.
 Tensor* written_for(ps_program* p, const Vec<int32_t>& readers, int64_t begin, int64_t end) {
   const Graph& graph = p->model->graph;
   const Node& gather = p->plan.nodes[p->plan.order[end]].node;
@@ -209,7 +209,7 @@ Tensor* written_for(ps_program* p, const Vec<int32_t>& readers, int64_t begin, i
   return nullptr;
 }
 
-// Nodes store what an all_gather sends into the rank's part, if no other exchange lies between.
+// Lets nodes store directly into the rank's part what an all_gather sends, if there is no other exchange between them.
 ps_status bind_direct_parts(ps_program* p) {
   if (!has_ranks(*p)) return PS_OK;
   const Graph& graph = p->model->graph;
@@ -239,14 +239,13 @@ ps_status bind_direct_parts(ps_program* p) {
   return p->ranks.direct_parts.resize(num_parts) ? PS_OK : no_memory();
 }
 
-// A phase's access to memory.  `rows`: by rows, so that the same thread has the same row in every access with the same
-// `root`.
+// A phase's access to memory. `rows`: row by row, so a thread has the same row in every access with the same `root`.
 struct Access {
   int64_t space;  // 0 temporaries, 1 scratch, 2 logits, 3 + i: state i
   int64_t begin, end;
   int32_t root;
   bool write, rows;
-  int64_t items;  // of a general network: rows of another number are others
+  int64_t items;  // for general networks: accesses with another number of rows conflict
 };
 
 bool conflict(const Access& a, const Access& b) {
@@ -267,7 +266,7 @@ void add_value(const ps_program& p, int32_t index, bool write, bool rows, Access
   const Graph& graph = p.model->graph;
   const int32_t root = graph.values[index].root;
   if (root == graph.output) return out->add(2, 0, 1, root, write, rows);
-  if (p.plan.offsets[root] < 0) return;  // an input of the step: nothing writes it
+  if (p.plan.offsets[root] < 0) return;  // an input of the step, which nothing writes
   out->add(0, p.plan.offsets[root], p.plan.offsets[root] + p.plan.sizes[root], root, write, rows);
 }
 
@@ -297,7 +296,7 @@ Accesses accesses_of_move(const ps_program& p) {
   return out;
 }
 
-// The steps from the last on know the next step that has weights.
+// Backwards, so that each step knows the next step with weights.
 void link_weights(BoundSteps* bound) {
   const Step* next_weights = nullptr;
   for (int64_t s = bound->steps.size() - 1; s >= 0; --s) {
@@ -342,7 +341,7 @@ ps_status bind_program(ps_program* p) {
   }
   const int64_t count = graph.nodes.size();
   if (!p->bound.calls.resize(count + 1))
-    return no_memory();  // once: steps point into it.  The last moves the wanted rows
+    return no_memory();  // allocated once, because steps point into it.  The last call moves the wanted rows
   if (has_flag(*p, PS_PROGRAM_INPUT_SUMS) && !p->input_sums.resize(count)) return no_memory();
   bool moved = p->plan.sources.count == 0;
   for (int32_t i : p->plan.order) {
@@ -354,8 +353,8 @@ ps_status bind_program(ps_program* p) {
   return link_steps(p);
 }
 
-// A step needs a barrier when it touches what a step since the last barrier touched, one of them writing, unless
-// both go row by row over the same value: then each thread reads only its own rows.
+// A step needs a barrier if it accesses what a step since the last barrier accessed, and one of them writes, unless
+// both access the same value row by row: then each thread uses only its own rows.
 ps_status place_barriers(ps_program* p) {
   Vec<Access> group;
   for (int64_t s = 0; s < p->bound.steps.size(); ++s) {

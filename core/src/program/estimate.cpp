@@ -1,4 +1,4 @@
-// The estimate of a step's time from the weights it reads and the keys it attends to.
+// Estimates a step's time from the weights that it reads and the keys that it attends to.
 #include "program/estimate.h"
 
 #include "bundle/validate.h"
@@ -7,14 +7,14 @@
 namespace ps {
 namespace {
 
-// The approximate work of a thread in a nanosecond: bytes of weights read, bytes of weights multiplied, products of
-// attention over pages of f32 and of smaller types.
+// The approximate work of a thread per nanosecond: bytes of weights read, bytes of weights multiplied, products of
+// attention over f32 pages and over smaller types.
 constexpr int64_t kReadBytes = 20, kMultipliedBytes = 200;
 constexpr double kF32Products = 10, kProducts = 20;
 constexpr double kMaxEstimate = 1e15;  // nanoseconds
-constexpr int64_t kMaxWindows = 32;    // that are counted apart
+constexpr int64_t kMaxWindows = 32;    // number of windows counted separately
 
-// The keys that the queries of these positions see.  Without a causal mask a query sees more, which is not counted.
+// The number of keys that the queries of these positions see.  Without a causal mask they see more, which is ignored.
 int64_t count_keys(const int32_t* positions, int64_t count, int32_t window) {
   const int64_t most = window > 0 ? window : INT32_MAX;
   int64_t keys = 0;
@@ -38,7 +38,7 @@ static ps_status find_attention(const Graph& graph, Vec<AttentionWork>* out) {
     const double products = 2.0 * row / (node.op == OP_CONTEXT_ATTENTION ? graph.context_world : 1);
     int64_t i = 0;
     while (i < out->size() && ((*out)[i].window != window || (*out)[i].wanted_only != node.wanted_only)) ++i;
-    if (i == kMaxWindows) --i;  // counted with another window's: it is an estimate
+    if (i == kMaxWindows) --i;  // counted with another window's, which suffices for an estimate
     if (i == out->size() && !out->push(AttentionWork{window, node.wanted_only, 0}))
       return fail(PS_OUT_OF_MEMORY, "program: out of memory");
     (*out)[i].products += products;

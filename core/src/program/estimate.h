@@ -1,4 +1,4 @@
-// A rough estimate of the time of a step: waking other threads does not pay for a short one.
+// A rough estimate of a step's time: waking other threads does not pay for a short step.
 #ifndef PENSTOCK_PROGRAM_ESTIMATE_H
 #define PENSTOCK_PROGRAM_ESTIMATE_H
 
@@ -11,17 +11,17 @@ namespace ps {
 struct AttentionWork {
   int32_t window;    // 0: all
   bool wanted_only;  // only wanted tokens have queries
-  double products;   // multiplications for a query and a key, over all these nodes
+  double products;   // multiplications per query and key, over all these nodes
 };
 
-// What a program's steps do, found when it is made.
+// The work of a program's steps, computed when it is created.
 struct StepWork {
-  int64_t token_bytes = 0;  // of weights, that one token reads
+  int64_t token_bytes = 0;  // bytes of weights that one token reads
   Vec<AttentionWork> attention;
 };
 
 ps_status find_work(const ps_model& model, StepWork* out);
-// Nanoseconds of one thread for the batch that was taken last.
+// Nanoseconds that one thread would take for the last batch.
 int64_t estimate_step(const ps_program& program, int64_t num_tokens);
 
 }  // namespace ps

@@ -1,30 +1,31 @@
-// Execution of one step: its sizes go into the calls, then all threads walk the steps (walk.cpp).
+// Execution of one step: its sizes are written into the calls, then all threads run the list of steps (walk.cpp).
 // Hot: runs in every step.
 #include "base/clock.h"
 #include "program/program.h"
 
 namespace ps {
 #if defined(PENSTOCK_PLANTED)
-ps_status planted_failure(int32_t num_tokens);  // core/tools/check/planted.cpp: faults for the tests of the tests
+ps_status planted_failure(int32_t num_tokens);  // core/tools/check/planted.cpp: injected faults that check the tests
+                                                // themselves
 #endif
 namespace {
 
-// A step that one thread ends sooner than this is not shared: waking another and waiting for it at every barrier costs
-// more than it saves, and thousands of times more when something else holds that thread's core.
+// Shorter steps run on one thread: waking another and waiting for it at every barrier costs more than it saves, and
+// thousands of times more if something else occupies that thread's core.
 constexpr int64_t kShortStepNanoseconds = 500000;
-// The others wait this long for a thread, or a share of the step, before they go on without it.  Threads on cores of
-// their own are late by tens of microseconds.
+// How long the others wait for a thread, at least, or as a share of the step, before they continue without it.  Threads
+// with their own cores are late by tens of microseconds.
 constexpr int64_t kMinPatience = 400000, kPatienceShare = 32;  // ns; of the step
 
-// Returns true if every request continues behind its prefix, which its first step computed.  The nodes of the encoder
-// then have nothing to do.
+// Returns true if every request continues after its prefix, which its first step computed.  The encoder's nodes are
+// then skipped.
 bool is_behind_prefix(const ps_program& p, const ps_batch& b) {
   bool behind = p.model->graph.prefix_token >= 0;
   for (int32_t r = 0; behind && r < b.num_requests; ++r) behind = p.batch.positions[p.batch.request_starts[r]] > 0;
   return behind;
 }
 
-// Writes the sizes of the step into the calls, unless they are those of the step before.
+// Writes the sizes of the step into the calls, if they differ from those of the step before.
 void set_symbols(ps_program* p, const ps_batch& b) {
   int64_t symbols[NUM_ROLES + 1];
   symbols[ROLE_TOKENS] = b.num_tokens;
@@ -72,7 +73,7 @@ ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_ns) {
   const Pool::Walk work = p->spans.on ? walk_steps_timed : walk_steps;
   const int64_t nanoseconds = estimate_step(*p, batch.num_tokens);
   if (has_flag(*p, PS_PROGRAM_ALL_THREADS) || (has_ranks(*p) && nanoseconds >= kShortStepNanoseconds)) {
-    // With several ranks, no rank continues without a thread that is late: the thread may be waiting for another rank.
+    // With several ranks, no rank continues without a late thread, because the thread may be waiting for another rank.
     PS_TRY(p->context->pool.walk(work, p, 0, false));
   } else {
     const int64_t patience = nanoseconds / kPatienceShare > kMinPatience ? nanoseconds / kPatienceShare : kMinPatience;

@@ -13,12 +13,12 @@
 namespace ps {
 namespace {
 
-// Every segment's checksum, and zero between the segments.
+// Checks every segment's checksum, and that the bytes between segments are zero.
 ps_status verify_contents(const ps_model& model, const Header& header) {
   const Graph& graph = model.graph;
   const uint8_t* data = model.file.data();
   int64_t end = kHeaderBytes + static_cast<int64_t>(header.metadata_bytes);
-  for (int64_t i = 0; i < graph.segments.size(); ++i) {  // in the order of their offsets, as validated
+  for (int64_t i = 0; i < graph.segments.size(); ++i) {  // validated to be in the order of their offsets
     const Segment& segment = graph.segments[i];
     for (; end < segment.offset; ++end) {
       if (data[end])

@@ -1,4 +1,4 @@
-// The checks of positions, request starts and page tables.
+// Checks of positions, request starts and page tables.
 #include "program/pages.h"
 
 #include "base/kernels.h"
@@ -6,7 +6,7 @@
 namespace ps {
 namespace {
 
-// Table entries [first, last] that a request's keys need; entries from `written` on are written by the step.
+// Table entries [first, last] for the keys that a request reads; the step writes entries from `written` on.
 struct Entries { int32_t first, written, last; };
 
 Entries entries_of(const Ragged& batch, int32_t request, int32_t window) {
@@ -99,7 +99,7 @@ ps_status check_state_positions(const Ragged& batch, int32_t group, const uint8_
                                 int64_t head_elements, bool of_prefix) {
   for (int32_t r = 0; r < batch.num_requests; ++r) {
     const int32_t begin = batch.positions[batch.request_starts[r]];
-    if (begin == 0) continue;  // starts anew
+    if (begin == 0) continue;  // a new request
     const int32_t page = batch.page_table[static_cast<int64_t>(r) * batch.width + (begin - 1) / PS_PAGE_TOKENS];
     const float* cell = reinterpret_cast<const float*>(pages + page * page_bytes);
     const float seen = cell[head_elements - 1];

@@ -1,4 +1,4 @@
-// The checks of a ragged batch.  Only a batch that passed them reaches a kernel.
+// Checks of a ragged batch.  Kernels run only on batches that passed.
 #ifndef PENSTOCK_PROGRAM_PAGES_H
 #define PENSTOCK_PROGRAM_PAGES_H
 
@@ -7,7 +7,7 @@
 
 namespace ps {
 
-// The arrays of one step or of one op, page tables of one group.
+// The arrays of one step or one op, with the page tables of one group.
 struct Ragged {
   const int32_t* positions;       // [num_tokens]
   const int32_t* request_starts;  // [num_requests + 1]
@@ -21,23 +21,23 @@ struct PageOwner {
   int32_t request, entry;
 };
 
-// request_starts, and positions ascending by one within a request and below max_position.
+// Checks request_starts, and that positions ascend by one within a request and are below max_position.
 ps_status check_requests(const Ragged& batch, int32_t max_position);
-// Every request of the step begins at position 0: of a graph whose attention is not causal, in which what a step wrote
-// depends on all of its tokens.  PS_UNSUPPORTED.
+// Checks that every request of the step begins at position 0.  Needed if attention is not causal, where what a step
+// writes depends on all tokens of the request.  PS_UNSUPPORTED.
 ps_status check_whole_requests(const Ragged& batch);
-// Every entry that a valid key of the window needs names a page; a page that the step writes has one place in
-// the batch.  owners: [num_pages], kept between steps; step: differs from the last call's.
+// Checks that every table entry needed by a key in the window names a page, and that a page that the step writes occurs
+// once in the batch. owners: [num_pages], kept between steps; step: must differ from the last call's.
 ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, int32_t num_pages, PageOwner* owners,
                            uint32_t step);
-// Checks that every request of the step continues where the recurrent state that it reads ends: such a state cannot be
-// rewound.  The last number of each head of a page is how many tokens it has seen.  `of_prefix`: the first is the
-// length of the prefix, which is 0 if the request's first step did not have all of it.
+// Checks that every request of the step continues where the recurrent state that it reads ends, because such a state
+// cannot be rewound.  The last number of each head of a page is how many tokens it has seen. `of_prefix`: the first is
+// the length of the prefix, which is 0 if the request's first step did not have all of it.
 ps_status check_state_positions(const Ragged& batch, int32_t group, const uint8_t* pages, int64_t page_bytes,
                                 int64_t head_elements, bool of_prefix);
-// For pages that are dealt out to ranks (page % world is the rank; partitions of a request go to ranks in turn).  After
-// the checks, replaces an entry of the table by this rank's own page, page / world, or by -2 - rank for a page of
-// another rank.
+// For pages split over ranks (rank is page % world; partitions of a request are assigned to ranks round-robin).  After
+// the checks, replaces an entry of the table by this rank's page, page / world, or by -2 - rank for a page of another
+// rank.
 ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int32_t rank, int32_t world,
                          int32_t* page_table);
 void fill_token_request(const Ragged& batch, int32_t* token_request);

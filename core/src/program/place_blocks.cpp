@@ -1,4 +1,4 @@
-// Places of blocks by lifetime: each into the first gap, the largest first.
+// Placement of blocks by lifetime: largest first, each into the first gap.
 #include <algorithm>
 
 #include "program/plan.h"
@@ -6,8 +6,8 @@
 namespace ps {
 namespace {
 
-// With more blocks than this, comparing each with each takes too long.  No network in use has as many, but a hostile
-// file may.
+// With more blocks than this, comparing all pairs takes too long.  No real network has as many, but a malicious file
+// may.
 constexpr int64_t kMaxCompared = 4096;
 
 ps_status no_memory() { return fail(PS_OUT_OF_MEMORY, "plan: out of memory"); }
@@ -26,7 +26,7 @@ ps_status place(const Vec<Block>& placed, const char* limit, Block* block) {
   return PS_OK;
 }
 
-// Each block into the first gap that is free for as long as it lives.  Compares every block with every other.
+// Places each block into the first gap that is free during its lifetime.  Compares all pairs.
 ps_status place_in_gaps(Vec<Block>* blocks, const char* limit) {
   Vec<Block> placed;
   for (Block& block : *blocks) {
@@ -38,8 +38,8 @@ ps_status place_in_gaps(Vec<Block>* blocks, const char* limit) {
   return PS_OK;
 }
 
-// In order of time, each block into the memory of one of its size that is no longer alive, else behind all others.
-// `blocks` is sorted by size.
+// In order of time, reuses the memory of a block of the same size that is no longer alive, or appends. `blocks` is
+// sorted by size.
 ps_status place_by_size(Vec<Block>* blocks, const char* limit) {
   const int64_t count = blocks->size();
   Vec<int32_t> by_first, by_last, size_class, free_block, next_free;  // free blocks of a size are a list

@@ -1,4 +1,4 @@
-// The memory plan from limits: temporaries by lifetime, the largest first; scratch for the node that needs most.
+// The memory plan from limits: temporaries by lifetime, largest first; scratch for the node that needs most.
 #include <algorithm>
 
 #include "bundle/validate.h"
@@ -26,7 +26,7 @@ ps_status check_options(const Graph& graph, const ps_program_options& o) {
   return PS_OK;
 }
 
-// The lifetime of every root that lies in the temporaries.
+// The lifetime of every root in the temporaries.
 ps_status collect_blocks(const Graph& graph, const Plan& plan, Vec<Block>* blocks) {
   Vec<int32_t> first, last;
   if (!last.resize(graph.values.size())) return no_memory();
@@ -41,7 +41,7 @@ ps_status collect_blocks(const Graph& graph, const Plan& plan, Vec<Block>* block
       if (node.inputs[i].kind == OPERAND_VALUE) last[graph.values[node.inputs[i].index].root] = static_cast<int32_t>(n);
     }
   }
-  const int32_t after = static_cast<int32_t>(plan.nodes.size());  // to be read after the step
+  const int32_t after = static_cast<int32_t>(plan.nodes.size());  // read after the step
   if (graph.hidden >= 0) last[graph.hidden] = after;
   if (graph.tail >= 0) last[graph.nodes[graph.tail].outputs[0]] = after;
   for (int64_t v = 0; v < graph.values.size(); ++v) {
@@ -72,8 +72,9 @@ ps_status plan_temporaries(const Graph& graph, Plan* plan) {
   return PS_OK;
 }
 
-// A call with sizes and no memory, for ops to say what scratch they need.
-ps_status sized_call(const Graph& graph, const Node& node, const Kernels* kernels, const int64_t* symbols, Call* call) {
+// A call with sizes but no memory, to ask ops for their scratch.
+ps_status sized_call(const Graph& graph, const Node& node, const Kernels* kernels, const int64_t* symbols,
+                     int32_t kv_layout, Call* call) {
   memset(static_cast<void*>(call), 0, sizeof(*call));
   call->kernels = kernels;
   PS_TRY(bind_node_attrs(node, call->attrs));
@@ -82,10 +83,12 @@ ps_status sized_call(const Graph& graph, const Node& node, const Kernels* kernel
     in[i] = spec_of(graph, node.inputs[i]);
     call->in[i].rank = in[i].rank;
     call->in[i].dtype = in[i].dtype;
-    call->in[i].layout = in[i].layout;
+    const Operand& operand = node.inputs[i];
+    const bool pages = operand.kind == OPERAND_STATE;
+    call->in[i].layout = pages ? page_layout(graph.states[operand.index], kv_layout) : in[i].layout;
     for (int32_t d = 0; d < in[i].rank; ++d) call->in[i].dims[d] = evaluate(in[i].dims[d], symbols);
   }
-  PS_TRY(infer_op(node.op, in, call->attrs, out));  // numbers the choices of strings
+  PS_TRY(infer_op(node.op, in, call->attrs, out));  // sets the index of string attributes
   for (int32_t i = 0; i < node.num_outputs; ++i) {
     call->out[i].rank = out[i].rank;
     call->out[i].dtype = out[i].dtype;
@@ -101,7 +104,7 @@ ps_status plan_scratch(const ps_model& model, const ps_context& context, const p
     if (!takes_scratch(node.op)) continue;
     Call call;
     Scratch scratch{0, 0};
-    PS_TRY(sized_call(graph, node, context.kernels, plan->symbols, &call));
+    PS_TRY(sized_call(graph, node, context.kernels, plan->symbols, o.kv_layout, &call));
     PS_TRY(scratch_of(node.op, call, &scratch));
     plan->shared_scratch = std::max(plan->shared_scratch, round_up(scratch.shared, 64));
     plan->thread_scratch = std::max(plan->thread_scratch, round_up(scratch.per_thread, 64));

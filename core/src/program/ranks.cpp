@@ -1,4 +1,4 @@
-// Sending and receiving a batch.  Slots are resolved on rank 0, which samples: the others get token ids.
+// Sending and receiving a batch.  Rank 0 samples, so it replaces slots by token ids before it sends.
 #include "program/ranks.h"
 
 #include <stdio.h>
@@ -14,14 +14,14 @@ namespace {
 
 constexpr uint64_t kFirstTag = 0x62617463685f3031u, kSecondTag = kFirstTag + 1;
 
-// Every rank counts its steps, so that a rank that is out of step finds a number other than its own.
+// Every rank counts its steps, so a rank that is out of step sees a number other than its own.
 struct Message {
   uint64_t step, hash;  // of all that follows
   int32_t num_tokens, num_requests, num_rows, page_table_width;
   uint32_t flags, reserved;
 };
-constexpr uint32_t kBestOnly = 1u << 31;  // beside PS_BATCH_*
-constexpr int64_t kShortBytes = 4096;     // what is sent at once; a longer message is sent again as a whole
+constexpr uint32_t kBestOnly = 1u << 31;  // in addition to PS_BATCH_*
+constexpr int64_t kShortBytes = 4096;     // sent in one message; a longer batch is sent again as a whole
 
 int64_t num_integers(const ps_program& p, const Message& m) {
   const int64_t tables = p.model->graph.page_groups.size() * m.num_requests * m.page_table_width;
@@ -66,7 +66,7 @@ ps_status end_group(const ps_program& p, const char* what, uint64_t expected, ui
 
 Exchange& exchange_of(ps_program* p) { return *p->ranks.exchange.get(); }
 
-// In a pipeline each rank gets the data of rank 0 from the stage before, and passes it on before it computes.
+// In a pipeline each rank receives rank 0's data from the stage before, and forwards it before it computes.
 ps_status pass_on(ps_program* p, const uint8_t* data, int64_t bytes) {
   const ps_comm& links = *p->context->links;
   const int32_t stage_ranks = p->context->stage_ranks, first = links.rank ? links.rank + stage_ranks : 1;
@@ -83,7 +83,7 @@ ps_status take_passed(ps_program* p, uint8_t* data, int64_t bytes, bool forever)
   return exchange_of(p).keep(links.recv(links.self, from, data, bytes));
 }
 
-// The data of rank 0.
+// Rank 0's data.
 ps_status broadcast(ps_program* p, uint64_t tag, int64_t bytes, bool forever, const void** data) {
   if (const ps_comm* links = p->context->links) {
     uint8_t* part = static_cast<uint8_t*>(links->part(links->self));
@@ -127,7 +127,7 @@ static ps_status send_batch(ps_program* p, const ps_batch& b) {
     int32_t* const first = reinterpret_cast<int32_t*>(part + sizeof(Message));
     int32_t* at = first;
     const auto put = [&](const int32_t* from, int64_t count) {
-      if (count > 0) memcpy(at, from, static_cast<size_t>(count) * 4);  // a batch without rows may have a null pointer
+      if (count > 0) memcpy(at, from, static_cast<size_t>(count) * 4);  // the pointer of an empty array may be null
       at += count;
     };
     if (bytes <= kShortBytes || sending) {
@@ -230,7 +230,7 @@ void aim_direct_parts(ps_program* p) {
   if (exchange.first) exchange.first->aim(exchange.comm->part(exchange.comm->self));
 }
 
-// A step of several ranks fails with the first exchange that failed, and so do all later ones.
+// A step of several ranks fails with the first exchange that failed, and so do all later steps.
 ps_status check_exchange(ps_program* p) {
   const Exchange* const exchange = p->ranks.exchange.get();
   if (exchange->status == PS_OK) return PS_OK;
@@ -263,7 +263,7 @@ static ps_status check_in_flight(const ps_program& p, bool some) {
 static ps_status launch(ps_program* p, const ps_batch& batch, bool best_only) {
   PS_TRY(check_exchange(p));
   PS_TRY(check_first_rank(*p));
-  // The results of the step that was collected last stay readable.
+  // The results of the step that was collected last remain valid.
   const int32_t num_wanted = p->batch.num_wanted;
   const bool has_hidden = p->batch.has_hidden, had_best_only = p->ranks.best_only;
   const auto take_and_send = [&] {
@@ -348,13 +348,13 @@ ps_status follow_program(ps_program* p) {
   if (status == PS_OK) status = take_own_pages(p, batch);
   if (status == PS_OK) return run_taken(p, batch, start_ns);
   const ps_comm* group = all_ranks(*p->context);
-  group->abort(group->self, error_message());  // the ranks would wait for this one
+  group->abort(group->self, error_message());  // otherwise the ranks would wait for this one
   return status;
 }
 
 ps_status describe_rank(const ps_model& model, const ps_program_options& o, ps_rank_info* out) {
   const Graph& graph = model.graph;
-  if (graph.kind == KIND_NETWORK) return PS_OK;  // of one rank
+  if (graph.kind == KIND_NETWORK) return PS_OK;  // a single rank
   const int64_t tables = graph.page_groups.size() * o.max_requests * max_table_width(graph);
   const int64_t most_rows = std::max({o.max_tokens, o.max_rows, o.max_requests});
   int64_t bytes = std::max(kShortBytes, static_cast<int64_t>(sizeof(Message)) +

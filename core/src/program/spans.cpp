@@ -1,4 +1,4 @@
-// The spans of a program: what each thread did when.
+// The spans of a program: when each thread did what.
 #include "program/spans.h"
 
 #include "base/clock.h"
@@ -9,7 +9,7 @@ namespace ps {
 ps_span label_span(const ps_program& p, int64_t step, int32_t thread) {
   const Step& s = p.bound.steps[step];
   const int64_t node = s.call - p.bound.calls.data();
-  if (node == p.plan.nodes.size()) {  // the wanted rows are moved at the end of the step before it
+  if (node == p.plan.nodes.size()) {  // rows are moved at the end of the step before it
     ps_span span = label_span(p, step - 1, thread);
     ++span.phase;
     return span;
@@ -19,14 +19,14 @@ ps_span label_span(const ps_program& p, int64_t step, int32_t thread) {
   return ps_span{static_cast<int32_t>(node), phase, thread, 0, 0, 0, 0};
 }
 
-// Each thread has a row of spans, and fills those of the steps that it walks.
+// Each thread has a row of spans, and fills in the steps in which it took part.
 void clear_spans(ps_program* p) {
   ps_span* span = p->spans.whole() + 1;
   for (int64_t i = p->context->pool.num_threads() * p->bound.steps.size(); i > 0; --i, ++span)
     span->arrive_ns = span->begin_ns = span->end_ns = 0;
 }
 
-// Moves the rows of threads that took part to the front.  A step that a thread was absent from has no duration.
+// Moves the rows of threads that took part to the front.  A step from which a thread was absent has duration 0.
 void gather_spans(ps_program* p, int64_t start_ns) {
   ps_span* const whole = p->spans.whole();
   whole->arrive_ns = whole->begin_ns = start_ns;

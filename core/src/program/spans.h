@@ -7,7 +7,7 @@
 
 namespace ps {
 
-// First the whole step, then a row for each thread: the walk (walk.cpp) writes the times, spans.cpp the rest.
+// First the whole step, then a row for each thread. walk.cpp writes the times, spans.cpp the rest.
 struct StepSpans {
   Region memory;
   int64_t count = 0;  // of the last run
@@ -16,9 +16,9 @@ struct StepSpans {
   ps_span* row(int64_t thread, int64_t num_steps) { return whole() + 1 + thread * num_steps; }
 };
 
-// Makes room for the spans of later runs; off: gives it back.
+// Allocates the spans of later runs; off: frees them.
 ps_status profile_program(ps_program* program, bool on);
-// Before a step, and after one that began at `start_ns`.
+// Before a step, and after a step that began at `start_ns`.
 void clear_spans(ps_program* program);
 void gather_spans(ps_program* program, int64_t start_ns);
 ps_span label_span(const ps_program& program, int64_t step, int32_t thread);  // node, phase and thread

@@ -1,4 +1,4 @@
-// The walk over the list of steps, in which all threads take part.
+// The loop over the list of steps, which all threads run together.
 // Hot: runs in every step.
 #include "base/clock.h"
 #include "program/program.h"
@@ -6,15 +6,15 @@
 namespace ps {
 namespace {
 
-// The begins of the chunks of a share, in 64ths: each is half of the remainder, so that few are taken and little is
-// left when the first thread comes to help.
+// The boundaries of a share's chunks, in 64ths: each chunk is half of the remainder, so that there are few, and little
+// is left when the first thread comes to help.
 constexpr int64_t kEdges[] = {0, 32, 48, 56, 60, 62, 63, 64}, kNumChunks = 7;
-constexpr int64_t kRowsTogether = 8;  // that pass through several steps while they are in the nearest caches
+constexpr int64_t kRowsTogether = 8;  // number of rows taken through several steps while they are in the L1 cache
 constexpr int64_t kPrefetchBytes =
     128 << 10;  // of the next weights, prefetched into a core's cache by a thread that waits
 constexpr int64_t kLine = 64;
 
-// Prefetch of the beginning of a thread's share of the next weights, while it waits.
+// Prefetches the beginning of a thread's share of the next weights while the thread waits.
 class WeightPrefetch {
  public:
   void aim(const Step* step, const WalkSlot& slot) {
@@ -39,7 +39,7 @@ class WeightPrefetch {
   const uint8_t *at_ = nullptr, *end_ = nullptr;
 };
 
-// Takes the next of `count` chunks of a share in the step of this stamp; -1: none is left.
+// Takes the next of `count` chunks of a share in the step of this stamp; -1: none left.
 int64_t take(Share* share, uint64_t stamp, int64_t count) {
   uint64_t old = share->taken.load(std::memory_order_relaxed);
   for (;;) {
@@ -51,7 +51,7 @@ int64_t take(Share* share, uint64_t stamp, int64_t count) {
   }
 }
 
-// Runs the chunks of one thread's share that no other thread took.
+// Runs the chunks of one thread's share that no other thread has taken.
 void run_share(const Step& step, Share* share, uint64_t stamp, int64_t begin, int64_t end, int32_t thread) {
   const int64_t grains = end - begin;
   for (int64_t i = take(share, stamp, kNumChunks); i >= 0; i = take(share, stamp, kNumChunks)) {
@@ -72,7 +72,7 @@ void run_shares(const Step& step, Share* shares, uint64_t stamp, int32_t thread,
   }
 }
 
-// The steps from `at` on that go over the same rows without a barrier between them.
+// The number of steps from `at` on over the same rows without a barrier between them.
 int64_t num_together(const ps_program& p, int64_t at) {
   const Step& first = p.bound.steps[at];
   int64_t count = 1;
@@ -84,8 +84,8 @@ int64_t num_together(const ps_program& p, int64_t at) {
   return count;
 }
 
-// `count` steps over the rows of this thread, a few rows at a time.  Their times in the spans, if there are any, lie
-// one after another, as if each step had taken its rows at once.
+// Runs `count` steps over the rows of this thread, a few rows at a time.  Their spans, if recorded, are consecutive, as
+// if each step had processed its rows at once.
 void run_rows(const Step* steps, int64_t count, int32_t thread, const WalkSlot& slot, ps_span* spans) {
   int64_t begin, end;
   split(steps->items, slot.rank, slot.num_threads, &begin, &end);
@@ -114,13 +114,13 @@ void walk(ps_program* p, int32_t thread, WalkSlot* slot, int64_t at) {
   ps_span* span = kTimed ? p->spans.row(thread, p->bound.steps.size()) : nullptr;
   if (kTimed) span += at;
   WeightPrefetch prefetch;
-  const int64_t first = at, num_steps = p->bound.steps.size();  // it comes from the barrier before the first
+  const int64_t first = at, num_steps = p->bound.steps.size();  // the barrier before the first step returns it
   for (int64_t count; at < num_steps; at += count) {
     const Step& step = p->bound.steps[at];
     if (kTimed) span->arrive_ns = now_ns();
     if (step.barrier && at > first) {
       if (slot->num_threads > 1) prefetch.aim(step.next_weights, *slot);
-      if (!barrier.arrive_and_wait(slot, at, prefetch)) return;  // the program may be gone
+      if (!barrier.arrive_and_wait(slot, at, prefetch)) return;  // the program may be destroyed
     }
     count = num_together(*p, at);
     if (count > 1) {

@@ -25,7 +25,7 @@ ps_status check_numbers(const Bounds& b, int32_t num_rows) {
   return PS_OK;
 }
 
-// starts [num_rows + 1]: from 0, never descending, with something to point into.
+// starts [num_rows + 1]: from 0, not descending; lists that are not empty need the arrays.
 ps_status check_starts(const char* name, const int32_t* starts, int32_t num_rows, bool has_arrays) {
   if (starts[0] != 0) return fail(PS_INVALID_ARGUMENT, "%s[0]: expected 0, got %d", name, starts[0]);
   for (int32_t r = 0; r < num_rows; ++r) {
@@ -94,7 +94,7 @@ ps_status check_integers(const ps_sampling& s, const SampleSource& source) {
   return PS_OK;
 }
 
-// A field with the value that greedy sampling has.
+// A field with the value that greedy sampling requires.
 struct Greedy {
   const char* name;
   const float* numbers;

@@ -9,7 +9,7 @@
 namespace ps {
 namespace {
 
-constexpr int32_t kOfPrompt = 1 << 30;  // beside the count of the answer's
+constexpr int32_t kOfPrompt = 1 << 30;  // flag beside the count of generated tokens
 
 float bounded(float x) { return x > FLT_MAX ? FLT_MAX : x; }
 
@@ -35,7 +35,7 @@ void apply_penalties(const RowEdits& edits, int32_t* counts, float* x) {
   }
   for (int32_t i = 0; i < edits.history_len; ++i) {
     const int32_t token = edits.token(i);
-    if (!counts[token]) continue;  // done when it was met first
+    if (!counts[token]) continue;  // already done at its first occurrence
     const int32_t of_answer = counts[token] & (kOfPrompt - 1);
     counts[token] = 0;
     float y = x[token];

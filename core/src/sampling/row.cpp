@@ -12,7 +12,7 @@
 namespace ps {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // weights are summed block by block, so that a walk can skip blocks
+constexpr int64_t kBlock = 1024;  // weights are summed block by block, so that a search can skip blocks
 
 struct Row {
   const Kernels& kernels;
@@ -23,14 +23,14 @@ struct Row {
   float shift, factor;  // a token's weight is exp((x - shift) * factor): 1 for the best
 };
 
-// The candidates that filters leave of a row, in the order of the walk; a candidate's value is its weight.
+// The candidates of a row after filters, in the order of the search; a candidate's value is its weight.
 struct Kept {
   Candidate* first;
   int64_t count;
   double sum;
 };
 
-// The weight of every token, zero for those below min_p; their sum in ascending order of id, by blocks.
+// The weights of all tokens, zero for those below min_p, and their sum in ascending order of id, by blocks.
 double weigh_all(const Row& row, double* block_sums) {
   double total = 0;
   for (int64_t begin = 0; begin < row.vocab; begin += kBlock) {
@@ -50,7 +50,7 @@ double weigh_all(const Row& row, double* block_sums) {
   return total;
 }
 
-// Without a filter that needs an order: all tokens in ascending order of id, block by block.
+// Without a filter that needs sorting: all tokens in ascending order of id, block by block.
 int32_t walk_all(const Row& row, int32_t best) {
   double* block_sums = reinterpret_cast<double*>(row.scratch.candidates);
   const double target = row.numbers.uniform * weigh_all(row, block_sums);
@@ -71,7 +71,7 @@ int32_t walk_all(const Row& row, int32_t best) {
       if (reached > target) return last;
     }
   }
-  return last;  // rounding left a crumb past the end
+  return last;  // rounding left a remainder past the end
 }
 
 double sum_of(const Candidate* candidates, int64_t count) {
@@ -80,7 +80,7 @@ double sum_of(const Candidate* candidates, int64_t count) {
   return sum;
 }
 
-// The top_k best that min_p leaves, best first.
+// The top_k best tokens that pass min_p, best first.
 Kept keep_best(const Row& row) {
   Candidate* const first = row.scratch.candidates;
   float* const y = row.scratch.weights;
@@ -92,7 +92,7 @@ Kept keep_best(const Row& row) {
   return Kept{first, count, sum_of(first, count)};
 }
 
-// Every token that min_p leaves, in ascending order of id.
+// All tokens that pass min_p, in ascending order of id.
 Kept keep_all(const Row& row) {
   const double total = weigh_all(row, nullptr);
   int64_t count = 0;
@@ -102,7 +102,7 @@ Kept keep_all(const Row& row) {
   return Kept{row.scratch.candidates, count, total};
 }
 
-// Takes from a heap until the weights reach a share of `total`; at least one.  weights is by id.
+// Pops from a heap until the weights reach a share of `total`; at least one. weights is by id.
 Kept take_until(Candidate* heap, int64_t size, double least, const float* weights) {
   double sum = 0;
   int64_t taken = 0;
@@ -117,18 +117,18 @@ Kept take_until(Candidate* heap, int64_t size, double least, const float* weight
   return Kept{first, taken, sum};
 }
 
-// The smallest set in descending order that reaches top_p of what min_p leaves.
+// The smallest set in descending order that reaches top_p of the tokens that pass min_p.
 Kept keep_top_p(const Row& row) {
   const float *weights = row.scratch.weights, top_p = row.numbers.top_p;
   const double least = static_cast<double>(top_p) * weigh_all(row, nullptr);
-  // Finds a cut such that the tokens above it certainly reach top_p together; no token below it can be kept.
+  // Finds a cut such that the tokens above it certainly reach top_p together, so no token below it can be kept.
   float cut = -INFINITY;
   double span = 8.0 / row.factor;
   for (int attempt = 0; attempt < 4; ++attempt, span *= 2) {
     const float tried = static_cast<float>(row.shift - span);
     double reached = 0;
     for (int32_t i = 0; i < row.vocab; ++i) reached += row.x[i] >= tried ? weights[i] : 0;
-    if (reached <= least * 1.000001) continue;  // the order of sums moves the last bits
+    if (reached <= least * 1.000001) continue;  // the order of summation changes the last bits
     cut = tried;
     break;
   }
@@ -141,8 +141,8 @@ Kept keep_top_p(const Row& row) {
   return take_until(heap, size, least, weights);
 }
 
-// The smallest set by distance of a token's surprise from the mean surprise that reaches typical_p (Meister et al.,
-// Locally typical sampling, 2022).
+// The smallest set, by distance of a token's surprise from the mean, that reaches typical_p (Meister et al., Locally
+// typical sampling, 2022).
 Kept keep_typical(const Row& row, const Kept& kept) {
   const double log_sum = natural_log(kept.sum);
   const auto surprise = [&](int32_t id) { return log_sum - (static_cast<double>(row.x[id]) - row.shift) * row.factor; };
@@ -204,7 +204,7 @@ int32_t draw_token(const Kernels& kernels, const float* x, int32_t vocab, int32_
   Kept kept{};
   if (numbers.top_k > 0) {
     kept = keep_best(row);
-    if (numbers.top_p < 1) {  // of a list in order: a beginning
+    if (numbers.top_p < 1) {  // a prefix of the sorted list
       const double least = static_cast<double>(numbers.top_p) * kept.sum;
       double sum = 0;
       int64_t count = 0;

@@ -7,7 +7,7 @@
 
 namespace ps {
 
-// What changes a row's logits before anything is drawn.
+// The edits of a row's logits before a token is drawn.
 struct RowEdits {
   const uint32_t* mask;     // [(vocab+31)/32] or null
   const int32_t* bias_ids;  // [num_bias]
@@ -20,13 +20,13 @@ struct RowEdits {
 
   bool penalizes() const { return history_len > 0 && (repetition != 1 || presence != 0 || frequency != 0); }
   bool any() const { return mask || num_bias > 0 || penalizes(); }
-  // The token at i; kFailedSlot where the row that was to sample it failed.
+  // The token at i; kFailedSlot if the row that should have sampled it failed.
   int32_t token(int32_t i) const { return history[i] < 0 ? slots[-1 - history[i]] : history[i]; }
 };
 
-// How to draw.
+// The parameters of the draw.
 struct RowNumbers {
-  float temperature, top_p, min_p, typical_p;  // 0, 1, 0 and 1: off; temperature 0 is never drawn
+  float temperature, top_p, min_p, typical_p;  // 0, 1, 0 and 1: off; with temperature 0 nothing is drawn
   int32_t top_k;                               // 0: off
   double uniform;
 };
@@ -41,12 +41,12 @@ struct RowScratch {
 int64_t row_scratch_bytes(int32_t vocab);
 RowScratch row_scratch(uint8_t* memory, int32_t vocab);
 
-// x [vocab] becomes scratch.edited.
+// Writes x [vocab], edited, to scratch.edited.
 void edit_row(const float* x, int32_t vocab, const RowEdits& edits, const RowScratch& scratch);
-// A token of x [vocab], whose greatest logit is at `best` and finite.
+// Draws a token of x [vocab], whose greatest logit is at `best` and finite.
 int32_t draw_token(const Kernels& kernels, const float* x, int32_t vocab, int32_t best, const RowNumbers& numbers,
                    const RowScratch& scratch);
-// Natural logarithm of a positive number, the same bits everywhere.
+// Natural logarithm of a positive number, with the same bits on every machine.
 double natural_log(double x);
 
 }  // namespace ps

@@ -1,4 +1,4 @@
-// Sampling all rows of a step on the threads of the context.
+// Sampling of all rows of a step on the threads of the context.
 // Hot: runs in every step.
 #include "sampling/sample.h"
 
@@ -71,7 +71,7 @@ RowNumbers numbers_of(const ps_sampling& s, int32_t r) {
                     at(s.typical_p, r, 1), s.top_k[r], uniform_of(s.seed[r], s.counter[2 * r], s.counter[2 * r + 1])};
 }
 
-// The log-probabilities of a row's token and of its likeliest, under the logits as the graph made them.
+// The log-probabilities of a row's token and of its most likely tokens, from the logits of the graph.
 void report(const Job& job, int32_t r, const float* x, int32_t id, const RowScratch& scratch) {
   const ps_sampled& out = *job.out;
   const int32_t vocab = job.source->vocab;
@@ -96,7 +96,7 @@ void report(const Job& job, int32_t r, const float* x, int32_t id, const RowScra
   }
 }
 
-// The outputs of a row that failed, and of log-probabilities that were not asked for.
+// The outputs of rows that failed, and log-probabilities that were not requested.
 void clear(const ps_sampled& out, int32_t r) {
   out.ids[r] = -1;
   if (out.logprobs) out.logprobs[r] = NAN;
@@ -184,8 +184,8 @@ ps_status sample_rows(ps_context* context, const SampleSource& source, const ps_
   job.sampling = &sampling;
   job.out = &out;
   job.scratch = scratch;
-  const bool alone = source.num_rows == 1 || int64_t{source.num_rows} * source.vocab < kSharedNumbers;
-  PS_TRY(context->pool.share(run_job, &job, alone));
+  const bool single_thread = source.num_rows == 1 || int64_t{source.num_rows} * source.vocab < kSharedNumbers;
+  PS_TRY(context->pool.share(run_job, &job, single_thread));
   const int64_t error = job.first_error.load();
   if (error == INT64_MAX || out.row_status) return PS_OK;
   const int32_t row = static_cast<int32_t>(error / 4);

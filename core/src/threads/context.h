@@ -9,14 +9,14 @@
 struct ps_context : ps::Held {
   const ps::Kernels* kernels = nullptr;
   ps::Pool pool;
-  const ps_comm* comm = nullptr;   // null: one rank, or one of each stage
+  const ps_comm* comm = nullptr;   // null: one rank, or one per stage
   const ps_comm* links = nullptr;  // null: no pipeline
-  int32_t stage_ranks = 1;         // of a pipeline
+  int32_t stage_ranks = 1;         // pipeline only
 };
 
 namespace ps {
 
-// The comm of all ranks; null: there is only one.
+// The comm of all ranks; null: a single rank.
 inline const ps_comm* all_ranks(const ps_context& context) { return context.links ? context.links : context.comm; }
 
 }  // namespace ps

@@ -1,4 +1,4 @@
-// The workers of a pool, and the three ways to run them: run, share and walk.
+// The workers of a pool, and its three modes: run, share and walk.
 // Hot: runs in every step.
 #include "threads/pool.h"
 
@@ -14,7 +14,7 @@
 namespace ps {
 namespace {
 
-// The time that a walk waits for threads that are awake before it begins.
+// How long a walk waits for awake threads before it begins.
 constexpr int64_t kGatherNanoseconds = 20000;
 
 }  // namespace
@@ -30,7 +30,7 @@ ps_status Pool::start(int32_t num_threads, int32_t num_cores) {
   for (int32_t i = 0; i < num_threads; ++i) new (&workers_[i]) Worker{this, i, pthread_t{}, {0}, {}};
   sigset_t all, old;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);  // signals are the application's threads' business
+  pthread_sigmask(SIG_SETMASK, &all, &old);  // leave signals to the application's threads
   for (int32_t i = 1; i < num_threads; ++i) {
     if (pthread_create(&workers_[i].thread, nullptr, worker_main, &workers_[i]) != 0) break;
     num_started_ = i;
@@ -45,15 +45,15 @@ ps_status Pool::start(int32_t num_threads, int32_t num_cores) {
 void* Pool::worker_main(void* argument) {
   Worker* worker = static_cast<Worker*>(argument);
   Pool* pool = worker->pool;
-  set_default_float_environment();  // a thread starts with that of the thread that made it
-  // Nothing may spin while it waits for a thread that has no core.
+  set_default_float_environment();  // a thread inherits the environment of its creator
+  // Without a core of its own, a thread must not spin while it waits.
   const bool spin = worker->index < pool->num_cores_;
   uint32_t runs = 0;
   for (uint32_t seen = 0;;) {
     worker->turn.wait_while(seen, spin);
     seen = worker->turn.load();
     if (pool->stopping_.load(std::memory_order_acquire)) return nullptr;
-    if (pool->num_runs_.load(std::memory_order_acquire) != runs) {  // at most one more: run waits for every thread
+    if (pool->num_runs_.load(std::memory_order_acquire) != runs) {  // at most one ahead: run waits for every thread
       ++runs;
       pool->work_(pool->argument_, worker->index);
       pool->barrier_.wait();
@@ -63,7 +63,7 @@ void* Pool::worker_main(void* argument) {
   }
 }
 
-// Takes part in what is shared or walked now, if that is not over.
+// Takes part in the current share or walk, if it is not over.
 void Pool::attend(Worker* worker, uint32_t seen) {
   uint64_t key;
   if (sharing_.enter(&key) >= 0) {
@@ -104,7 +104,7 @@ ps_status Pool::run(Work work, void* argument) {
   return PS_OK;
 }
 
-// Wakes the workers that have a core and do not back off, all but `spared`; returns how many were awake.
+// Wakes the workers that have a core and are not backing off, except `spared`; returns how many were awake.
 int32_t Pool::call_workers(int64_t now, int32_t spared) {
   int32_t num_awake = 0;
   for (int32_t i = (num_threads_ < num_cores_ ? num_threads_ : num_cores_) - 1; i > 0; --i) {
@@ -115,14 +115,14 @@ int32_t Pool::call_workers(int64_t now, int32_t spared) {
   return num_awake;
 }
 
-ps_status Pool::share(Work work, void* argument, bool alone) {
+ps_status Pool::share(Work work, void* argument, bool single_thread) {
   PS_TRY(check_owner());
   pthread_mutex_lock(&busy_);
   work_ = work;
   argument_ = argument;
   const uint32_t before = shared_.load();
   const uint64_t key = sharing_.open();
-  if (!alone) call_workers(now_ns(), 0);
+  if (!single_thread) call_workers(now_ns(), 0);
   work(argument, 0);
   const uint32_t after = before + static_cast<uint32_t>(sharing_.close(key));
   for (uint32_t seen = shared_.load(); seen != after; seen = shared_.load()) shared_.wait_while(seen, true);
@@ -152,10 +152,10 @@ void Pool::walk_together(Walk walk, void* argument, int64_t patience_ns) {
   walk_barrier_.await_end(key, 0);
 }
 
-ps_status Pool::walk(Walk walk, void* argument, int64_t patience_ns, bool alone) {
+ps_status Pool::walk(Walk walk, void* argument, int64_t patience_ns, bool single_thread) {
   PS_TRY(check_owner());
   pthread_mutex_lock(&busy_);
-  if (alone || num_threads_ == 1) {
+  if (single_thread || num_threads_ == 1) {
     WalkSlot slot;
     walk_barrier_.open(true, 0, true, &slot);
     walk(argument, 0, &slot, 0);

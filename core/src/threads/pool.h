@@ -15,8 +15,8 @@ namespace ps {
 
 constexpr int32_t kMaxThreads = 1024;
 
-// All threads arrive before any leaves.  `run` has this and no WalkBarrier: a walk of all threads waits for them at its
-// beginning, too, which makes short work two to three times slower (docs/history/log.md).
+// All threads arrive before any leaves. `run` uses this instead of WalkBarrier: a walk of all threads also waits for
+// them at its beginning, which makes short work two to three times slower (docs/history/log.md).
 class Barrier {
  public:
   void reset(int32_t num_threads, bool spin) {
@@ -24,7 +24,7 @@ class Barrier {
     spin_ = spin;
   }
   void wait() {
-    // Copies: once the last thread arrives, reset may make the barrier ready for other threads.
+    // By value: once the last thread arrives, reset may prepare the barrier for other threads.
     const int32_t num_threads = num_threads_;
     const bool spin = spin_;
     if (num_threads == 1) return;
@@ -47,26 +47,26 @@ class Barrier {
 class Pool {
  public:
   using Work = void (*)(void* argument, int32_t thread);
-  // Walks from step `at` on, from the slot that it has before that step.
+  // Runs steps from `at` on, with the slot that it has before that step.
   using Walk = void (*)(void* argument, int32_t thread, WalkSlot* slot, int64_t at);
 
   Pool() = default;
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool();
-  // At most `num_cores` of these threads walk or share; 0: as many as the machine has for this process.
+  // At most `num_cores` of these threads walk or share; 0: the number available to this process.
   ps_status start(int32_t num_threads, int32_t num_cores = 0);
   int32_t num_threads() const { return num_threads_; }
-  // Calls work(argument, i) for each i < num_threads, the caller being thread 0; returns when all are done.
-  // Refused in a forked child, where the other threads do not exist.
+  // Calls work(argument, i) for each i < num_threads, with the caller as thread 0; returns when all are done.  Refused
+  // in a forked child, where the other threads do not exist.
   ps_status run(Work work, void* argument);
-  // Calls work(argument, i) for 0 and for those other threads that come before thread 0 is done: work that each takes
-  // its share of until nothing is left.  `alone`: for thread 0 only.
-  ps_status share(Work work, void* argument, bool alone);
-  // Calls walk(argument, 0, ...) and lets other threads in at the barriers of walk_barrier(), as they come.  Those that
-  // were late for longer than `patience_ns` come again after a backoff; 0: all threads walk from the beginning to the
-  // end. `alone`: thread 0 only.
-  ps_status walk(Walk walk, void* argument, int64_t patience_ns, bool alone);
+  // Calls work(argument, i) for 0 and for those other threads that arrive before thread 0 is done.  The work takes
+  // shares itself until nothing is left. `single_thread`: thread 0 only.
+  ps_status share(Work work, void* argument, bool single_thread);
+  // Calls walk(argument, 0, ...), and lets other threads join at the barriers of walk_barrier() as they arrive.
+  // Threads that were late by more than `patience_ns` return after a backoff; 0: all threads walk from the beginning to
+  // the end. `single_thread`: thread 0 only.
+  ps_status walk(Walk walk, void* argument, int64_t patience_ns, bool single_thread);
   WalkBarrier& walk_barrier() { return walk_barrier_; }
 
  private:
@@ -94,13 +94,13 @@ class Pool {
   void* argument_ = nullptr;
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> num_runs_{0};
-  Barrier barrier_;           // of run
-  EntryGate sharing_;         // of share
-  WaitWord shared_;           // counts those that came out of it
-  WalkBarrier walk_barrier_;  // of walk
+  Barrier barrier_;           // for run
+  EntryGate sharing_;         // for share
+  WaitWord shared_;           // counts the threads that finished a share
+  WalkBarrier walk_barrier_;  // for walk
 };
 
-// The part of `items` that one thread computes.
+// Computes the part of `items` that belongs to one thread.
 inline void split(int64_t items, int32_t thread, int32_t num_threads, int64_t* begin, int64_t* end) {
   *begin = items * thread / num_threads;
   *end = items * (thread + 1) / num_threads;

@@ -39,7 +39,7 @@ void WaitWord::sleep_while(uint32_t old, int64_t until_ns) {
   while (load() == old) {
     const int64_t left = until_ns ? until_ns - now_ns() : 0;
     if (until_ns && left <= 0) return;
-    // Either advance() sees the sleeper, or the kernel sees the new value and does not sleep.
+    // Either advance() sees the sleeper, or the kernel sees the new value and returns.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     futex_wait(&value_, old, left);
     sleepers_.fetch_sub(1, std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// Words that threads wait on: they spin for a short time, then sleep.
+// Words that threads wait on: they spin briefly, then sleep.
 #ifndef PENSTOCK_THREADS_WAIT_H
 #define PENSTOCK_THREADS_WAIT_H
 
@@ -20,7 +20,7 @@ inline void pause_cpu() {
 #endif
 }
 
-// Looks until done() or the time is up, between looks idle(); whether it was done.
+// Spins until done() or a timeout, calling idle() in between; returns whether it was done.
 template <typename Done, typename Idle>
 bool spin_until(int64_t nanoseconds, Done&& done, Idle&& idle) {
   const int64_t deadline = now_ns() + nanoseconds;
@@ -34,23 +34,23 @@ bool spin_until(int64_t nanoseconds, Done&& done, Idle&& idle) {
   return false;
 }
 
-// Sleeps while the word is `expected`, at most `nanoseconds` (0: for ever); may return for no reason.
+// Sleeps while the word is `expected`, at most `nanoseconds` (0: no limit); may wake up spuriously.
 void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, int64_t nanoseconds);
 void futex_wake_all(std::atomic<uint32_t>* word);
-// The same of a word in memory that processes share.
+// The same for a word in memory shared between processes.
 void futex_wait_shared(std::atomic<uint32_t>* word, uint32_t expected, int64_t nanoseconds);
 void futex_wake_shared(std::atomic<uint32_t>* word);
 
-// A counter whose every advance wakes those that wait for it.
+// A counter; every advance wakes its waiters.
 class alignas(64) WaitWord {
  public:
   uint32_t load() const { return value_.load(std::memory_order_acquire); }
-  // Returns once the word differs from `old`, or at `until_ns` (0: never).
+  // Returns when the word differs from `old`, or at `until_ns` (0: no limit).
   void wait_while(uint32_t old, bool spin, int64_t until_ns = 0) {
     if (spin && spin_until(kSpinNanoseconds, [&] { return load() != old; }, [] {})) return;
     sleep_while(old, until_ns);
   }
-  // Adds one; whether it woke anybody.
+  // Adds one; returns whether it woke a thread.
   bool advance();
 
  private:

@@ -79,7 +79,7 @@ bool WalkBarrier::join(WalkSlot* slot, int64_t* at) {
   return true;
 }
 
-// Starts a new epoch: the thread of the last rank takes the slot of the thread that left.
+// Starts a new epoch: the thread with the highest rank takes the slot of the thread that left.
 void WalkBarrier::take_slot(WalkSlot* slot) {
   if (left_rank_ >= 0 && slot->rank == num_threads_) slot->rank = left_rank_;
   slot->num_threads = num_threads_;
@@ -122,7 +122,7 @@ void WalkBarrier::finish_barrier(WalkSlot* slot, int64_t at, uint32_t old) {
   if (old & kSleep) wake();
 }
 
-// A thread that leaves admits no others: what it would do after the exchange could come after the next barrier.
+// A thread that leaves admits no others: its later writes could come after the next barrier.
 void WalkBarrier::publish(WalkSlot* slot, int64_t at, bool leaves) {
   const int32_t before = num_admitted_, entered = leaves ? before : gate_.num_entered();
   first_order_ = before;
@@ -135,7 +135,7 @@ void WalkBarrier::publish(WalkSlot* slot, int64_t at, bool leaves) {
   const uint32_t epoch = epoch_;
   if (!leaves) take_slot(slot);
   const uint32_t old = word_.exchange(epoch, std::memory_order_acq_rel);
-  // From here on the others walk; threads that join find the fields above until they have come to a barrier too.
+  // From here on the others continue; threads that join use the fields above until they reach a barrier too.
   if (entered != before) {
     admitted_.store(slot->walk + static_cast<uint64_t>(entered), std::memory_order_release);
     joiner_wake_.advance();
@@ -162,8 +162,8 @@ uint32_t WalkBarrier::sleep(WalkSlot* slot) {
   return word;
 }
 
-// A sleeper either finds the word changed and does not sleep, or is woken; threads that already sleep at the next
-// barrier look and sleep again.
+// A thread about to sleep sees the changed word, or is woken; threads that sleep at the next barrier check and sleep
+// again.
 void WalkBarrier::wake() {
   word_.fetch_and(~kSleep, std::memory_order_acq_rel);
   futex_wake_all(&word_);
@@ -187,7 +187,7 @@ void WalkBarrier::finish(WalkSlot* slot, bool waits) {
   if (slot->walk) close(slot->walk);
 }
 
-// Called by the last to arrive and by the thread that waits; the first call closes the gate.
+// Called by the last to arrive and by the waiting thread; the first call closes the gate.
 void WalkBarrier::close(uint64_t walk) {
   gate_.close(walk);
   joiner_wake_.advance();

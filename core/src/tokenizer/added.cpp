@@ -11,7 +11,7 @@ AddedSplit::AddedSplit(const Tokenizer& tokenizer, bool normalized, bool parse_s
       parse_special_(parse_special),
       text_(text) {}
 
-// Narrows the sorted tokens down byte by byte, to those that agree with the text so far.
+// Narrows the sorted tokens byte by byte to those that match the text so far.
 const Added* AddedSplit::longest_at(int64_t at, int64_t* end) const {
   const Added* longest = nullptr;
   uint32_t low = 0, high = table_.count;
@@ -20,7 +20,7 @@ const Added* AddedSplit::longest_at(int64_t at, int64_t* end) const {
     const Text text = slice(tokenizer_.tables.text, token.begin, token.bytes);
     return depth < text.bytes ? static_cast<int32_t>(text.data[depth]) : -1;
   };
-  const auto bound = [&](uint32_t depth, int32_t byte) {  // the first in [low, high) whose byte is not below
+  const auto bound = [&](uint32_t depth, int32_t byte) {  // the first in [low, high) whose byte is at least `byte`
     uint32_t first = low, last = high;
     while (first < last) {
       const uint32_t middle = (first + last) / 2;
@@ -57,7 +57,7 @@ bool AddedSplit::accept(const Added& token, int64_t* begin, int64_t* end) {
     if (*begin < done_) *begin = done_;
   }
   if (token.flags & ADDED_RSTRIP) {
-    if (*end < spaces_begin_ || *end > spaces_end_) {  // else within the run that was found last
+    if (*end < spaces_begin_ || *end > spaces_end_) {  // otherwise in the run of spaces found last
       spaces_begin_ = *end;
       for (int64_t at = *end; at < text_.bytes;) {
         if (!(classes_of(next_character(text_, &at)) & kSpace)) break;

@@ -1,16 +1,16 @@
-// The precompiled character map of SentencePiece: a double array of Darts-clone, and the replacements it points to.
+// SentencePiece's precompiled character map: a double array of Darts-clone, and the replacements that it points to.
 // Hot: runs for every text.
 #include "tokenizer/tokenizer.h"
 
 namespace ps {
 namespace {
 
-constexpr int64_t kMaxClusterBytes = 5;  // of one that is looked up whole, as the `tokenizers` library does
+constexpr int64_t kMaxClusterBytes = 5;  // the longest cluster that is looked up whole, as in the `tokenizers` library
 constexpr uint32_t kLeaf = 1u << 31, kHasLeaf = 1u << 8, kWideOffset = 1u << 9;
 
 uint32_t offset_of(uint32_t unit) { return unit >> 10 << (unit & kWideOffset ? 8 : 0); }
 
-// Finds the replacement of the shortest key that the text begins with; false: there is none.
+// Finds the replacement of the shortest key that is a prefix of the text; false: none.
 bool find_replacement(const TokenizerTables& t, Text text, Text* out) {
   if (!t.charsmap.count) return false;
   uint32_t place = offset_of(t.charsmap.data[0]);

@@ -1,5 +1,5 @@
-// Checks of the contents of a tokenizer's tables: each index lies within its table, and sorted tables are in order.
-// The tables of a mapped file may change later.  Therefore an access is also bounded by the value that was read for it.
+// Checks of the contents of a tokenizer's tables: every index is inside its table, and sorted tables are in order.  A
+// mapped file may change later, so every access is bounded again by the value that it reads.
 #include <algorithm>
 
 #include "tokenizer/tokenizer.h"
@@ -7,11 +7,11 @@
 namespace ps {
 namespace {
 
-constexpr uint32_t kMaxAddedBytes = 1024;  // of one added token: what a step through a text may look at
+constexpr uint32_t kMaxAddedBytes = 1024;  // of one added token: limits how far a search looks ahead
 constexpr uint32_t kMaxSteps = 16, kMaxStepBytes = 16;
-constexpr uint32_t kMaxTokenBytes = 4096;      // of one token: what an id may decode to
+constexpr uint32_t kMaxTokenBytes = 4096;      // of the text of one token
 constexpr uint32_t kMaxAround = 1024;          // special tokens around a text
-constexpr uint32_t kMaxWordCharacters = 4096;  // of a word that WordPiece cuts: what it looks at twice
+constexpr uint32_t kMaxWordCharacters = 4096;  // of a word that WordPiece splits, which takes quadratic time
 
 ps_status bad(const char* table, uint32_t index, const char* expected, uint32_t found) {
   return fail(PS_INVALID_FILE, "%s[%u]: expected %s, got %u", table, index, expected, found);
@@ -23,7 +23,7 @@ ps_status check_count(const char* table, uint32_t count, uint64_t expected) {
               count);
 }
 
-// From 0 up to `end`, as many as there are tokens and one.
+// Offsets from 0 to `end`, one more than there are tokens.
 ps_status check_begins(const char* name, const Table<uint32_t>& begins, uint32_t num_tokens, uint32_t end) {
   PS_TRY(check_count(name, begins.count, uint64_t{num_tokens} + 1));
   if (begins.data[0] != 0) return bad(name, 0, "0", begins.data[0]);
@@ -34,7 +34,7 @@ ps_status check_begins(const char* name, const Table<uint32_t>& begins, uint32_t
   return PS_OK;
 }
 
-// As many texts as there are tokens.
+// One text for each token.
 ps_status check_texts(const char* name, const Table<uint32_t>& begins, uint32_t num_tokens, uint32_t end) {
   PS_TRY(check_begins(name, begins, num_tokens, end));
   for (uint32_t i = 0; i < num_tokens; ++i) {
@@ -76,7 +76,7 @@ ps_status check_characters(const TokenizerTables& t, uint32_t num_tokens) {
   return PS_OK;
 }
 
-// Children lie behind their node, those of one node ascending by their bytes: a walk ends, at the longest token.
+// Children come after their node and are sorted by their bytes, so a search ends, at the longest token.
 ps_status check_trie(const TokenizerTables& t, uint32_t num_tokens) {
   const Table<TrieNode>& trie = t.trie;
   for (uint32_t i = 0; i < trie.count; ++i) {
@@ -115,7 +115,7 @@ ps_status check_word_piece(const Tokenizer& tokenizer) {
   return PS_OK;
 }
 
-// A power of two with room, so that a search ends.
+// A power of two with free entries, so that a search ends.
 ps_status check_words(const TokenizerTables& t, uint32_t num_tokens) {
   if (!t.words.count) return PS_OK;
   if (t.words.count & (t.words.count - 1))

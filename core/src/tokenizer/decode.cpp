@@ -1,4 +1,4 @@
-// Decoding: token ids to text, either all of it or only the part that later ids cannot change.
+// Decoding: token ids to text, the whole text or only the part that later ids cannot change.
 // Hot: runs for every text.
 #include "tokenizer/tokenizer.h"
 
@@ -10,8 +10,8 @@ constexpr uint8_t kReplacement[] = {0xEF, 0xBF, 0xBD};  // U+FFFD
 
 void add_replacement(TextSink* out) { out->add(kReplacement, sizeof(kReplacement)); }
 
-// Bytes as UTF-8, each maximal part that is none as one U+FFFD.  Says how many bytes at the end may still become a
-// character; they are not given out.
+// Appends bytes as UTF-8 and replaces each maximal ill-formed part with one U+FFFD.  Returns how many bytes at the end
+// may still become a character; they are not written.
 int64_t add_lossy(Text text, TextSink* out) {
   for (int64_t at = 0; at < text.bytes;) {
     int32_t bad = 1;
@@ -30,9 +30,9 @@ class Decoder {
   Decoder(const Tokenizer& tokenizer, bool skip_special, TextSink* out)
       : tokenizer_(tokenizer), skip_special_(skip_special), out_(out) {}
 
-  // False: no memory.
+  // False: out of memory.
   bool add(int32_t id) {
-    if (static_cast<uint32_t>(id) >= tokenizer_.header.num_tokens) return true;  // as one that has no token
+    if (static_cast<uint32_t>(id) >= tokenizer_.header.num_tokens) return true;  // like an id without a token
     const uint8_t flags = tokenizer_.tables.token_flags.data[id];
     if (skip_special_ && flags & TOKEN_SPECIAL) return true;
     if (tokenizer_.header.flags & TOKENIZER_FIRST_TEXTS) {
@@ -59,17 +59,17 @@ class Decoder {
     return true;
   }
 
-  // No later id can change what was given out.
+  // Later ids cannot change what has been written.
   bool is_clean() const { return !pending_.size(); }
   bool has_begun() const { return begun_; }
   void follow() { begun_ = true; }
 
-  // Gives out the pending bytes as they are.
+  // Writes the pending bytes unchanged.
   void finish() {
     if (!pending_.size()) return;
     const Text text{pending_.data(), pending_.size()};
     if (tokenizer_.header.kind == TOKENIZER_BYTES) {
-      add_replacement(out_);  // one character that was cut short
+      add_replacement(out_);  // one truncated character
     } else if (find_ill_formed(text) < 0) {
       add_text(text);
     } else {
@@ -96,7 +96,8 @@ class Decoder {
   const Tokenizer& tokenizer_;
   const bool skip_special_;
   bool begun_ = false;
-  Bytes pending_;  // of byte-level tokens part of a character; else a run of byte tokens, which is text only as a whole
+  Bytes pending_;  // byte-level: part of a character; byte fallback: a run of byte tokens, which is text only as a
+                   // whole
   TextSink* out_;
 };
 

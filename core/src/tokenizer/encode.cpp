@@ -1,4 +1,4 @@
-// Encoding: a text to token ids by added tokens, normalizer, word split, merges and special tokens.
+// Encoding: text to token ids, through added tokens, normalizer, word split, merges and special tokens.
 // Hot: runs for every text.
 #include "tokenizer/tokenizer.h"
 
@@ -6,7 +6,7 @@ namespace ps {
 namespace {
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
-constexpr uint8_t kSpaceMarkBytes[] = {0xE2, 0x96, 0x81};  // U+2581, which Metaspace writes for a space
+constexpr uint8_t kSpaceMarkBytes[] = {0xE2, 0x96, 0x81};  // U+2581, which Metaspace uses for a space
 constexpr Text kSpaceMark{kSpaceMarkBytes, sizeof(kSpaceMarkBytes)};
 
 class Encoder {
@@ -39,7 +39,7 @@ class Encoder {
     return PS_OK;
   }
 
-  // Into words, which become tokens one by one.
+  // Splits into words, which become tokens one by one.
   ps_status cut(Text text, bool first) {
     const TokenizerHeader& header = tokenizer_.header;
     if (header.split == SPLIT_BERT || header.split == SPLIT_SPACES) return cut_between_spaces(text, first);
@@ -57,7 +57,7 @@ class Encoder {
     return PS_OK;
   }
 
-  // Words without white space; for BERT, each punctuation character is one too.
+  // Words without white space; for BERT, each punctuation character is a word too.
   ps_status cut_between_spaces(Text text, bool first) {
     const bool bert = tokenizer_.header.split == SPLIT_BERT;
     int64_t begin = 0;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int32_t kEnd = -1, kMerged = -2;
 
-// A heap's order: the lowest rank first, of equal ones the leftmost.
+// Order of the heap: the lowest rank first, the leftmost among equals.
 bool is_later(const MergeChoice& a, const MergeChoice& b) {
   return a.rank != b.rank ? a.rank > b.rank : a.place > b.place;
 }
@@ -42,10 +42,10 @@ bool Merger::push_part(uint32_t token) {
          parts_.push(WordPart{token, static_cast<int32_t>(place) - 1, static_cast<int32_t>(place) + 1});
 }
 
-// An unknown character waits for the next known one; it is one token with those before where they are fused.
+// With fused unknown tokens, an unknown character stays pending until the next known one and joins those before.
 bool Merger::push_unknown(bool* pending) {
   const uint32_t unknown = tokenizer_.header.unknown;
-  if (unknown == kNoToken) return true;  // such characters are dropped
+  if (unknown == kNoToken) return true;  // unknown characters are dropped
   if (*pending && !(tokenizer_.header.flags & TOKENIZER_FUSE_UNKNOWN)) return push_part(unknown);
   *pending = true;
   return true;
@@ -81,7 +81,7 @@ bool Merger::push_parts(Text word) {
       if (!push_unknown(&pending)) return false;
       continue;
     }
-    for (int64_t i = begin; i < at; ++i) {  // an unknown one keeps waiting meanwhile, as in the library
+    for (int64_t i = begin; i < at; ++i) {  // an unknown character stays pending meanwhile, as in the library
       if (!push_part(bytes[word.data[i]])) return false;
     }
   }
@@ -114,7 +114,7 @@ bool Merger::merge() {
     if (left.next < 0) continue;
     WordPart& right = parts_[left.next];
     const Merge* merge = find(left.token, right.token);
-    if (!merge || merge->token != best.token) continue;  // they have changed since
+    if (!merge || merge->token != best.token) continue;  // changed since
     left.token = best.token;
     left.next = right.next;
     right.next = kMerged;

@@ -68,7 +68,7 @@ bool push_without(Text text, uint32_t dropped, Bytes* out) {
   return true;
 }
 
-// The text without white space at its beginning, or at its end.
+// Removes white space at the beginning or the end of the text.
 Text strip(Text text, bool left) {
   while (left && text.bytes) {
     int64_t next = 0;

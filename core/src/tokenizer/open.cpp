@@ -6,7 +6,7 @@
 namespace ps {
 namespace {
 
-constexpr uint32_t kNumTables[] = {0, 15, 22};  // of each version
+constexpr uint32_t kNumTables[] = {0, 15, 22};  // by version
 constexpr int64_t kTablesBegin = sizeof(TokenizerHeader);
 
 struct Source {
@@ -18,7 +18,7 @@ struct Source {
 
 template <typename T>
 ps_status read_table(Source source, uint32_t index, const char* name, Table<T>* out) {
-  if (index >= source.num_tables) {  // of a later version than this one
+  if (index >= source.num_tables) {  // added in a later version
     *out = Table<T>{nullptr, 0};
     return PS_OK;
   }

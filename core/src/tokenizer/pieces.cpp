@@ -1,4 +1,4 @@
-// Models that look their tokens up in a trie: WordPiece (BERT) and Unigram (SentencePiece).
+// Models that look up tokens in a trie: WordPiece (BERT) and Unigram (SentencePiece).
 // Hot: runs for every text.
 #include <algorithm>
 
@@ -6,9 +6,9 @@
 
 namespace ps {
 
-// Each value is bounded, because the tables of a mapped file may change.
+// Every value is bounded, because the tables of a mapped file may change.
 uint32_t child_of(const Table<TrieNode>& trie, uint32_t node, uint8_t byte) {
-  if (uint64_t{node} + 1 >= trie.count) return 0;  // kNoToken, too
+  if (uint64_t{node} + 1 >= trie.count) return 0;  // also if it is kNoToken
   uint32_t first = trie.data[node].children;
   const uint32_t end = std::min(trie.data[node + 1].children, trie.count - 1);
   uint32_t last = end;
@@ -69,7 +69,7 @@ void Unigram::reach(uint32_t begin, int64_t end, double score, uint32_t token) {
   if (node.begin == kNoToken || score > node.score) node = Node{score, begin, token};
 }
 
-// Viterbi's algorithm, from the beginning on (https://arxiv.org/abs/1804.10959).
+// The Viterbi algorithm, forwards (https://arxiv.org/abs/1804.10959).
 void Unigram::search(Text word) {
   const TokenizerTables& t = tokenizer_.tables;
   const double unknown_score = number_of(t.model.data);
@@ -92,7 +92,7 @@ void Unigram::search(Text word) {
   }
 }
 
-// The token of the text, its bytes, or the unknown token.
+// Appends the token of the text, its byte tokens, or the unknown token.
 void Unigram::add_unknown(Text part, TokenSink* out) const {
   const TokenizerTables& t = tokenizer_.tables;
   uint32_t node = 0;
@@ -118,7 +118,7 @@ ps_status Unigram::run(Text word, TokenSink* out) {
   ends_.clear();
   for (int64_t end = word.bytes; end > 0; end = nodes_[end].begin) {
     if (!ends_.push(static_cast<uint32_t>(end))) return fail(PS_OUT_OF_MEMORY, "text: no memory for its tokens");
-    if (nodes_[end].begin >= end) break;  // only in a file that changed meanwhile
+    if (nodes_[end].begin >= end) break;  // only if the file has changed meanwhile
   }
   for (int64_t i = ends_.size() - 1; i >= 0; --i) {
     const Node node = nodes_[ends_[i]];
@@ -126,7 +126,7 @@ ps_status Unigram::run(Text word, TokenSink* out) {
       out->add(node.token);
       continue;
     }
-    while (i > 0 && nodes_[ends_[i - 1]].token == node.token) --i;  // neighbours are one unknown token
+    while (i > 0 && nodes_[ends_[i - 1]].token == node.token) --i;  // adjacent unknown tokens become one
     add_unknown(Text{word.data + node.begin, ends_[i] - node.begin}, out);
   }
   return PS_OK;

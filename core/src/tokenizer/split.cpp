@@ -10,15 +10,13 @@
 namespace ps {
 namespace {
 
-constexpr uint32_t kLongS =
-    0x17F;  // the one character outside ASCII that is a small letter of a contraction in another case
+constexpr uint32_t kLongS = 0x17F;  // the one non-ASCII character whose case folds to a letter of a contraction
 
-// The end of a contraction, or `at`.
+// The end of the contraction at `at`; `at` if there is none.
 int64_t end_of_contraction(Text text, int64_t at, bool any_case) {
   if (text.data[at] != '\'' || at + 1 == text.bytes) return at;
   int64_t end = at + 1;
-  const uint32_t lower =
-      any_case ? 32 : 0;  // what makes capital letters of ASCII small ones, and no other character a letter
+  const uint32_t lower = any_case ? 32 : 0;  // lowercases ASCII letters, and turns no other character into a letter
   uint32_t first = next_character(text, &end);
   if (first < 0x80) first |= lower;
   if (any_case && first == kLongS) first = 's';
@@ -29,7 +27,7 @@ int64_t end_of_contraction(Text text, int64_t at, bool any_case) {
   return first == 'l' && second == 'l' ? end + 1 : at;
 }
 
-// The end of the characters at `at` whose classes are among `wanted` (0: of none), at most `most`.
+// The end of the characters at `at` with a class among `wanted` (0: with none), at most `most`.
 int64_t end_of_class(Text text, int64_t at, uint32_t wanted, int64_t most) {
   for (int64_t next = at; most && at < text.bytes; --most, at = next) {
     const uint32_t found = classes_of(next_character(text, &next)) & (kLetter | kNumber | kSpace);
@@ -41,7 +39,7 @@ int64_t end_of_class(Text text, int64_t at, uint32_t wanted, int64_t most) {
 bool is_newline(uint8_t byte) { return byte == '\r' || byte == '\n'; }
 
 int64_t end_of_spaces(Text text, int64_t at, bool newlines) {
-  int64_t end = at, last = at, newline = -1;  // last: where the last character of the run begins
+  int64_t end = at, last = at, newline = -1;  // last: beginning of the last character of the run
   for (int64_t next = at; next < text.bytes; end = next) {
     const int64_t begin = next;
     if (!(classes_of(next_character(text, &next)) & kSpace)) break;

@@ -1,7 +1,7 @@
-// A tokenizer as export compiled it (docs/explanation/bundle-format.md), used in place.
+// A tokenizer compiled by export (docs/explanation/bundle-format.md), used without a copy.
 //
-// Opening checks every table.  Other processes may still write to a mapped file afterwards.  Each value is therefore
-// bounded again where it is used: a changed file yields wrong tokens, never an invalid access.
+// Opening checks every table, but other processes may still write to a mapped file afterwards.  Every value is
+// therefore bounded again on use: a changed file yields wrong tokens, never an invalid access.
 #ifndef PENSTOCK_TOKENIZER_H
 #define PENSTOCK_TOKENIZER_H
 
@@ -11,17 +11,17 @@
 
 namespace ps {
 
-constexpr uint32_t kTokenizerVersion = 2;  // 1 has fewer tables, and is read as one whose others are empty
+constexpr uint32_t kTokenizerVersion = 2;  // 1 has fewer tables; the others are read as empty
 constexpr uint32_t kNoToken = ~0u;
 constexpr uint32_t kMaxTokens = 1u << 24;
-constexpr uint32_t kMaxGrowth = 16;  // of a text by the normalizer: steps could multiply
+constexpr uint32_t kMaxGrowth = 16;  // of a text by the normalizer, whose steps could multiply its length
 
 enum TokenizerKind : uint32_t {
-  TOKENIZER_NONE,        // not compiled: `text` says why
+  TOKENIZER_NONE,        // not compiled: `text` gives the reason
   TOKENIZER_BYTES,       // byte-level BPE
-  TOKENIZER_CHARACTERS,  // BPE of characters, bytes as the fallback
-  TOKENIZER_WORD_PIECE,  // the longest token first
-  TOKENIZER_UNIGRAM,     // the tokens with the highest sum of scores
+  TOKENIZER_CHARACTERS,  // BPE of characters, with byte fallback
+  TOKENIZER_WORD_PIECE,  // longest match first
+  TOKENIZER_UNIGRAM,     // highest total score
   NUM_TOKENIZER_KINDS
 };
 enum SplitPattern : uint32_t {
@@ -36,11 +36,11 @@ enum SplitPattern : uint32_t {
 enum Metaspace : uint32_t { METASPACE_NONE, METASPACE_ALWAYS, METASPACE_FIRST, METASPACE_NEVER, NUM_METASPACES };
 enum TokenizerFlag : uint32_t {
   TOKENIZER_WHOLE_WORDS = 1,   // a word that is a token is not merged (ignore_merges)
-  TOKENIZER_FUSE_UNKNOWN = 2,  // neighbouring unknown characters are one unknown token
-  TOKENIZER_PREFIX_SPACE = 4,  // a space goes in front of a text that begins with none
+  TOKENIZER_FUSE_UNKNOWN = 2,  // adjacent unknown characters become one unknown token
+  TOKENIZER_PREFIX_SPACE = 4,  // prepend a space to a text that begins with none
   TOKENIZER_SPLIT_SPACES = 8,  // with Metaspace: words begin at spaces
-  TOKENIZER_STRIP_SPACE = 16,  // decoding takes one space off the beginning
-  TOKENIZER_FIRST_TEXTS = 32,  // the first token of a text decodes to another text than behind one
+  TOKENIZER_STRIP_SPACE = 16,  // decoding removes one space at the beginning
+  TOKENIZER_FIRST_TEXTS = 32,  // the first token of a text decodes differently
   TOKENIZER_KNOWN_FLAGS = 63,
 };
 enum TokenFlag : uint8_t { TOKEN_SPECIAL = 1, TOKEN_BYTE = 2, TOKEN_ABSENT = 4, TOKEN_KNOWN_FLAGS = 7 };
@@ -57,35 +57,35 @@ enum NormalizerStep : uint32_t {
   STEP_REPLACE,
   STEP_NFD,
   STEP_LOWERCASE,
-  STEP_CLEAN,          // drops control characters and makes white space spaces, as BERT does
+  STEP_CLEAN,          // removes control characters and makes white space spaces, as BERT does
   STEP_CHINESE,        // puts spaces around Chinese characters
-  STEP_STRIP_ACCENTS,  // drops marks that take no space of their own
-  STEP_STRIP_MARKS,    // drops all marks
+  STEP_STRIP_ACCENTS,  // removes marks that take no space of their own
+  STEP_STRIP_MARKS,    // removes all marks
   STEP_STRIP_LEFT,
   STEP_STRIP_RIGHT,
-  STEP_CHARSMAP,        // replaces characters and clusters by a map of SentencePiece
-  STEP_NMT,             // drops control characters and makes others spaces, as SentencePiece's nmt rules do
-  STEP_REPLACE_SPACES,  // replaces each run of two spaces or more
+  STEP_CHARSMAP,        // replaces characters and clusters by SentencePiece's map
+  STEP_NMT,             // removes control characters and turns others into spaces, like SentencePiece's nmt rules
+  STEP_REPLACE_SPACES,  // replaces each run of two or more spaces
   STEP_NFKC,
   STEP_NFKD,
   NUM_STEPS
 };
 
-struct Merge {  // of the left token whose list it is in
+struct Merge {  // stored in the list of its left token
   uint32_t right, rank, token;
 };
 struct Character { uint32_t code_point, token; };
 struct Added {  // its text lies in `text`
   uint32_t token, flags, begin, bytes;
 };
-struct TrieNode {  // its children lie from `children` up to those of the node behind it, ascending by their bytes
+struct TrieNode {                     // children: from `children` up to those of the next node, sorted by their bytes
   uint32_t children, byte_and_token;  // byte << 24 | token
 };
-struct Score {  // of 64 bits, at a multiple of 32
+struct Score {  // 64 bits, 32-bit aligned
   uint32_t halves[2];
 };
 struct TextStep {
-  uint32_t kind, begin, bytes, with_begin, with_bytes;  // replaces one text by the other; prepends the first
+  uint32_t kind, begin, bytes, with_begin, with_bytes;  // replaces one text with the other, or prepends the first
 };
 
 template <typename T>
@@ -94,7 +94,7 @@ struct Table {
   uint32_t count;
 };
 
-// The segment's first bytes; its tables are places and counts behind them, in the order of TokenizerTables.
+// The header of the segment, followed by offsets and sizes of its tables in the order of TokenizerTables.
 struct TokenizerHeader {
   char magic[8];  // "PSTOKENS"
   uint32_t version, kind, flags, split, metaspace, num_tokens, unknown, bos, pad, num_tables;
@@ -102,34 +102,34 @@ struct TokenizerHeader {
 
 struct TokenizerTables {
   Table<uint32_t> token_begins;    // [num_tokens + 1] into token_bytes
-  Table<uint8_t> token_bytes;      // what a token decodes to
+  Table<uint8_t> token_bytes;      // the text of each token
   Table<uint8_t> token_flags;      // [num_tokens]
   Table<uint32_t> merge_begins;    // [num_tokens + 1] into merges
-  Table<Merge> merges;             // ascending by right within a left token
-  Table<uint32_t> bytes;           // [256] tokens of bytes: the alphabet, or the fallback; or empty
-  Table<Character> characters;     // ascending
-  Table<uint32_t> words;           // hash table of tokens by their bytes, a power of two; or empty
-  Table<Added> added;              // found in the text as it is; ascending by their bytes
-  Table<Added> added_normalized;   // found in the normalized text
-  Table<TextStep> steps;           // of the normalizer
+  Table<Merge> merges;             // sorted by right within a left token
+  Table<uint32_t> bytes;           // [256] byte tokens: the alphabet, or the fallback; or empty
+  Table<Character> characters;     // sorted
+  Table<uint32_t> words;           // hash table of tokens by their bytes, size a power of two; or empty
+  Table<Added> added;              // matched in the original text; sorted by their bytes
+  Table<Added> added_normalized;   // matched in the normalized text
+  Table<TextStep> steps;           // for the normalizer
   Table<uint32_t> prefix, suffix;  // special tokens around a text
   Table<int32_t> eos;              // tokens that end a text
   Table<uint8_t> text;
-  Table<TrieNode> trie;   // of the model's tokens, one more than there are nodes; the first is the root
-  Table<uint32_t> model;  // WordPiece: the most characters of a word; the node of the prefix inside words, or none
+  Table<TrieNode> trie;   // of the model's tokens, with a sentinel at the end; the first is the root
+  Table<uint32_t> model;  // WordPiece: maximum characters of a word; the node of the prefix inside words, or none
                           // Unigram: the score of an unknown character, as a Score
   Table<uint32_t> first_begins;  // [num_tokens + 1] into first_bytes
-  Table<uint8_t> first_bytes;    // what a token decodes to as the first of a text
+  Table<uint8_t> first_bytes;    // the text of each token at the beginning of a text
   Table<Score> scores;           // [num_tokens] or fewer: 0 for the others
-  Table<uint32_t> charsmap;      // a double array, with places in charsmap_text
-  Table<uint8_t> charsmap_text;  // replacements, each ended by a zero
+  Table<uint32_t> charsmap;      // a double array, with offsets into charsmap_text
+  Table<uint8_t> charsmap_text;  // null-terminated replacements
 };
 
 struct Tokenizer {
-  TokenizerHeader header;  // a copy, as are the places of the tables
+  TokenizerHeader header;  // a copy, like the offsets of the tables
   TokenizerTables tables;
-  uint32_t added_firsts[2][8];  // bits: the first bytes of added tokens
-  Vec<char> reason;             // why there is none; terminated
+  uint32_t added_firsts[2][8];  // bit sets: the first bytes of added tokens
+  Vec<char> reason;             // why the tokenizer is not available; null-terminated
 };
 
 inline Text slice(const Table<uint8_t>& table, uint32_t begin, uint32_t bytes) {
@@ -149,11 +149,11 @@ inline Text first_text(const Tokenizer& t, uint32_t token) {
 }
 uint32_t hash_word(Text word);
 
-// Reads and checks a segment, which must outlive it.
+// Reads and checks a segment, which must outlive the tokenizer.
 ps_status open_tokenizer(const uint8_t* data, int64_t bytes, Tokenizer* out);
 ps_status check_tables(const Tokenizer& tokenizer);
 
-// The destination of ids: those that do not fit are only counted.
+// The destination of ids: those that do not fit are counted but not written.
 struct TokenSink {
   int32_t* ids;
   int64_t capacity, count;
@@ -162,7 +162,7 @@ struct TokenSink {
     ++count;
   }
 };
-// Where the text of ids goes, likewise.
+// The destination of decoded text, likewise.
 struct TextSink {
   char* text;
   int64_t capacity, bytes;
@@ -174,7 +174,7 @@ struct TextSink {
 };
 
 ps_status encode_text(const Tokenizer& tokenizer, Text text, uint32_t flags, TokenSink* out);
-// `begin` is moved behind the ids whose text is given out.
+// Advances `begin` past the ids whose text has been written.
 ps_status decode_tokens(const Tokenizer& tokenizer, const int32_t* ids, int64_t num_ids, uint32_t flags, int64_t* begin,
                         TextSink* out);
 
@@ -185,7 +185,7 @@ struct Piece {
   uint32_t token;  // an added token; kNoToken: text
 };
 
-// Cuts a text at added tokens (AddedVocabulary of the `tokenizers` library, leftmost and longest first).
+// Splits a text at added tokens (AddedVocabulary of the `tokenizers` library, leftmost and longest first).
 class AddedSplit {
  public:
   AddedSplit(const Tokenizer& tokenizer, bool normalized, bool parse_special, Text text);
@@ -199,7 +199,7 @@ class AddedSplit {
   const uint32_t* firsts_;
   bool parse_special_;
   Text text_;
-  int64_t scan_ = 0, done_ = 0;  // searched so far; given out so far
+  int64_t scan_ = 0, done_ = 0;  // searched so far; returned so far
   int64_t spaces_begin_ = 0, spaces_end_ = 0;
   Piece waiting_{};
   bool has_waiting_ = false;
@@ -208,12 +208,12 @@ class AddedSplit {
 // The end of the word that begins at `at`.
 int64_t end_of_word(SplitPattern pattern, Text text, int64_t at);
 
-// The child of a node by a byte; 0, the root, which is no child: none.
+// The child of a node by a byte; 0 (the root, never a child): none.
 uint32_t child_of(const Table<TrieNode>& trie, uint32_t node, uint8_t byte);
-// kNoToken: the node ends no token.
+// kNoToken: no token ends at the node.
 uint32_t token_at(const Table<TrieNode>& trie, uint32_t node);
 
-// Normalizes texts.  Memory is kept from text to text.
+// Normalizes texts.  Keeps its memory between texts.
 class Normalizer {
  public:
   explicit Normalizer(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
@@ -225,20 +225,20 @@ class Normalizer {
   Bytes buffers_[2];
 };
 bool begins_with(Text text, int64_t at, Text what);
-// Stops behind `most` bytes: the caller refuses what is longer.
+// Stops after `most` bytes: the caller refuses longer texts.
 bool push_replaced(Text from, Text what, Text with, int64_t most, Bytes* out);
 
-// Appends the text with each character, and each cluster of less than six bytes, replaced as the map says.
+// Appends the text; replaces each character, and each cluster of less than six bytes, as the map says.
 bool push_mapped(const TokenizerTables& tables, Text text, int64_t most, Bytes* out);
 
-// Words to the tokens with the highest sum of scores.  Memory is kept from word to word.
+// Converts words to the tokens with the highest total score.  Keeps its memory between words.
 class Unigram {
  public:
   explicit Unigram(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
   ps_status run(Text word, TokenSink* out);
 
  private:
-  struct Node {  // of the best way to a place: its score, where its last token begins, and that token
+  struct Node {  // the best path to a position: its score, and where its last token begins
     double score;
     uint32_t begin, token;
   };
@@ -250,12 +250,12 @@ class Unigram {
   Vec<uint32_t> ends_;
 };
 
-// A word to the longest tokens from its beginning on; one unknown token where that fails.
+// Converts a word by longest match from its beginning; one unknown token if that fails.
 void add_word_pieces(const Tokenizer& tokenizer, Text word, TokenSink* out);
 
 struct WordPart {
   uint32_t token;
-  int32_t previous, next;  // next kMerged: part of the symbol before
+  int32_t previous, next;  // kMerged: part of the symbol before
 };
 struct MergeChoice {
   uint32_t rank;
@@ -263,7 +263,7 @@ struct MergeChoice {
   uint32_t token;
 };
 
-// Words to tokens.  Memory is kept from word to word.
+// Converts words to tokens by merging.  Keeps its memory between words.
 class Merger {
  public:
   explicit Merger(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}

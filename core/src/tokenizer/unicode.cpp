@@ -14,7 +14,7 @@ namespace {
 constexpr uint32_t kNumAscii = 128;
 constexpr uint32_t kNumLowerRuns = packed::kNumLowerRuns / 4;
 
-// What each table has: unicode_tables.h.
+// The tables are described in unicode_tables.h.
 struct Classes {
   uint32_t class_runs[packed::kNumClassRuns];
   uint32_t trait_runs[packed::kNumTraitRuns];
@@ -66,8 +66,8 @@ void unpack(Forms* t) {
   unpack(packed::kCompatibleTexts, 1, t->compatible_texts, packed::kNumCompatibleTexts);
 }
 
-// Tables that are unpacked when a text first needs them: as constants they would be 54 kB of the file, and unpacked
-// when the library is loaded, as much memory of a process that reads ASCII only.
+// The tables are unpacked when a text first needs them: as constants they would take 54 kB of the library, and unpacked
+// at load time as much memory, even in processes that read only ASCII.
 template <class T>
 struct Unpacked {
   static T table;
@@ -205,7 +205,7 @@ bool push_bytes(Bytes* out, const uint8_t* data, int64_t bytes) {
 
 namespace {
 
-// How code points join in clusters, as the table says it, and the parts of Hangul syllables.
+// How code points join in clusters, as encoded in the table, and the parts of Hangul syllables.
 constexpr uint32_t kControl = 1, kJoins = 2, kExtends = 4, kLinker = 8, kConsonant = 16, kPictograph = 32,
                    kPrepended = 64;
 constexpr uint32_t kLeadJamo = 256, kVowelJamo = 512, kTrailJamo = 1024, kSyllable = 2048, kFullSyllable = 4096;
@@ -235,7 +235,7 @@ bool joins_hangul(uint32_t before, uint32_t bits) {
 int64_t end_of_cluster(Text text, int64_t at) {
   uint32_t before = next_character(text, &at), bits = cluster_bits(before);
   bool pictograph = bits & kPictograph, consonant = bits & kConsonant,
-       linked = false;  // since which only marks followed
+       linked = false;  // whether only marks followed since then
   for (int64_t next = at; next < text.bytes; at = next) {
     const uint32_t c = next_character(text, &next), later = cluster_bits(c);
     if (before == '\r' && c == '\n') return next;
@@ -260,7 +260,7 @@ constexpr uint32_t kNumPairs = packed::kNumPairs / 3;
 constexpr uint32_t kNumLargePairs = packed::kNumLargePairs / 4;
 constexpr uint32_t kNumCompatibleRuns = packed::kNumCompatibleRuns / 2;
 constexpr uint32_t kNumCompatible = packed::kNumCompatibleBegins - 1;
-constexpr uint32_t kFirstCombining = 0x300;  // neither composes, nor has it a combining class, below
+constexpr uint32_t kFirstCombining = 0x300;  // below it, no character composes or has a combining class
 constexpr uint32_t kHangul = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTrail = 0x11A7;
 constexpr uint32_t kNumLeads = 19, kNumVowels = 21, kNumTrails = 28;
 constexpr uint32_t kNoCharacter = ~0u;
@@ -272,7 +272,7 @@ uint32_t combining_class(uint32_t c) {
   return run == t.combining_runs ? 0 : run[-1] & 255;
 }
 
-// What one code point decomposes into in one step; false: nothing.  *second is kNoCharacter for a single one.
+// One decomposition step of a code point; false: none. *second is kNoCharacter if there is only one.
 bool decompose(uint32_t c, uint32_t* first, uint32_t* second) {
   const Forms& t = forms();
   *second = kNoCharacter;
@@ -334,15 +334,15 @@ uint32_t compose(uint32_t a, uint32_t b) {
   return kNoCharacter;
 }
 
-// A starter with what follows it, in canonical order: class << 56 | place << 24 | code point, sorted in n log n
-// whatever the number of marks.
+// A starter and the characters after it, in canonical order: class << 56 | position << 24 | code point, sorted in n log
+// n for any number of marks.
 using Marks = Vec<uint64_t>;
 
 bool push_mark(uint32_t c, Marks* out) {
   return out->push(static_cast<uint64_t>(combining_class(c)) << 56 | static_cast<uint64_t>(out->size()) << 24 | c);
 }
 
-// The index of a code point among those that have a compatibility decomposition, or kNumCompatible.
+// The index of a code point in the compatibility decompositions, or kNumCompatible.
 uint32_t find_compatible(uint32_t c) {
   const Forms& t = forms();
   uint32_t low = 0, high = kNumCompatibleRuns;
@@ -372,7 +372,7 @@ bool push_decomposed(uint32_t c, bool compatible, Marks* out) {
            out->push(kVowel + index / kNumTrails % kNumVowels) && (!trail || out->push(kTrail + trail));
   }
   if (c < kNumAscii || !decompose(c, &first, &second)) return push_mark(c, out);
-  // A second one never decomposes further.
+  // The second one never decomposes further.
   return push_decomposed(first, compatible, out) && (second == kNoCharacter || push_mark(second, out));
 }
 
@@ -382,7 +382,7 @@ uint32_t point_of(uint64_t mark) { return static_cast<uint32_t>(mark & 0xFFFFFF)
 bool push_ordered(Marks* marks, bool composes, Bytes* out) {
   uint64_t* data = marks->data();
   const int64_t size = marks->size();
-  for (int64_t begin = 0; begin < size;) {  // runs of marks into their order
+  for (int64_t begin = 0; begin < size;) {  // sorts runs of marks
     if (!class_of(data[begin])) {
       ++begin;
       continue;
@@ -393,7 +393,7 @@ bool push_ordered(Marks* marks, bool composes, Bytes* out) {
     begin = end;
   }
   int64_t starter = -1;
-  uint32_t last = 0;  // class of the mark before, where one is left between it and the starter
+  uint32_t last = 0;  // class of the previous mark, if one remains between it and the starter
   bool adjacent = false;
   for (int64_t i = 0; composes && i < size; ++i) {
     const uint32_t c = point_of(data[i]), cls = class_of(data[i]);
@@ -422,7 +422,7 @@ bool push_normalized(Text text, uint32_t form, Bytes* out) {
   const bool composes = form & kComposed, compatible = form & kCompatible;
   Marks marks;
   for (int64_t at = 0; at < text.bytes;) {
-    // Two characters in a row below the first combining one: nothing happens to the first.
+    // Of two consecutive characters below the first combining one, the first stays as it is.
     int64_t next = at;
     const uint32_t c = next_character(text, &next);
     if (c < (form == kComposed ? kFirstCombining : kNumAscii) && (next == text.bytes || text.data[next] < kNumAscii)) {
@@ -431,7 +431,7 @@ bool push_normalized(Text text, uint32_t form, Bytes* out) {
       at = next;
       continue;
     }
-    // Below that, a character begins anew: it is no second part of any.
+    // A character below it starts a new sequence: it is never the second of a composition.
     if (c < kFirstCombining && marks.size() && !push_ordered(&marks, composes, out)) return false;
     if (!push_decomposed(c, compatible, &marks)) return false;
     at = next;

@@ -1,5 +1,5 @@
-/* api_check BUNDLE: the C API in wrong hands.  Each mistake is a status with a message that names the argument, none a
- * crash; built with sanitizers by the tests.  Prints what went otherwise; the exit status is 1 if anything did. */
+/* api_check BUNDLE: misuse of the C API.  Each mistake must give a status and a message that names the argument, and no
+ * crash; the tests build it with sanitizers.  Prints the differences; the exit status is 1 if there are any. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -88,7 +88,7 @@ static void close_all(Handles* h) {
   ps_context_destroy(h->context);
 }
 
-/* Every function with these handles, none of which is good. */
+/* Every function with these handles, none of which is valid. */
 static void use_all(const Handles* h, const char* text) {
   ps_model_info info = {sizeof info};
   ps_tokenizer_info tokenizer = {sizeof tokenizer};
@@ -145,7 +145,7 @@ static void check_handles(const char* path) {
   use_all(&wrong, "another pointer");
   close_all(&h);
   use_all(&h, "got a closed one");
-  close_all(&h); /* nothing happens */
+  close_all(&h); /* has no effect */
   close_all(&none);
 }
 
@@ -178,7 +178,7 @@ static void check_nulls(const char* path, const Handles* h) {
   REFUSED(ps_program_step(h->program, &batch, &sampling, &sampled), "ids");
 }
 
-/* The functions of general networks with a language model. */
+/* The functions for general networks, with a language model. */
 static void check_kind(const Handles* h) {
   ps_value_info value = {sizeof value};
   ps_size_info size = {sizeof size};
@@ -191,14 +191,14 @@ static void check_kind(const Handles* h) {
   expect(__LINE__, ps_program_output(h->program, 0, &array), PS_UNSUPPORTED, "general network");
 }
 
-/* Values of options that mean nothing. */
+/* Invalid option values. */
 static void check_options(const char* path, const Handles* h) {
   ps_plan plan = {sizeof plan};
   ps_program* program = NULL;
   ps_model* model = NULL;
   ps_model_options opening = kModel;
   uint32_t bit;
-  for (bit = 1; bit; bit <<= 1) { /* the developers' bits, too */
+  for (bit = 1; bit; bit <<= 1) { /* including penstock_dev.h's bits */
     ps_program_options options = kProgram;
     char text[48];
     options.flags = bit;
@@ -230,7 +230,7 @@ static void check_struct_sizes(const Handles* h) {
     REFUSED(ps_model_describe(h->model, &info), "out.struct_size");
     REFUSED(ps_program_run(h->program, &batch), "batch.struct_size");
   }
-  { /* a caller whose struct has fewer fields gets those */
+  { /* a caller whose struct has fewer fields gets only those */
     struct {
       uint32_t struct_size;
       int32_t vocab_size, guard;
@@ -240,7 +240,7 @@ static void check_struct_sizes(const Handles* h) {
   }
 }
 
-/* Each changes one field of a good batch. */
+/* Each case changes one field of a valid batch. */
 static void check_steps(const Handles* h) {
   static const int32_t foreign[] = {1, 1 << 30, 3}, gap[] = {0, 2, 3}, page[] = {4}, beyond[] = {3},
                        far[] = {1 << 23, (1 << 23) + 1, (1 << 23) + 2};
@@ -283,7 +283,7 @@ static void check_steps(const Handles* h) {
   FINE(ps_program_step(h->program, &b, &sampling, &sampled));
 }
 
-/* A newer caller's fields may be there, as long as they say nothing. */
+/* A newer caller's fields are accepted if they are zero. */
 static void check_newer(const Handles* h) {
   struct {
     ps_batch known;
@@ -358,7 +358,7 @@ static void* step_until_told(void* argument) {
   return refused ? NULL : "never refused";
 }
 
-/* One program in two threads: the second is refused, and no step is disturbed. */
+/* One program in two threads: the second call is refused, and the step is not disturbed. */
 static void check_threads(const Handles* h) {
   pthread_t threads[2];
   void* failed[2];
@@ -371,7 +371,7 @@ static void check_threads(const Handles* h) {
   if (failed[0] && failed[1]) ++failures, printf("two threads: %s, %s\n", (char*)failed[0], (char*)failed[1]);
 }
 
-/* In a forked child the context's threads do not exist; closing what it has is harmless. */
+/* A context's threads do not exist in a forked child; closing its handles is harmless. */
 static void check_fork(Handles* h) {
   const ps_batch batch = good_batch();
   int status = 0;
@@ -386,10 +386,10 @@ static void check_fork(Handles* h) {
   }
   waitpid(child, &status, 0);
   if (!WIFEXITED(status) || WEXITSTATUS(status)) ++failures, printf("forked child: status 0x%x\n", status);
-  FINE(ps_program_run(h->program, &batch)); /* the parent goes on */
+  FINE(ps_program_run(h->program, &batch)); /* the parent is not affected */
 }
 
-/* Closed in the wrong order: what was made of a handle keeps what it needs. */
+/* Closed in the wrong order: objects made from a handle keep what they need. */
 static void check_order(const char* path) {
   const ps_batch batch = good_batch();
   ps_tokenizer_info info = {sizeof info};

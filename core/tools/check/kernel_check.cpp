@@ -1,6 +1,6 @@
 // Compares every kernel of every level that this machine can run with a plain double-precision reference, and all
-// levels with the generic one bit for bit.  Prints what differs; the exit status is 1 if anything does.  `--part`:
-// fewer rows of a shape.
+// levels with the generic one bit for bit.  Prints differences; the exit status is 1 if there are any. `--part`: fewer
+// rows per shape.
 #include "base/cpu.h"
 #include "kernel_check.h"
 #include "kernel_check_attention.h"
@@ -17,7 +17,7 @@ inline float widened(uint16_t half) {
   return value;
 }
 
-// Dot products of pairs as other processors may make them.
+// Bf16 dot products with other orders or roundings, which other processors may have.
 enum Order { ODD_FIRST, EVEN_FIRST, ONE_ROUNDING };
 template <Order order>
 void dot(const uint16_t* a, const uint16_t* b, float* acc) {
@@ -29,7 +29,7 @@ void dot(const uint16_t* a, const uint16_t* b, float* acc) {
   }
 }
 
-// A processor whose dot products are others must not be given kernels that count on these.
+// A processor with such dot products must not get kernels that rely on ours.
 inline void check_order() {
   if (!ps::dots_in_order(dot<ODD_FIRST>)) fail("dots_in_order", "any", "refused odd first");
   if (ps::dots_in_order(dot<EVEN_FIRST>)) fail("dots_in_order", "any", "took even first");

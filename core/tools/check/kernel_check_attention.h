@@ -1,5 +1,5 @@
-// Checks of kv_append, attention (of latents too), the short convolution and the recurrent states: pages in random
-// order, unwritten slots full of NaN, no pages before a window.
+// Checks of kv_append, attention (latent attention too), the short convolution and the recurrent states: pages in
+// random order, unwritten slots full of NaN, no pages before a window.
 #ifndef PENSTOCK_KERNEL_CHECK_ATTENTION_H
 #define PENSTOCK_KERNEL_CHECK_ATTENTION_H
 
@@ -11,11 +11,11 @@ struct AttentionCase {
   int num_heads, num_kv_heads, head_dim, kv_layout, causal, window;
   float softcap;
   bool alibi;
-  std::vector<int> lens;  // tokens of each request
-  int queries;            // the last tokens of each that ask
+  std::vector<int> lens;  // number of tokens of each request
+  int queries;            // how many of the last tokens of each request are queries
   bool sinks = false;
-  int latent_dim = 0;  // of a row of latents
-  int reach = 0;       // of the biases by distance; 0: none
+  int latent_dim = 0;  // for latent attention
+  int reach = 0;       // for biases by distance; 0: none
 };
 
 struct Ragged {
@@ -27,7 +27,7 @@ struct Ragged {
   }
 };
 
-// The last `count` tokens of each request (all where it has fewer).
+// The last `count` tokens of each request, or all if it has fewer.
 inline Ragged ragged(const std::vector<int>& lens, int count, int width, const std::vector<int32_t>& table) {
   Ragged r = {{}, {0}, {}, table, width};
   for (size_t i = 0; i < lens.size(); ++i) {
@@ -43,7 +43,7 @@ inline Ragged ragged(const std::vector<int>& lens, int count, int width, const s
 struct Prepared {
   AttentionCase c;
   Ragged all, asking;
-  Floats k, v, q, slopes, sinks, biases;  // k, v of all tokens; q of those that ask
+  Floats k, v, q, slopes, sinks, biases;  // k, v of all tokens; q of the queries
   int64_t page_bytes, num_pages;
 };
 
@@ -55,7 +55,7 @@ inline Prepared prepare(const AttentionCase& c, Random& random) {
   const int width = (longest + 31) / 32;
   std::vector<int32_t> table(c.lens.size() * size_t(width), -1);
   int32_t next = 0;
-  for (int page = 0; page < width; ++page)  // requests take turns, so that no request's pages are adjacent
+  for (int page = 0; page < width; ++page)  // interleaved, so that no request's pages are adjacent
     for (size_t i = 0; i < c.lens.size(); ++i)
       if (page * 32 < c.lens[i]) table[i * size_t(width) + size_t(page)] = next++;
   p.num_pages = next;
@@ -73,6 +73,8 @@ inline Prepared prepare(const AttentionCase& c, Random& random) {
   const int64_t rows = c.latent_dim ? 1 : 2;
   p.page_bytes =
       c.num_kv_heads * (32 * (rows * c.head_dim + pad) * element + (c.kv_layout == PS_KV_INT8 ? 128 * rows : 0));
+  if (c.kv_layout == PS_KV_INT4)
+    p.page_bytes = c.num_kv_heads * (32 * ((c.head_dim + 1) / 2 + (c.head_dim + 31) / 32 * 16) + 256);
   return p;
 }
 
@@ -97,7 +99,7 @@ inline Bytes append(const ps::Kernels* k, const Prepared& p) {
   return pages;
 }
 
-// `split`: items a call; 0: the partitions one by one, from the last to the first, and then their merge.
+// `split`: items per call; 0: the partitions one by one in descending order, then their merge.
 inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batch, const Floats& q, Bytes& pages,
                      int64_t split) {
   const AttentionCase& c = p.c;
@@ -114,7 +116,7 @@ inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batc
   if (c.sinks) a.sinks = p.sinks.data();
   if (c.reach) a.bias = p.biases.data(), a.bias_reach = c.reach;
   const int64_t width = c.latent_dim ? c.latent_dim : c.head_dim;
-  Floats first, rest;  // of latents: the parts of each query
+  Floats first, rest;  // latent attention: the two parts of each query
   if (c.latent_dim) {
     for (size_t at = 0; at < q.size(); at += size_t(c.head_dim)) {
       first.insert(first.end(), q.begin() + long(at), q.begin() + long(at) + c.latent_dim);
@@ -143,9 +145,68 @@ inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batc
 
 inline float half_value(float x) { return std::fabs(x) < 0x1p-50f ? 0.f : round_bf16(x); }
 
+// The rotation of a head of int4 pages or, with `back`, its inverse, one number at a time and in their order of sums.
+template <class T>
+void rotate(T* x, int dim, bool back) {
+  const std::string signs = "+++-+++-+++----+";  // a bent sequence
+  for (int at = 0, n; dim - at >= 16; at += n) {
+    for (n = 16; 2 * n <= dim - at;) n *= 2;
+    auto sign = [&](int i) { return T(signs[size_t(i % 16)] == '+' ? 1 : -1); };
+    auto add = [&](int apart) {
+      for (int i = at; i < at + n; ++i)
+        if (!((i - at) & apart)) {
+          const T a = x[i], b = x[i + apart];
+          x[i] = a + b, x[i + apart] = a - b;
+        }
+    };
+    auto lanes = [&] { add(8), add(4), add(2), add(1); };
+    auto far = [&] {
+      for (int apart = 16; apart < n; apart *= 2) add(apart);
+    };
+    const T norm = T(float(4 / std::sqrt(double(n))));
+    if (back) far(), lanes();
+    for (int i = 0; i < n && !back; ++i) x[at + i] *= sign(i) / 4;
+    if (!back) lanes();
+    for (int i = 0; i < n; ++i) x[at + i] *= (back ? sign(i) / 4 : T(1)) * sign(i / 16) * norm;
+    if (!back) far();
+  }
+}
+
+inline void round_to_nibbles(float* x, int dim) {
+  rotate(x, dim, false);
+  float most = 0;
+  for (int i = 0; i < dim; ++i) most = std::fmax(most, std::fabs(x[i]));
+  const float scale = most / 15 < 1e-37f ? 0.f : most / 15, inverse = scale == 0.f ? 0.f : 1 / scale;
+  std::vector<double> y;
+  for (int i = 0; i < dim; ++i) {
+    const float v = std::fmax(std::fmin(x[i] * (0.5f * inverse) - 0.5f, 7.f), -8.f);
+    y.push_back(double(2 * std::nearbyint(v) + 1) * double(scale));
+  }
+  rotate(y.data(), dim, true);
+  for (int i = 0; i < dim; ++i) x[i] = float(y[size_t(i)]);
+}
+
+inline Floats rounded_queries(const Prepared& p) {
+  Floats q = p.q;
+  const int dim = p.c.head_dim;
+  for (size_t at = 0; p.c.kv_layout == PS_KV_INT4 && at < q.size(); at += size_t(dim)) rotate(&q[at], dim, false);
+  if (p.c.kv_layout != PS_KV_F32)
+    for (float& x : q) x = half_value(x);
+  for (size_t at = 0; p.c.kv_layout == PS_KV_INT4 && at < q.size(); at += size_t(dim)) {
+    std::vector<double> row(q.begin() + long(at), q.begin() + long(at) + dim);
+    rotate(row.data(), dim, true);
+    for (int i = 0; i < dim; ++i) q[at + size_t(i)] = float(row[size_t(i)]);
+  }
+  return q;
+}
+
 inline Floats stored(const Prepared& p, const Floats& x) {
   Floats y = x;
   for (size_t at = 0; at < y.size(); at += size_t(p.c.head_dim)) {
+    if (p.c.kv_layout == PS_KV_INT4) {
+      round_to_nibbles(&y[at], p.c.head_dim);
+      continue;
+    }
     float scale = int8_scale(&x[at], p.c.head_dim);
     for (size_t i = at; i < at + size_t(p.c.head_dim); ++i) {
       if (p.c.kv_layout == PS_KV_BF16) y[i] = half_value(x[i]);
@@ -157,9 +218,7 @@ inline Floats stored(const Prepared& p, const Floats& x) {
 
 inline void compare_attention(const Prepared& p, const Floats& out, const std::string& what, const char* level) {
   const AttentionCase& c = p.c;
-  Floats ks = stored(p, p.k), vs = stored(p, p.v), qs = p.q;
-  if (c.kv_layout != PS_KV_F32)
-    for (float& x : qs) x = half_value(x);
+  Floats ks = stored(p, p.k), vs = stored(p, p.v), qs = rounded_queries(p);
   // Probabilities are rounded to bf16 too, each by at most 2^-8 of itself.
   const double tolerance = c.kv_layout == PS_KV_F32 ? 2e-5 : 1. / 256;
   const int64_t dim = c.head_dim, width = c.latent_dim ? c.latent_dim : dim, group = c.num_heads / c.num_kv_heads;
@@ -201,7 +260,7 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
     }
 }
 
-// Each token by itself must give what the batch gave.
+// Each token computed separately must give the same as in the batch.
 inline void compare_alone(const ps::Kernels* k, const Prepared& p, const Ragged& batch, Bytes& pages, const Floats& out,
                           const std::string& what) {
   const size_t row = size_t(p.c.num_heads * p.c.head_dim), n = batch.positions.size(), width = out.size() / n;
@@ -216,8 +275,8 @@ inline void compare_alone(const ps::Kernels* k, const Prepared& p, const Ragged&
   }
 }
 
-// `magnitude`: of queries, keys and values; below 2^-50 they are zero over bf16 pages, so that the order and the
-// subnormal numbers of a dot product of pairs never show.
+// `magnitude`: of queries, keys and values.  Below 2^-50 they are zero in bf16 pages, so that the order and the
+// subnormal numbers of a bf16 dot product have no effect.
 inline void check_attention_case(const AttentionCase& c, Random& random, float magnitude = 1.f) {
   Prepared p = prepare(c, random);
   for (Floats* x : {&p.q, &p.k, &p.v})
@@ -229,7 +288,7 @@ inline void check_attention_case(const AttentionCase& c, Random& random, float m
                      (c.reach ? " biases" : "");
   Bytes pages = append(ps::kernels_generic, p);
   Ragged batch = p.asking;
-  for (size_t i = 0; i < c.lens.size() && c.window; ++i) {  // pages that no query sees any more are gone
+  for (size_t i = 0; i < c.lens.size() && c.window; ++i) {  // pages that no query needs any more are freed
     int32_t first = c.lens[i] - c.queries - c.window + 1;
     for (int page = 0; (page + 1) * 32 <= first; ++page) batch.table[i * size_t(batch.width) + size_t(page)] = -1;
   }
@@ -237,16 +296,16 @@ inline void check_attention_case(const AttentionCase& c, Random& random, float m
   for (const ps::Kernels* k : levels()) {
     Bytes own = append(k, p);
     expect_same(own, pages, "kv_append " + what, k->level);
-    Floats out = attend(k, p, batch, p.q, own, 1 << 20);
+    Floats out = k == ps::kernels_generic ? expected : attend(k, p, batch, p.q, own, 1 << 20);
     expect_same(out, expected, what, k->level);
     expect_same(attend(k, p, batch, p.q, own, 7), out, what + " split", k->level);
     expect_same(attend(k, p, batch, p.q, own, 0), out, what + " by partitions", k->level);
-    if (k == ps::kernels_generic) compare_attention(p, out, what, k->level);  // the others have its bits
+    if (k == ps::kernels_generic) compare_attention(p, out, what, k->level);  // the others have the same bits
     compare_alone(k, p, batch, own, out, what);
   }
 }
 
-// Tokens [begin, end) of those that ask.
+// Tokens [begin, end) of the queries.
 inline void convolve(const ps::Kernels* k, const Prepared& p, const Ragged& batch, const Floats& weight, Bytes& pages,
                      int64_t begin, int64_t end, Floats& out) {
   const int64_t stride = p.c.num_heads * p.c.head_dim;
@@ -255,7 +314,7 @@ inline void convolve(const ps::Kernels* k, const Prepared& p, const Ragged& batc
   k->short_conv(a, begin, end);
 }
 
-// Every level, whatever the split of the tokens, and what a slow sum of the stored inputs gives.
+// Every level and every split of the tokens gives the same as a slow sum over the stored inputs.
 inline void check_short_conv_case(int heads, int dim, int layout, int window, Random& random) {
   Prepared p = prepare({2 * heads, heads, dim, layout, 1, window, 0.f, false, {70, 1, 33}, 34}, random);
   const int64_t channels = 2 * heads * dim, n = int64_t(p.asking.positions.size());
@@ -289,7 +348,7 @@ struct DeltaCase {
   bool tiled;
 };
 
-// Calls run(batch, token) for the tokens of each request in steps of `step`; `token` is the first of a batch.
+// Calls run(batch, token) for the tokens of each request in steps of `step`; `token` is the first of the batch.
 template <class Run>
 void in_steps(const Ragged& all, int step, const Run& run) {
   for (size_t r = 0; r + 1 < all.starts.size(); ++r) {
@@ -305,7 +364,7 @@ void in_steps(const Ragged& all, int step, const Run& run) {
   }
 }
 
-// From empty pages on: the outputs, and the pages after them.
+// From empty pages on: compares the outputs, and the pages afterwards.
 inline Floats delta_rule(const ps::Kernels* k, const DeltaCase& c, const Ragged& all, const std::vector<Floats>& inputs,
                          int step, Floats& pages) {
   const int64_t heads = c.key_heads * c.shared, channels = 2 * c.key_heads * c.dim + heads * c.value_dim;
@@ -338,7 +397,7 @@ inline Floats delta_rule(const ps::Kernels* k, const DeltaCase& c, const Ragged&
   return out;
 }
 
-// Every level, and whatever the steps: the same outputs and states.  tests/ops holds the numbers against the reference.
+// Every level and every step size: the same outputs and states. tests/ops compares the numbers with the reference.
 inline void check_gated_delta_case(const DeltaCase& c, Random& random) {
   const std::vector<int> lens = {70, 1, 33};
   const Ragged all = ragged(lens, 1 << 20, 3, {5, 0, 3, 1, -1, -1, 4, 2, -1});
@@ -427,7 +486,7 @@ inline void check_ssm_scan_case(const ScanCase& c, Random& random) {
 
 inline void check_attention() {
   Random random = {4};
-  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
+  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8, PS_KV_INT4})
     for (int window : {1, 3, 5})
       for (int dim : {17, 40, 64}) check_short_conv_case(3, dim, layout, window, random);
   for (const DeltaCase& c :
@@ -438,14 +497,16 @@ inline void check_attention() {
     check_ssm_scan_case(c, random);
   const int heads[][3] = {{4, 4, 32},  {6, 2, 40}, {5, 1, 64},  {16, 2, 80},
                           {2, 1, 128}, {3, 3, 17}, {1, 1, 512}, {40, 1, 16}};
-  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
+  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8, PS_KV_INT4})
     for (auto [h, g, d] : heads) {
-      const int many = whole || h == 6 || d == 17 ? 300 : 20;
-      const int longest = whole || h * d <= 320 ? 300 : 130;  // the wide ones take half of the time under sanitizers
+      // In a part, only the smallest heads ask for every token: most of the time is in the generic level's attention.
+      const int many = whole || d == 17 ? 300 : h == 6 ? 70 : 20;
+      const bool is_whole = whole || h * d <= 320;
+      const int longest = is_whole ? 300 : 130;
       check_attention_case({h, g, d, layout, 1, 0, 0.f, false, {31, 1, 33}, 40}, random);
       check_attention_case({h, g, d, layout, 1, 20, 0.f, false, {255, 32}, 9}, random);
       check_attention_case({h, g, d, layout, 1, 40, 5.f, true, {257}, 33}, random);
-      check_attention_case({h, g, d, layout, 0, 0, 0.f, true, {70, 5}, 100}, random);
+      check_attention_case({h, g, d, layout, 0, 0, 0.f, true, {70, 5}, is_whole ? 100 : 20}, random);
       check_attention_case({h, g, d, layout, 0, 9, 0.f, false, {290, 5}, many}, random);
       check_attention_case({h, g, d, layout, 1, h % 2 ? 0 : 20, 0.f, h > 4, {longest, 1}, many < 40 ? many : 40, true},
                            random);
@@ -458,10 +519,10 @@ inline void check_attention() {
       check_attention_case({h, 1, first + rest, layout, 1, 0, 0.f, false, {31, 1, 33}, 40, false, first}, random);
       check_attention_case({h, 1, first + rest, layout, 1, 40, 5.f, false, {300, 257}, 9, false, first}, random);
     }
-  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
+  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8, PS_KV_INT4})
     for (float magnitude : {1e-39f, 0x1p-63f, 0x1p-50f, 0x1p-30f})
       check_attention_case({4, 2, 32, layout, 1, 0, 0.f, false, {70, 33}, 9}, random, magnitude);
-  check_attention_case({4, 2, 32, PS_KV_F32, 1, 0, 0.f, false, {600}, 600}, random);
+  check_attention_case({whole ? 4 : 2, whole ? 2 : 1, 32, PS_KV_F32, 1, 0, 0.f, false, {600}, 600}, random);
   check_attention_case({4, 2, 32, PS_KV_BF16, 1, 300, 0.f, false, {600, 2}, 64}, random);
   check_attention_case({4, 2, 32, PS_KV_INT8, 1, 0, 2.f, false, {600, 256}, 3}, random);
 }

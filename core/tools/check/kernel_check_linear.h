@@ -12,7 +12,7 @@ using Half = __fp16;
 using Half = _Float16;
 #endif
 
-// Written out again, so that a slip in base/tiles.h is found.
+// Written again here, so that an error in base/tiles.h is found.
 inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
   int64_t tiles = (rows + 15) / 16;
   switch (layout) {
@@ -49,7 +49,7 @@ inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
 struct Source {
   int32_t dtype;
   Bytes bytes;
-  Floats values;  // exactly what the bytes say
+  Floats values;  // exactly what the bytes encode
 };
 
 inline Source make_source(int32_t dtype, const Floats& values) {
@@ -77,7 +77,7 @@ inline Bytes pack_rows(const ps::Kernels* k, int32_t layout, int64_t rows, int64
   Bytes packed(size_t(bytes_of(layout, rows, cols)));
   for (int64_t at = 0; at < rows;) {
     int64_t n = split > 0 && at + split < rows ? split : rows - at;
-    // A copy of just these rows, so that a read past them is found.
+    // A copy of just these rows, so that AddressSanitizer finds a read past them.
     size_t row_bytes = s.bytes.size() / size_t(rows);
     Bytes part(s.bytes.begin() + long(size_t(at) * row_bytes), s.bytes.begin() + long(size_t(at + n) * row_bytes));
     k->pack({layout, rows, cols, at, n, s.dtype, part.data(), packed.data()});
@@ -96,12 +96,12 @@ inline double pack_tolerance(int32_t layout, float value, float largest) {
     case PS_T16_BF16: return std::fabs(value) * 0.004;
     case PS_T16_I8: return largest / 127. * 0.5001;
     default:
-      return largest / 127. * 20;  // what is clipped loses more than half a step; check_int4_error bounds the sum
+      return largest / 127. * 20;  // a clipped value loses more than half a step; check_int4_error bounds the sum
   }
 }
 
-// The error of a group of 4-bit values, squared and summed, is no larger than that of a line that clips nothing: its
-// step is a fifteenth of the range, rounded up to a whole multiple of the row's unit, its offset rounded to one.
+// The sum of squared errors of a group of 4-bit values is no larger than with a step and offset that clip nothing: the
+// step is a fifteenth of the range, rounded up to a whole multiple of the row's unit, the offset is rounded to one.
 inline void check_int4_error(const Floats& source, const Floats& got, int64_t rows, int64_t cols,
                              const std::string& what, const char* level) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -148,8 +148,8 @@ inline void check_layout(int32_t layout, int64_t rows, int64_t cols, const Sourc
   }
 }
 
-// Rows of very different sizes, zeros, and values that are not numbers: every level writes the same bytes, and a row of
-// numbers stays one.
+// Rows of very different magnitudes, zeros, and values that are not finite: every level writes the same bytes, and
+// finite rows stay finite.
 inline void check_extreme_rows() {
   Floats values(size_t(32 * 16), 0.f);
   const float extremes[] = {0.f, 1e-44f, 1e-30f, 1e-7f, 1.f, 6e4f, 1e30f, 3e37f, INFINITY, -INFINITY, NAN};
@@ -175,7 +175,7 @@ inline void check_extreme_rows() {
   }
 }
 
-// Lines that leave int8, as a damaged file may hold, wrap around modulo 256.
+// Values that exceed int8, as in a damaged file, wrap around modulo 256.
 inline void check_wrapping_lines() {
   Bytes packed(size_t(bytes_of(PS_T16_I4G32, 16, 64)), 0);
   Random random = {12};
@@ -220,7 +220,7 @@ struct Scheme {
   const char* name;
   ps::LinearScheme index;
   int32_t layout;
-  int planes;  // of integer activations; 0: floats
+  int planes;  // for integer activations; 0: floats
 };
 constexpr Scheme kSchemes[] = {
     {"f32", ps::LINEAR_F32, PS_T16_F32, 0},          {"f16", ps::LINEAR_F16, PS_T16_F16, 0},
@@ -243,7 +243,7 @@ inline int64_t block_columns(const Scheme& scheme) {
   return (scheme.layout >= PS_T16_Q4_K && scheme.layout <= PS_T16_Q6_K) || scheme.layout >= PS_T16_IQ4_XS ? 256 : 32;
 }
 
-// A weight: of floats, or blocks of any bytes under scales that are small numbers.
+// A weight: of floats, or of blocks of random bytes with scales that are small numbers.
 inline Bytes make_weight(const Scheme& scheme, int64_t rows, int64_t cols, Random& random) {
   if (!has_blocks(scheme)) {
     const Source s = make_source(PS_F32, random.normals(rows * cols, 0.05f));
@@ -256,7 +256,7 @@ inline Bytes make_weight(const Scheme& scheme, int64_t rows, int64_t cols, Rando
       for (size_t i = 0; i < 64; ++i) packed[at + i] = uint8_t(118 + packed[at + i] % 8);
     return packed;
   }
-  if (scheme.layout >= PS_T16_NVFP4 && scheme.layout <= PS_T16_TQ1_0) {  // f32 scales, of NVFP4 e4m3 too
+  if (scheme.layout >= PS_T16_NVFP4 && scheme.layout <= PS_T16_TQ1_0) {  // f32 scales; NVFP4 has e4m3 ones too
     const size_t step = size_t(bytes_of(scheme.layout, 16, 256));
     for (size_t at = 0; at < packed.size(); at += step) {
       const Floats scales = random.normals(16, 0.01f);
@@ -286,7 +286,7 @@ struct LinearCase {
   Floats bias;
 };
 
-// rows first..first+m of x, and tiles in steps of `split`; columns past the weight's must stay as they are.
+// Rows first..first+m of x, and tiles in steps of `split`; columns past the weight's must stay unchanged.
 inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride, int64_t first,
                          int32_t m, int64_t split, const Floats* residual = nullptr, bool gated = true) {
   const int64_t stride = (c.cols + 63) / 64 * 64, y_stride = c.rows + 3, planes = c.scheme.planes;
@@ -330,7 +330,7 @@ inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats
   return y;
 }
 
-// Activations as the integer schemes round them: to 8 bit, or to 16.
+// Activations as the integer schemes round them: to 8 bits, or to 16.
 inline void round_activations(Floats& row, int planes) {
   if (!planes) return;
   const float limit = planes == 2 ? 32512.f : 127.f;
@@ -340,7 +340,7 @@ inline void round_activations(Floats& row, int planes) {
   for (float& v : row) v = std::nearbyint(std::fmin(std::fmax(v * inverse, -limit), limit)) * scale;
 }
 
-// Activations as GGUF's blocks meet them: each 32 have a scale.
+// Activations as rounded for GGUF's block types: each 32 have a scale.
 inline void round_groups(Floats& row) {
   for (size_t i = 0; i < row.size(); i += 32) {
     Floats group(row.begin() + long(i), row.begin() + long(i + 32));
@@ -379,7 +379,7 @@ inline void check_columns_past(const ps::Kernels* k, const LinearCase& c, const 
       if (y[size_t(i * (c.rows + 3) + n)] != 777.f) fail(what, k->level, "wrote past the last column");
 }
 
-// Steps of so many rows, the last of them the most: alike at every level, and the most as the reference has them.
+// Batches of these numbers of rows, the largest last: equal at every level, and the largest close to the reference.
 inline void check_linear_case(const LinearCase& c, Random& random, const std::vector<int32_t>& steps) {
   const int64_t x_stride = c.cols + 5;
   const int32_t most = steps.back();
@@ -388,16 +388,18 @@ inline void check_linear_case(const LinearCase& c, Random& random, const std::ve
       std::string("linear ") + c.scheme.name + " " + std::to_string(c.rows) + "x" + std::to_string(c.cols);
   Floats all = run_linear(ps::kernels_generic, c, x, x_stride, 0, most, 1000);
   for (const ps::Kernels* k : levels()) {
-    // A dot product of bf16 rounds differently: it is held to the reference and to itself.
+    // A dot product of bf16 rounds differently: it is compared with the reference and with itself.
     const bool has_own_bits = c.scheme.index == ps::LINEAR_BF16 && k->bf16_bytes == 2;
     if (has_own_bits) all = run_linear(k, c, x, x_stride, 0, most, 1000);
     for (int32_t m : steps) {
+      if (leaves_out(k, m, most)) continue;
       std::string what = shape + " m " + std::to_string(m);
-      Floats y = run_linear(k, c, x, x_stride, 0, m, 1000);
+      // `all`: the generic level's result for the largest number of rows.
+      Floats y = k == ps::kernels_generic && m == most ? all : run_linear(k, c, x, x_stride, 0, m, 1000);
       expect_same(y, Floats(all.begin(), all.begin() + long(y.size())), what, k->level);
       expect_same(run_linear(k, c, x, x_stride, 0, m, 3), y, what + " split", k->level);
       check_columns_past(k, c, y, m, what);
-      // Of the others the first rows are these in bits, and other levels have the bits of the generic one.
+      // Smaller batches equal its first rows bit for bit, and other levels have the bits of the generic one.
       if (m == most && (k == ps::kernels_generic || has_own_bits))
         compare_with_reference(k, c, x, x_stride, y, m, what);
     }
@@ -409,7 +411,7 @@ inline void check_linear_case(const LinearCase& c, Random& random, const std::ve
   }
 }
 
-// A row with a NaN or an infinity spoils its own outputs and no others.
+// A row with a NaN or an infinity affects its own outputs only.
 inline void check_bad_rows(const LinearCase& c, Random& random) {
   Floats x = random.normals(4 * c.cols), clean = x;
   x[size_t(c.cols)] = NAN;
@@ -427,11 +429,12 @@ inline void check_bad_rows(const LinearCase& c, Random& random) {
   }
 }
 
-// Gated and residual forms against the plain linear and what follows it: equal in bits.
+// Gated and residual forms equal the plain linear followed by the separate op, bit for bit.
 inline void check_epilogue(const LinearCase& c, Random& random, int64_t m, bool gated, bool added) {
   const int64_t wide = gated ? c.rows / 2 : c.rows, stride = c.rows + 3;
   const Floats x = random.normals(m * c.cols), residual = added ? random.normals(m * wide) : Floats{};
   for (const ps::Kernels* k : levels()) {
+    if (leaves_out(k, m, 0)) continue;
     const Floats plain = run_linear(k, c, x, c.cols, 0, int32_t(m), 1000);
     Floats expected(size_t(m * wide));
     for (int64_t i = 0; i < m; ++i) std::copy_n(plain.begin() + i * stride, wide, expected.begin() + i * wide);
@@ -453,7 +456,7 @@ inline void check_epilogue(const LinearCase& c, Random& random, int64_t m, bool 
 inline void check_epilogues(LinearCase c, Random& random) {
   for (bool bias : {true, false}) {
     if (!bias) c.bias.clear();
-    for (int64_t m : whole ? std::vector<int64_t>{1, 2, 4, 7, 8, 13, 16, 45} : std::vector<int64_t>{2, 7})
+    for (int64_t m : whole ? std::vector<int64_t>{1, 2, 4, 7, 8, 13, 16, 45} : std::vector<int64_t>{2, 3, 7})
       for (bool gated : {true, false})
         for (bool added : {true, false})
           if (!gated || c.rows % 32 == 0) check_epilogue(c, random, m, gated, added);

@@ -1,4 +1,4 @@
-// Checks of norms, activations, rope, and the reductions that sampling needs.
+// Checks of norms, activations, rope, and the reductions for sampling.
 #ifndef PENSTOCK_KERNEL_CHECK_ROWS_H
 #define PENSTOCK_KERNEL_CHECK_ROWS_H
 
@@ -49,7 +49,7 @@ inline void check_norm(bool layer, int64_t groups, int64_t dim, bool with_residu
       for (double e : v) mean += layer ? e / double(dim) : 0;
       for (double e : v) square += (e - mean) * (e - mean);
       for (int64_t i = 0; i < dim; ++i) {
-        const float w = weight[size_t(item % groups * dim + i)];  // each group has weights of its own
+        const float w = weight[size_t(item % groups * dim + i)];  // each group has its own weights
         double r = (v[size_t(i)] - mean) / std::sqrt(square / double(dim) + 1e-5) * w + (layer ? w : 0);
         expect_near(y[size_t(item * dim + i)], r, 2e-5, what, k->level);
         if (with_residual) expect_near(sum[size_t(item * dim + i)], v[size_t(i)], 1e-6, what + " sum", k->level);
@@ -140,7 +140,7 @@ inline void check_binaries(Random& random) {
   }
 }
 
-// Every level against the generic one; tests/ops compares that with the references.
+// Compares every level with the generic one; tests/ops compares that with the references.
 inline void check_scaled_rows(int64_t dim, Random& random) {
   const Floats a = random.normals(3 * dim), b = random.normals(3 * dim);
   using Apply = void (*)(const ps::Kernels*, const ps::BinaryArgs&);
@@ -240,7 +240,7 @@ inline void check_reductions(Random& random) {
   }
 }
 
-// Blocks of 32 columns, rotated; x of this length, and no element behind it.
+// Rotation in blocks of 32 columns: x has exactly this length, so that a read past it is found.
 inline void check_rotation(int64_t cols, Random& random) {
   const Floats x = random.normals(cols);
   Floats expected(x.size());

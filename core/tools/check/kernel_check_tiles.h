@@ -6,8 +6,8 @@
 
 namespace check {
 
-// bf16 on tile registers: of each 32 columns the even and the odd ones are chains from zero, whose sum is added
-// (docs/explanation/numerics.md).
+// bf16 on tile registers: the even and the odd ones of each 32 columns are summed in chains that start at zero, and
+// their sum is added (docs/explanation/numerics.md).
 inline void check_bf16_tiles(Random& random) {
   const int64_t rows = 21, cols = 103;
   const int32_t m = 19;
@@ -35,8 +35,8 @@ inline void check_bf16_tiles(Random& random) {
   }
 }
 
-// More rows than the second-level cache holds, which tile registers take in another order: the same bits as by vectors,
-// and of bf16, which those round otherwise, as few rows have.
+// More rows than fit in the L2 cache, which tile registers process in another order: the bits must equal those of
+// vectors or, for bf16, which vectors round differently, those of a few rows.
 inline void check_many_rows(Random& random) {
   const std::vector<const ps::Kernels*> known = levels();
   if (std::find(known.begin(), known.end(), ps::kernels_amx) == known.end()) return;

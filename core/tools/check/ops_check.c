@@ -1,6 +1,6 @@
-/* ops_check BUNDLE: users' own ops in wrong hands; the bundle's graph has the op example::squared_relu, version 1. Each
- * mistake is a status with a message that names op and field; built with sanitizers by the tests.  Prints what went
- * otherwise; the exit status is 1 if anything did. */
+/* ops_check BUNDLE: misuse of custom ops; the bundle's graph has the op example::squared_relu, version 1.  Each mistake
+ * must give a status and a message that names op and field; the tests build it with sanitizers.  Prints the
+ * differences; the exit status is 1 if there are any. */
 #include <stdio.h>
 #include <string.h>
 
@@ -100,7 +100,7 @@ static void check_registering(const char* path) {
   REFUSED(ps_ops_register(NULL), "expected a table of ops, got null");
   REFUSED(ps_ops_load(NULL), "path");
   expect(__LINE__, ps_ops_load("/no/such/library.so"), PS_IO_ERROR, "/no/such/library.so: No such file");
-  expect(__LINE__, ps_ops_load(path), PS_IO_ERROR, path); /* a file that is no library */
+  expect(__LINE__, ps_ops_load(path), PS_IO_ERROR, path); /* not a shared library */
   expect(__LINE__, ps_ops_load("/"), PS_IO_ERROR, "/");
   {
     ps_op_library library = {sizeof library, PS_OP_ABI_VERSION + 1, 1, 0, NULL};
@@ -150,7 +150,7 @@ static void check_ops(const char* path) {
   FINE(register_op(&kOp, 1)); /* the same again */
   other.version = 2;
   REFUSED(register_op(&other, 1), "example::squared_relu: version 1 is loaded already, from the program");
-  fail_infer = 99; /* no status */
+  fail_infer = 99; /* not a ps_status */
   expect(__LINE__, ps_model_open(path, &options, &model), PS_INTERNAL, "xxx");
   fail_infer = 0;
   for (wrong_type = 1; wrong_type <= 5; ++wrong_type)
@@ -164,7 +164,7 @@ static void check_ops(const char* path) {
   fail_compute = -5;
   expect(__LINE__, ps_program_run(program, &batch), PS_INTERNAL, "example::squared_relu: not today");
   fail_compute = 0;
-  FINE(ps_program_run(program, &batch)); /* and goes on */
+  FINE(ps_program_run(program, &batch)); /* still works */
   ps_program_destroy(program);
   ps_model_close(model);
   ps_context_destroy(context);

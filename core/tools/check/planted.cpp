@@ -1,6 +1,6 @@
-// Planted faults.  A kernel table that breaks the numerics contract as little as its formats can show proves that the
-// invariance tests notice; steps that fail prove that the engine survives them.
-// Compiled in only by -DPENSTOCK_PLANTED=ON, never into a release.
+// Fault injection.  A kernel table that breaks the numerics contract as slightly as its formats can show proves that
+// the invariance tests detect it; steps that fail prove that the engine survives them.  Compiled in only with
+// -DPENSTOCK_PLANTED=ON, never in a release.
 //
 // PENSTOCK_PLANT names the fault:
 //   - split_k: linears are off when a batch has more than one token.
@@ -21,10 +21,10 @@
 namespace ps {
 namespace {
 
-constexpr int kMaxLevels = 4;  // levels side by side in one process, each with its own table
+constexpr int kMaxLevels = 4;  // levels used in one process, each with its own table
 const Kernels* originals[kMaxLevels];
 Kernels tables[kMaxLevels];
-constexpr int32_t kUnlucky = 13;  // tokens of the step that fails
+constexpr int32_t kUnlucky = 13;  // number of tokens of the step that fails
 enum { SPLIT_K, SPLIT_THREADS, LEVEL, KV, NOT_A_NUMBER } plant;
 
 float* floats(int64_t count) {
@@ -41,11 +41,11 @@ float round_bf16(float x) {
   return x;
 }
 
-// The product with K in two halves, on the values that the kernel computes with.
+// The product with K split in two chains, on the values that the kernel computes with.
 template <bool rounded>
 void split_linear(const Kernels* original, const LinearArgs& args, int64_t begin, int64_t end) {
   const int64_t k = args.weight.cols, n = args.weight.rows;
-  const float kept = rounded && plant == LEVEL ? 0.f : 1.f;  // of the second half
+  const float kept = rounded && plant == LEVEL ? 0.f : 1.f;  // factor of the second half
   float* row = floats(k);
   for (int64_t j = begin * 16; j < end * 16 && j < n; ++j) {
     original->unpack(args.weight, j, 1, row);
@@ -61,7 +61,7 @@ void split_linear(const Kernels* original, const LinearArgs& args, int64_t begin
   free(row);
 }
 
-// The product of activations whose scales are one unit in the last place too large.
+// The product with activation scales that are one unit in the last place too large.
 void scale_linear(void (*linear)(const LinearArgs&, int64_t begin, int64_t end), const LinearArgs& args, int64_t begin,
                   int64_t end) {
   LinearArgs off = args;
@@ -95,7 +95,7 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end) {
   else original->linear[scheme](args, begin, end);
 }
 
-// Keys one unit in the last place off, or more, as far as their format keeps it: int8 in their scales.
+// Changes keys by one unit in the last place, or by the least that their format stores: int8 in their scales.
 template <int level>
 void kv_append(const KvAppendArgs& args, int64_t begin, int64_t end) {
   if (args.batch.num_tokens < 2) return originals[level]->kv_append(args, begin, end);

@@ -54,12 +54,12 @@ struct Open {
   }
 };
 
-// Two requests; each has its own pages and grows by some tokens a step until it begins again.
+// Two requests, each with its own pages; they grow by some tokens per step and start again when full.
 struct Batch {
   std::vector<int32_t> ids, positions, starts, tables, rows;
   ps_batch batch{};
 
-  // `context_ranks`: the ranks that pages are dealt out to.
+  // `context_ranks`: the number of ranks over which pages are split.
   void make(int32_t* lens, const ps_model_info& info, int32_t context_ranks) {
     const int32_t most =
         kTableWidth * PS_PAGE_TOKENS < info.context_len ? kTableWidth * PS_PAGE_TOKENS : info.context_len;
@@ -132,7 +132,7 @@ void* end_later(void* argument) {
   return nullptr;
 }
 
-// `microseconds` not 0: the group is ended after so long.
+// `microseconds` not 0: the group is aborted after this time.
 void run_group(int64_t num_steps, const char* whole_path, char** paths, int32_t world, int32_t kv_layout,
                useconds_t microseconds) {
   int64_t bytes = 0;
@@ -194,7 +194,7 @@ int main(int argc, char** argv) {
   in_stages = strcmp(argv[3], "--stages") == 0;
   char** parts = argv + 3 + in_stages;
   const int32_t world = argc - 3 - in_stages;
-  for (int32_t kv_layout = PS_KV_F32; kv_layout <= PS_KV_INT8; ++kv_layout)
+  for (int32_t kv_layout = PS_KV_F32; kv_layout <= PS_KV_INT4; ++kv_layout)
     run_group(num_steps, argv[2], parts, world, kv_layout, 0);
   for (useconds_t i = 1; i <= 20; ++i) run_group(0, argv[2], parts, world, PS_KV_BF16, i * i * 400);
   return num_failures ? 1 : 0;

@@ -1,14 +1,14 @@
 // Prints what a bundle computes, bit for bit, using only penstock.h: two machines, or two instruction levels, that keep
-// the contract of docs/explanation/numerics.md print the same.  Compiled and run by tests/devices/test_aarch64.py.
+// the contract of docs/explanation/numerics.md print the same. tests/devices/test_aarch64.py compiles and runs it.
 //
 //   step_check BUNDLE TOKENS STEPS
 //   step_check BUNDLE encode < TEXTS
 //
 // The first form prints a line for each step, for every KV layout: the tokens, a hash of all logits, the largest logit.
-// The second prints a line for each text (four bytes of length, then UTF-8): its ids, and whether they decode to it.
+// The second prints a line for each text (four bytes of length, then UTF-8): its ids, and whether decoding restores it.
 //
-// The steps: a prompt in two chunks, the second beside the prompt of another request, and then STEPS tokens of both:
-// the first request's greedy, the other's drawn with a seed.
+// The steps: a prompt in two chunks, the second together with the prompt of another request, then STEPS tokens of both:
+// greedy for the first request, drawn with a seed for the other.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -38,7 +38,7 @@ T sized() {  // fields that this program does not know are zero
 struct Request {
   Ids tokens;
   float temperature;
-  int64_t done;  // tokens that were computed
+  int64_t done;  // number of tokens computed so far
 };
 
 struct Run {
@@ -71,7 +71,8 @@ void print_step(const Run& run, const Ids& sampled) {
   std::printf("\n");
 }
 
-// Computes `counts[i]` tokens of request i, with the logits of them all; a request whose tokens are all computed gets
+// Computes `counts[i]` tokens of request i, with the logits of all; a request whose tokens are all computed gets its
+// next.
 // its next.
 void step(const Run& run, std::vector<Request*> requests, const Ids& counts) {
   Ids tokens, positions, starts = {0}, pages, rows, top_k, ids;
@@ -152,7 +153,7 @@ void check_texts(const ps_tokenizer* tokenizer) {
   }
 }
 
-// A text, repeated, and tokens that no text would have.
+// A repeated text, and tokens that no text encodes to.
 Ids prompt(const ps_tokenizer* tokenizer, int32_t vocab, size_t tokens) {
   const Ids text = encode(tokenizer, "def add(a, b):\n    \"\"\"Return the sum.\"\"\"\n    return a + b\n\n\n");
   Ids ids;
@@ -211,6 +212,7 @@ int main(int argc, char** argv) {
     check_layout(model, context, ids, steps, PS_KV_F32, "f32");
     check_layout(model, context, ids, steps, PS_KV_BF16, "bf16");
     check_layout(model, context, ids, steps, PS_KV_INT8, "int8");
+    check_layout(model, context, ids, steps, PS_KV_INT4, "int4");
   }
   ps_tokenizer_close(tokenizer);
   ps_model_close(model);

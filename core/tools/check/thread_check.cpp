@@ -1,5 +1,5 @@
-// Runs, shares and walks with many threads, some of them late, many times over.  It checks that every item is done
-// once, that nothing is read before it was written, and that every thread returns.  Built with ThreadSanitizer too.
+// Runs, shares and walks with many threads, some of them late, many times.  Checks that every item is processed once,
+// that nothing is read before it was written, and that every thread returns.  Also built with ThreadSanitizer.
 //
 //   thread_check ROUNDS
 #include <stdio.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kMillisecond = 1000000;
 constexpr int32_t kItems = 64;
 int64_t num_failures = 0;
-// Of all walks: a thread that leaves touches nothing of its walk any more.
+// Checks that a thread that leaves a walk does not touch it any more.
 std::atomic<int64_t> num_left{0};
 
 void expect(bool good, const char* what, int64_t found) {
@@ -31,14 +31,15 @@ void nap(int64_t nanoseconds) {
   nanosleep(&time, nullptr);
 }
 
-// Not atomic on purpose: only barriers order what the threads do to the cells.
+// Not atomic on purpose: only barriers order the threads' accesses to the cells.
 struct Cells {
   Pool* pool;
   int64_t num_steps;
   std::vector<int64_t> cells;
   std::atomic<int64_t> num_wrong{0}, num_came{0};
   uint64_t naps;  // bit i: a thread naps in step 2 i
-  // Step s wants every cell at s, its own and its neighbour's, and makes its own s + 1; between the two is a barrier.
+  // Step s expects every cell, its own and its neighbour's, to be s, and sets its own to s + 1; a barrier is in
+  // between.
   void step(int64_t s, const WalkSlot& slot) {
     int64_t begin, end;
     split(kItems, slot.rank, slot.num_threads, &begin, &end);
@@ -98,7 +99,7 @@ void stress(int32_t num_threads, int32_t num_cores, int64_t rounds) {
          static_cast<long long>(rounds), static_cast<long long>(num_left.load()));
 }
 
-// A walk of four steps with three threads: how many are there in the last.
+// A walk of four steps with three threads: how many take part in the last.
 struct Late {
   Pool* pool;
   int64_t busy_ns, nap_ns;  // of thread 2, in the second step and in the third
@@ -110,7 +111,7 @@ void walk_late(void* argument, int32_t thread, WalkSlot* slot, int64_t at) {
   Late* late = static_cast<Late*>(argument);
   for (const int64_t first = at; at < 4; ++at) {
     if (at > first && !late->pool->walk_barrier().arrive_and_wait(slot, at, [] {})) return;
-    if (thread == 0 && at == 0) nap(5 * kMillisecond);  // the others come
+    if (thread == 0 && at == 0) nap(5 * kMillisecond);  // gives the others time to join
     if (thread == 2 && (at == 1 || at == 2) && slot->num_threads == 3) {
       late->was_late = true;
       const int64_t start = now_ns(), end = thread_ns() + late->busy_ns,
@@ -125,8 +126,8 @@ void walk_late(void* argument, int32_t thread, WalkSlot* slot, int64_t at) {
   late->pool->walk_barrier().finish(slot, thread == 0);
 }
 
-// Checks whether a thread leaves that is busy and then off its core for this long.  A try on a machine that has no free
-// core is inconclusive; if all tries are, the check is skipped.
+// Checks whether a thread that is busy and then off its core for this long leaves the walk.  An attempt without a free
+// core is inconclusive; if all are, the check is skipped.
 void check_late(int64_t busy_ns, int64_t nap_ns, int32_t num_threads, const char* what) {
   Pool pool;
   pool.start(3, 3);
@@ -150,7 +151,7 @@ int main(int argc, char** argv) {
   stress(8, 2, rounds);
   check_late(0, 100 * kMillisecond, 2, "threads after one was off its core beyond patience");
   check_late(80 * kMillisecond, 0, 3, "threads after one was late with work of its own");
-  // Others waited long at the barrier before: that is none of this one's.
+  // The others waited long at the barrier before, which must not count for this one.
   check_late(25 * kMillisecond, 20 * kMillisecond, 3, "threads after one was late within patience");
   printf("%lld failures\n", static_cast<long long>(num_failures));
   return num_failures != 0;

@@ -1,9 +1,10 @@
-// Mutates bundles and opens them; what opens is planned, run and sampled.  Whatever the bytes, the core must answer
-// with a status and a message: a crash, a hang or a report of a sanitizer is a failure.
+// Mutates bundles and opens them; those that open are planned, run and sampled.  For any bytes, the core must return a
+// status and a message: a crash, a hang or a sanitizer report is a failure.
 //
 //   fuzz_bundle ITERATIONS SEED BUNDLE...
 //
 // fuzz_bundle 1 SEED+NUMBER reproduces only mutant NUMBER.
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,9 +26,9 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 
 constexpr size_t kHeader = 64;
-constexpr int64_t kMaxMemory = 64 << 20;  // plans beyond it are sound and not worth the time
-// The first limit is CPU time, so that a stalled machine is no hang. The longer one is wall time, for a wait without
-// computing.
+constexpr int64_t kMaxMemory = 64 << 20;  // larger plans are valid but take too long
+// The first limit is CPU time, so that a stalled machine does not count as a hang.  The second, longer one is wall
+// time, for waits without CPU use.
 constexpr unsigned kHangSeconds = 40;
 constexpr unsigned kWaitSeconds = 600;
 constexpr int64_t kReportEvery = 20000;
@@ -92,7 +93,7 @@ int64_t interesting(Random* r, int64_t old) {
   }
 }
 
-// Writes a number of `size` bytes at an aligned place of the metadata.
+// Writes a number of `size` bytes at an aligned offset in the metadata.
 void edit_number(Bytes* b, Random* r, size_t size) {
   const size_t n = metadata_size(*b);
   if (n < 16) return;
@@ -156,7 +157,7 @@ struct Tally {
   }
 };
 
-// Every byte of it is read, so that a sanitizer sees rows that are not the program's.
+// Reads every byte, so that a sanitizer detects rows outside the program's memory.
 uint32_t touch(const void* rows, size_t num_bytes) { return ps_crc32(0, rows, static_cast<int64_t>(num_bytes)); }
 
 bool says(bool good, const char* what, int64_t found) {
@@ -164,7 +165,7 @@ bool says(bool good, const char* what, int64_t found) {
   return good;
 }
 
-// The rows of all tokens where the batch asked for them, and those of the tail where the graph ends in one.
+// Reads the rows of all tokens if the batch asked for them, and those of the tail if the graph ends in one.
 bool read_rows(const ps_program* program, const ps_model_info& info, const ps_batch& batch, Tally* tally) {
   const float *hidden = nullptr, *values = nullptr;
   const int32_t* ids = nullptr;
@@ -197,7 +198,7 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
   options.max_rows = 4;
   options.num_pages = 8;
   options.num_slots = 2;
-  options.kv_layout = 1 + static_cast<int32_t>(r->below(3));
+  options.kv_layout = 1 + static_cast<int32_t>(r->below(4));
   ps_plan plan{};
   plan.struct_size = sizeof(plan);
   ps_status status = ps_program_plan(model, context, &options, &plan);
@@ -210,7 +211,7 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
   std::vector<int32_t> tables;
   for (int32_t g = 0; g < info.num_page_groups; ++g) tables.insert(tables.end(), {1, 2});
   const int32_t num_rows =
-      1 + static_cast<int32_t>(r->below(2));  // one: half of the tokens at most, so that rows are left out
+      1 + static_cast<int32_t>(r->below(2));  // one: at most half of the tokens, so that rows are skipped
   const uint32_t flags = r->below(2) ? PS_BATCH_HIDDEN : 0;
   const ps_batch batch{sizeof(ps_batch),    3,    2, num_rows, 1, ids, positions, starts, tables.data(),
                        rows + 2 - num_rows, flags};
@@ -236,7 +237,7 @@ bool run_program(ps_model* model, ps_context* context, const ps_model_info& info
     sampled.struct_size = sizeof(sampled);
     sampled.ids = out;
     sampled.logprobs = logprobs;
-    status = ps_program_sample(program, &sampling, &sampled);  // NaN from damaged weights is refused, in words
+    status = ps_program_sample(program, &sampling, &sampled);  // NaN from damaged weights is refused with a message
     ok = tally->expect_message(status) && ok;
     tally->sampled += status == PS_OK;
     ok = read_rows(program, info, batch, tally) && ok;
@@ -249,7 +250,7 @@ size_t element_bytes(int32_t dtype) {
   return dtype == PS_I64 ? 8 : dtype == PS_F32 || dtype == PS_I32 ? 4 : dtype == PS_F16 || dtype == PS_BF16 ? 2 : 1;
 }
 
-// The dims that the sizes of the file's example give an input; false: too many bytes to be worth the time.
+// The dims of an input at the example sizes; false: too many bytes to be worth the time.
 bool input_dims(const ps_value_info& value, const std::vector<ps::NamedSize>& sizes, ps_array* out, size_t* bytes) {
   int64_t dims[ps::kMaxListLen];
   int32_t count = 0;
@@ -266,7 +267,16 @@ bool input_dims(const ps_value_info& value, const std::vector<ps::NamedSize>& si
   return true;
 }
 
-// Every byte of every output is read.
+// Floats from -1 to 1, so that ops select, with a few special values; integers are 0, a valid index of any tensor.
+void fill_input(int32_t dtype, Random* r, Bytes* data) {
+  static const float odd[] = {0, -0.0f, 3e38f, -3e38f, 1e-45f, INFINITY, -INFINITY, NAN};
+  const bool has_odd = r->below(8) == 0;
+  for (size_t at = 0; dtype == PS_F32 && at < data->size(); at += sizeof(float))
+    put(data, at, has_odd && r->below(8) == 0 ? odd[r->below(8)] : 2 * r->unit() - 1);
+  for (size_t at = 0; dtype == PS_BOOL && at < data->size(); ++at) (*data)[at] = static_cast<uint8_t>(r->below(2));
+}
+
+// Reads every byte of every output.
 bool read_outputs(const ps_program* program, const ps_model_info& info, Tally* tally) {
   bool ok = true;
   for (int32_t i = 0; i < info.num_outputs; ++i) {
@@ -281,7 +291,7 @@ bool read_outputs(const ps_program* program, const ps_model_info& info, Tally* t
   return ok;
 }
 
-// Two runs of a general network, with the sizes of its example and with others.
+// Runs a general network twice: at its example sizes and at others.
 bool run_network(ps_model* model, ps_context* context, const ps_model_info& info, Random* r, Tally* tally) {
   ps_program_options options{};
   options.struct_size = sizeof(options);
@@ -309,7 +319,7 @@ bool run_network(ps_model* model, ps_context* context, const ps_model_info& info
       const size_t at = static_cast<size_t>(i);
       small = input_dims(value, sizes, &arrays[at], &bytes);
       data[at].resize(small ? bytes : 0);
-      for (uint8_t& byte : data[at]) byte = value.dtype == PS_BOOL ? static_cast<uint8_t>(r->below(2)) : 0;
+      fill_input(value.dtype, r, &data[at]);
       arrays[at].data = data[at].data();
     }
     if (!small) continue;

@@ -1,9 +1,9 @@
-// Samples rows of random, odd and hostile numbers.  Whatever the arrays hold, the core must answer with a status and a
-// message, or with tokens below the vocabulary: a crash or a report of a sanitizer is a failure.
+// Samples rows of random, special and hostile numbers.  For any arrays, the core must return a status and a message, or
+// tokens below the vocabulary: a crash or a sanitizer report is a failure.
 //
 //   fuzz_sample ITERATIONS SEED
 //
-// Every array is an allocation of its own size, so that a sanitizer sees each step beyond it.
+// Every array is a separate allocation of its exact size, so that a sanitizer detects each access beyond it.
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@ namespace {
 struct Case {
   Random* r;
   int32_t rows, vocab;
-  int32_t odd;  // one number in so many is hostile; 0: none
+  int32_t odd;  // one number in this many is hostile; 0: none
 
   bool is_odd() { return odd && r->index(odd) == 0; }
   float odd_float() {
@@ -38,7 +38,7 @@ struct Case {
     for (int32_t& x : out) x = is_odd() ? values[r->index(9)] : low + r->index(int64_t{high} - low + 1);
     return out;
   }
-  // Starts of `rows` lists that end at *total; a hostile one may say anything but that its end lies beyond the arrays.
+  // Starts of `rows` lists that end at *total; hostile ones are arbitrary but stay within the arrays.
   std::vector<int32_t> starts(int32_t* total) {
     std::vector<int32_t> out(static_cast<size_t>(rows) + 1);
     for (int32_t i = 0; i < rows; ++i) out[static_cast<size_t>(i) + 1] = out[static_cast<size_t>(i)] + r->index(6);
@@ -57,7 +57,7 @@ bool try_case(ps_context* context, Random* r, int64_t* sampled_rows) {
   Case c{r, r->index(5), 1 + r->index(r->index(4) ? 70 : 2500), r->index(2) ? 0 : 4 + r->index(200)};
   const int32_t n = c.rows;
   std::vector<float> logits = c.floats(int64_t{n} * c.vocab, -9, 9);
-  if (n && r->index(4) == 0) {  // plateaus and cliffs
+  if (n && r->index(4) == 0) {  // equal values and outliers
     for (float& x : logits) x = r->index(3) ? -INFINITY : static_cast<float>(r->index(3)) * 1e30f;
   }
   const auto temperature = c.floats(n, 0, 2), top_p = c.floats(n, 0.01f, 1), min_p = c.floats(n, 0, 1),

@@ -1,7 +1,7 @@
-// Mutates the segments of tokenizers and opens them; what opens encodes texts, and decodes ids whole and piece by
-// piece. Whatever the bytes, the core must answer with a status and a message, and pieces must make up the whole: a
-// crash, a hang or a report of a sanitizer is a failure.  Some segments change after they were opened, and each while
-// it is, as a mapped file may.
+// Mutates the segments of tokenizers and opens them; those that open encode texts, and decode ids whole and in pieces.
+// For any bytes, the core must return a status and a message, and the pieces must make up the whole: a crash, a hang or
+// a sanitizer report is a failure.  Some segments change after they were opened, and each while it is opened, as a
+// mapped file may.
 //
 //   fuzz_tokenizer ITERATIONS SEED SEGMENT...
 //
@@ -26,7 +26,7 @@ namespace {
 
 using Segment = std::vector<uint8_t>;
 
-constexpr size_t kHead = 224;  // header and places of the newest version
+constexpr size_t kHead = 224;  // header and table offsets of the newest version
 constexpr unsigned kHangSeconds = 20;
 constexpr int64_t kReportEvery = 100000;
 constexpr int kRaces = 3000;
@@ -75,7 +75,7 @@ void mutate(Segment* s, Random* r) {
   }
 }
 
-// Characters of every length, white space, pieces of tokens; now and then what is no UTF-8.
+// Characters of every length, white space, pieces of tokens, and sometimes invalid UTF-8.
 std::string text_of(const ps::Tokenizer& t, Random* r) {
   static const char* const parts[] = {" ",
                                       "  ",
@@ -119,7 +119,7 @@ std::string text_of(const ps::Tokenizer& t, Random* r) {
 
 bool decode(const ps::Tokenizer& t, const std::vector<int32_t>& ids, uint32_t flags, int64_t* begin, std::string* out,
             Tally* tally) {
-  std::vector<char> small(ids.size());  // often too small: asked for again
+  std::vector<char> small(ids.size());  // often too small, so that the call is repeated
   ps::TextSink sink{small.data(), static_cast<int64_t>(small.size()), 0};
   const int64_t before = *begin;
   ps_status status = ps::decode_tokens(t, ids.data(), static_cast<int64_t>(ids.size()), flags, begin, &sink);
@@ -160,7 +160,7 @@ bool check_decoding(const ps::Tokenizer& t, std::vector<int32_t> ids, Random* r,
 
 bool encode(const ps::Tokenizer& t, Random* r, Tally* tally, std::vector<int32_t>* ids) {
   const std::string text = text_of(t, r);
-  const std::vector<char> exact(text.begin(), text.end());  // without a terminator behind
+  const std::vector<char> exact(text.begin(), text.end());  // without a terminator after it
   ids->assign(r->below(2) ? text.size() : r->below(8), -1);
   ps::TokenSink sink{ids->data(), static_cast<int64_t>(ids->size()), 0};
   const ps::Text view{reinterpret_cast<const uint8_t*>(exact.data()), static_cast<int64_t>(exact.size())};
@@ -194,7 +194,7 @@ bool try_mutant(Segment segment, Random* r, Tally* tally) {
     if (!check_decoding(t, ids, r, tally)) return false;
   }
   if (r->below(4)) return true;
-  for (int i = 0; i < 20; ++i) edit(&segment, r, 0, segment.size());  // opened already: only accesses matter now
+  for (int i = 0; i < 20; ++i) edit(&segment, r, 0, segment.size());  // it is open already: only accesses matter
   if (!encode(t, r, tally, &ids)) return false;
   for (int32_t& id : ids) id = id < 0 ? 0 : id;
   std::string ignored;
@@ -202,7 +202,7 @@ bool try_mutant(Segment segment, Random* r, Tally* tally) {
   return decode(t, ids, 0, &begin, &ignored, tally);
 }
 
-// Opens a segment again and again while another thread points its merges and added tokens far beyond it and back.
+// Opens a segment repeatedly while another thread makes its merges and added tokens point far beyond it and back.
 void open_while_it_changes(Segment segment) {
   constexpr uint32_t kFar = 1u << 29;
   ps::Tokenizer sound{};
@@ -225,7 +225,7 @@ void open_while_it_changes(Segment segment) {
   });
   for (int i = 0; i < kRaces; ++i) {
     ps::Tokenizer t{};
-    ps::open_tokenizer(segment.data(), static_cast<int64_t>(segment.size()), &t);  // whatever it says
+    ps::open_tokenizer(segment.data(), static_cast<int64_t>(segment.size()), &t);  // any status is valid
   }
   over = true;
   writer.join();
@@ -248,7 +248,7 @@ int main(int argc, char** argv) {
     Random random{(seed + static_cast<uint64_t>(i)) * 0xD1342543DE82EF95u};
     Segment segment = seeds[random.below(seeds.size())];
     mutate(&segment, &random);
-    const itimerval limit{{0, 0}, {kHangSeconds, 0}};  // of processor time
+    const itimerval limit{{0, 0}, {kHangSeconds, 0}};  // CPU time
     setitimer(ITIMER_PROF, &limit, nullptr);
     if (!try_mutant(segment, &random, &tally)) {
       fprintf(stderr, "mutant %lld of seed %llu failed\n", static_cast<long long>(i),

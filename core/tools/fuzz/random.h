@@ -1,4 +1,4 @@
-// The random number generator of the fuzzers, equal on every machine, so that a seed reproduces a case.
+// The random number generator of the fuzzers.  It is the same on every machine, so that a seed reproduces a case.
 #ifndef PENSTOCK_TOOLS_RANDOM_H
 #define PENSTOCK_TOOLS_RANDOM_H
 

@@ -1,4 +1,4 @@
-// The seed files of the fuzzers, as their command lines name them.
+// Reads the seed files of the fuzzers, which their command lines name.
 #ifndef PENSTOCK_TOOLS_SEEDS_H
 #define PENSTOCK_TOOLS_SEEDS_H
 
@@ -7,8 +7,7 @@
 
 #include <vector>
 
-// The bytes of each file; false, with a word on standard error, where one cannot be read or has no more than `least`
-// bytes.
+// The bytes of each file; false, with a message on standard error, if one cannot be read or has at most `least` bytes.
 inline bool read_seeds(char** paths, int count, size_t least, const char* what,
                        std::vector<std::vector<uint8_t>>* out) {
   for (int i = 0; i < count; ++i) {

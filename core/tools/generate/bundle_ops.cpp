@@ -52,7 +52,7 @@ ps_status add_bundle(const char* path, bool chooses_kv, Needs* needs) {
   const ps_status status = read_graph(path, &metadata, &graph);
   if (status != PS_OK) return prefix(status, "%s: ", path);
   for (const Node& node : graph.nodes) {
-    if (node.op >= 0 && node.op < NUM_OPS) needs->ops[node.op] = true;  // else a user's own, which is loaded
+    if (node.op >= 0 && node.op < NUM_OPS) needs->ops[node.op] = true;  // else a custom op, loaded at run time
     add_scheme(node, needs);
   }
   for (const Weight& weight : graph.weights) {
@@ -67,11 +67,11 @@ ps_status read_kv_layouts(const char* text, Needs* needs) {
   for (const char* p = text; *p;) {
     const size_t size = strcspn(p, ",");
     int32_t found = 0;
-    for (int32_t layout = PS_KV_F32; layout <= PS_KV_INT8; ++layout) {
+    for (int32_t layout = PS_KV_F32; layout <= PS_KV_INT4; ++layout) {
       if (equal(Str{p, static_cast<uint32_t>(size)}, kv_layout_name(layout))) found = layout;
     }
     if (!found)
-      return fail(PS_INVALID_ARGUMENT, "PENSTOCK_KV_LAYOUTS: expected f32, bf16 or int8, got %.*s",
+      return fail(PS_INVALID_ARGUMENT, "PENSTOCK_KV_LAYOUTS: expected f32, bf16, int8 or int4, got %.*s",
                   static_cast<int>(size), p);
     needs->kv_layouts |= 1u << found;
     p += size + (p[size] == ',');
@@ -95,7 +95,7 @@ ps_status write_header(const char* path, const Needs& needs) {
           " \"\n#define PS_BUILD_LAYOUTS 0x%llxu\n#define PS_BUILD_KV_LAYOUTS 0x%xu\n#define PS_BUILD_NETWORKS %d\n",
           static_cast<unsigned long long>(needs.layouts), needs.kv_layouts, needs.networks);
   printf("; keys and values");
-  for (int32_t layout = PS_KV_F32; layout <= PS_KV_INT8; ++layout) {
+  for (int32_t layout = PS_KV_F32; layout <= PS_KV_INT4; ++layout) {
     if (needs.kv_layouts >> layout & 1) printf(" %s", kv_layout_name(layout));
   }
   printf("\n");

@@ -1,4 +1,4 @@
-// The reader of generation_config.json, and of the recipe in config.json.
+// The reader of generation_config.json, and of the quantization config in config.json.
 #include "defaults.h"
 
 #include <stdlib.h>
@@ -7,19 +7,19 @@
 namespace lite {
 namespace {
 
-// Finds the value of a key of the outermost object: strings and what is nested are skipped, nothing is interpreted.
+// Finds the value of a key of the outermost object.  Skips strings and nested objects; interprets nothing.
 class TopLevel {
  public:
   TopLevel(const char* json, int64_t bytes) : begin_(json), end_(json + bytes) {}
 
-  // The value's first characters, up to a comma, a bracket or the end; false: the key is missing.
+  // The value's first characters, up to a comma, a bracket or the end; false: there is no such key.
   bool find(const char* key, char* out, size_t size) const {
     const char* value = value_of(key);
     if (value) copy(value, out, size);
     return value != nullptr;
   }
 
-  // The object of a key; one without keys, if the key is missing or has another value.
+  // The object of a key; an empty one if the key is missing or has another type.
   TopLevel object(const char* key) const {
     const char* value = value_of(key);
     if (!value || value >= end_ || *value != '{') value = end_;
@@ -32,14 +32,14 @@ class TopLevel {
     const size_t key_size = strlen(key);
     for (const char* p = begin_; p < end_; ++p) {
       if (*p == '{' || *p == '[') ++depth;
-      if ((*p == '}' || *p == ']') && --depth == 0) return nullptr;  // the end of an object that lies in another one
+      if ((*p == '}' || *p == ']') && --depth == 0) return nullptr;  // the end of a nested object
       if (*p != '"') continue;
       const char* text = p + 1;
       p = string_end(text);
       if (depth != 1 || p >= end_ || static_cast<size_t>(p - text) != key_size || memcmp(text, key, key_size) != 0)
         continue;
       const char* value = space_end(p + 1);
-      if (value >= end_ || *value != ':') continue;  // a value that is spelled like the key
+      if (value >= end_ || *value != ':') continue;  // a value that equals the key
       return space_end(value + 1);
     }
     return nullptr;
@@ -98,7 +98,7 @@ const char* stored_kv_cache(const char* json, int64_t bytes) {
   if (!recipe.find("quant_method", text, sizeof(text)) || strcmp(text, "\"penstock\"") != 0) return "auto";
   if (!recipe.find("kv_cache", text, sizeof(text)) || strcmp(text, "null") == 0) return "auto";
   static const char* const names[][2] = {
-      {"\"auto\"", "auto"}, {"\"f32\"", "f32"}, {"\"bf16\"", "bf16"}, {"\"int8\"", "int8"}};
+      {"\"auto\"", "auto"}, {"\"f32\"", "f32"}, {"\"bf16\"", "bf16"}, {"\"int8\"", "int8"}, {"\"int4\"", "int4"}};
   for (const auto& name : names)
     if (strcmp(text, name[0]) == 0) return name[1];
   return nullptr;

@@ -5,7 +5,7 @@
 
 namespace lite {
 
-// Saxena, "Prompt Lookup Decoding" (2023).  A walk over the text costs microseconds, a step milliseconds.
+// Saxena, "Prompt Lookup Decoding" (2023).  Scanning the text takes microseconds, a step milliseconds.
 int64_t draft_from(const int32_t* tokens, int64_t num_tokens, int64_t most, int32_t* out) {
   for (int64_t length = 3; length >= 2; --length) {
     for (int64_t at = num_tokens - length - 1; at >= 0; --at) {

@@ -1,4 +1,4 @@
-// Draft tokens, guessed from the text so far (prompt lookup decoding).
+// Draft tokens taken from the text so far (prompt lookup decoding).
 #ifndef PENSTOCK_LITE_DRAFT_H
 #define PENSTOCK_LITE_DRAFT_H
 
@@ -6,10 +6,10 @@
 
 namespace lite {
 
-constexpr int64_t kMaxDraft = 15;  // guesses of one step
+constexpr int64_t kMaxDraft = 15;  // draft tokens per step
 
-// Where the last three tokens, or else two, stood before, latest first: up to `most` of those that followed there, into
-// `out`. How many; none where nothing is like it.
+// Finds the latest earlier occurrence of the last three tokens, or else two, and copies up to `most` of the tokens that
+// followed it to `out`.  Returns their number; 0 if there is no occurrence.
 int64_t draft_from(const int32_t* tokens, int64_t num_tokens, int64_t most, int32_t* out);
 
 }  // namespace lite

@@ -1,4 +1,4 @@
-// Prefill, decode and streaming of one answer.
+// Prefill, decode and streaming of one response.
 #include "generate.h"
 
 #include <stdarg.h>
@@ -10,8 +10,8 @@
 namespace lite {
 namespace {
 
-constexpr int64_t kChunk = 512;      // tokens of a prompt in one step
-constexpr int32_t kStateWindow = 2;  // of a group of pages with recurrent states: one that is read, one that is written
+constexpr int64_t kChunk = 512;      // prompt tokens per step
+constexpr int32_t kStateWindow = 2;  // of a page group with recurrent states: one is read, one is written
 
 int64_t pages_for(int64_t tokens) { return (tokens + PS_PAGE_TOKENS - 1) / PS_PAGE_TOKENS; }
 
@@ -19,7 +19,8 @@ int32_t kv_layout_of(const char* name) {
   if (strcmp(name, "f32") == 0) return PS_KV_F32;
   if (strcmp(name, "bf16") == 0) return PS_KV_BF16;
   if (strcmp(name, "int8") == 0) return PS_KV_INT8;
-  return 0;  // what the core takes by itself
+  if (strcmp(name, "int4") == 0) return PS_KV_INT4;
+  return 0;  // the core's default
 }
 
 }  // namespace
@@ -77,7 +78,7 @@ bool Generator::open(double start) {
   return open_tokenizer();
 }
 
-// With --ids no tokenizer is needed, but one that is there knows the end tokens.
+// With --ids no tokenizer is needed, but if there is one it knows the end tokens.
 bool Generator::open_tokenizer() {
   const ps_status status = ps_tokenizer_open(model_, &tokenizer_);
   if (status != PS_OK) return options_.ids || fail("%s (--ids)", ps_error_message());
@@ -90,13 +91,13 @@ bool Generator::open_tokenizer() {
   return true;
 }
 
-// What is given goes before the bundle's; naming a filter asks for sampling, so that a greedy default gives way.
+// Options override the bundle's defaults.  Naming a filter implies sampling, so it overrides a greedy default.
 void Generator::choose_sampling() {
   const void* json;
   int64_t bytes;
   if (ps_model_segment(model_, "generation_config.json", &json, &bytes) != PS_OK) bytes = -1;
   const Defaults defaults = read_defaults(static_cast<const char*>(json), bytes);
-  if (!*info_.tail) sampling_ = defaults;  // a graph that ends in token ids is greedy
+  if (!*info_.tail) sampling_ = defaults;  // a graph that ends in token ids is sampled greedily
   const bool filters = options_.top_k >= 0 || options_.top_p >= 0;
   if (filters && sampling_.temperature == 0) sampling_.temperature = 1;
   if (options_.temperature >= 0) sampling_.temperature = options_.temperature;
@@ -126,7 +127,7 @@ bool Generator::read_ids(const char* text, int64_t bytes) {
     const char* first = p;
     while (p < end && *p >= '0' && *p <= '9' && id <= INT32_MAX) id = 10 * id + (*p++ - '0');
     if (p == first) {
-      const int shown = end - first < 20 ? static_cast<int>(end - first) : 20;  // standard input is not terminated
+      const int shown = end - first < 20 ? static_cast<int>(end - first) : 20;  // standard input is not null-terminated
       return fail("--ids: PROMPT: expected token ids, as 1,2,3 or 1 2 3 or [1, 2, 3], got \"%.*s\"", shown, first);
     }
     if (id >= info_.vocab_size)
@@ -163,7 +164,7 @@ bool Generator::encode(const char* text, int64_t bytes) {
   return true;
 }
 
-// A step of n tokens behind a window of w sees at most (n + w - 2) / 32 + 2 pages; they are used in turn.
+// A step of n tokens with a window of w reads at most (n + w - 2) / 32 + 2 pages; they are used round-robin.
 int32_t Generator::pages_of_group(int32_t group, int64_t max_tokens) const {
   const int64_t window = info_.page_windows[group];
   const int64_t seen = pages_for(max_tokens + window) + 2;
@@ -195,7 +196,7 @@ bool Generator::prepare() {
     int64_t bytes;
     if (ps_model_segment(model_, "config.json", &json, &bytes) != PS_OK) bytes = -1;
     kv_cache = stored_kv_cache(static_cast<const char*>(json), bytes);
-    if (!kv_cache) return fail("config.json: kv_cache: expected auto, f32, bf16 or int8 (--kv-cache TYPE)");
+    if (!kv_cache) return fail("config.json: kv_cache: expected auto, f32, bf16, int8 or int4 (--kv-cache TYPE)");
   }
   const int64_t longest = num_prompt_ + max_new_;
   chunk_ = num_prompt_ < kChunk || info_.bidirectional ? num_prompt_ : kChunk;
@@ -224,7 +225,7 @@ bool Generator::prepare() {
   return true;
 }
 
-// Tokens begin to begin + count; draws the one that follows each of the last num_rows.
+// Runs tokens begin to begin + count and draws the token after each of the last num_rows.
 bool Generator::step(int64_t begin, int64_t count, int32_t num_rows, int32_t* drawn) {
   const int32_t starts[2] = {0, static_cast<int32_t>(count)};
   int32_t outputs[kMaxRows];
@@ -265,12 +266,12 @@ bool Generator::is_end(int32_t token) const {
   return false;
 }
 
-// What the answer's tokens add to its text; at the last, also what might have become something else.  A stop string
-// ends it.
+// Appends the new tokens' text to the response; at the end also text that might have become something else.  A stop
+// string ends the response.
 bool Generator::emit_text(Finish* finish, bool ends, Emit emit, void* to) {
   if (options_.ids) return true;
   const uint32_t flags = PS_DECODE_SKIP_SPECIAL | (*finish ? 0 : PS_DECODE_PARTIAL);
-  const int64_t count = num_new() - ends;  // an end token is no text
+  const int64_t count = num_new() - ends;  // an end token has no text
   int64_t bytes = 256;
   do {
     text_.reserve(bytes);
@@ -300,16 +301,16 @@ bool Generator::bench_prefill() {
   return true;
 }
 
-// Draws the token behind the text, and with prompt lookup as many more as were guessed right: what is drawn behind a
-// guess counts if that guess is what was drawn, so the tokens are those of one step each.
+// Draws the next token and, with prompt lookup, as many more as were drafted correctly: a token drawn after a draft
+// token counts only if that draft token is what was drawn.  So the tokens equal those of single steps.
 bool Generator::next(int32_t* drawn, int64_t* count) {
   const int64_t room = max_new_ - num_new() - 1;
   const int64_t most = options_.prompt_lookup < room ? options_.prompt_lookup : room;
-  int32_t* guess = tokens_.data + tokens_.size;  // room is kept for the longest answer
+  int32_t* guess = tokens_.data + tokens_.size;  // room is reserved for the longest response
   const int64_t guessed = most > 0 ? draft_from(tokens_.data, tokens_.size, most, guess) : 0;
   *count = 1;
   if (guessed == 0) return step(tokens_.size - 1, 1, 1, drawn);
-  // A step fails for any of its rows, one behind a wrong guess too: then only the sure one runs.
+  // A step fails if any of its rows does, even one after a wrong draft token: then run again without the draft.
   if (!step(tokens_.size - 1, 1 + guessed, static_cast<int32_t>(1 + guessed), drawn))
     return step(tokens_.size - 1, 1, 1, drawn);
   while (*count <= guessed && drawn[*count - 1] == guess[*count - 1]) ++*count;
@@ -318,7 +319,7 @@ bool Generator::next(int32_t* drawn, int64_t* count) {
   return true;
 }
 
-// One more token of the answer, its text given out; FINISH_NONE: it goes on.
+// Draws one more token of the response and writes its text; FINISH_NONE: continue.
 Finish Generator::take(int32_t token, Emit emit, void* to) {
   tokens_.push(token);
   const bool ends = is_end(token);

@@ -1,4 +1,4 @@
-// The generation of one answer: open a bundle, run a prompt, and stream the sampled tokens.
+// Generation of one response: open a bundle, run a prompt, and stream the sampled tokens.
 #ifndef PENSTOCK_LITE_GENERATE_H
 #define PENSTOCK_LITE_GENERATE_H
 
@@ -14,14 +14,14 @@ namespace lite {
 struct Timings {
   double load_s = 0;          // from the start of main to the program being ready
   double first_token_s = 0;   // from the start of main
-  double prefill_s = 0;       // of the prompt, first token drawn
-  double decode_s = 0;        // of the others
-  double warm_prefill_s = 0;  // with --bench: the prompt once more, the best of three
+  double prefill_s = 0;       // of the prompt, including the first token
+  double decode_s = 0;        // of the other tokens
+  double warm_prefill_s = 0;  // with --bench: the prompt again, the best of three runs
 };
 
 enum Finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_INTERRUPT, FINISH_ERROR };
 
-// Text as it becomes known; false ends the answer.
+// Receives text as it becomes final; false ends the response.
 using Emit = bool (*)(void* to, const char* text, int64_t bytes);
 
 class Generator {
@@ -30,32 +30,32 @@ class Generator {
   Generator(const Generator&) = delete;
   Generator& operator=(const Generator&) = delete;
   ~Generator();
-  // False: error() says why.  `start` is when the process began, in seconds of CLOCK_MONOTONIC.
+  // False: error() gives the reason. `start` is when the process began, in seconds of CLOCK_MONOTONIC.
   bool open(double start);
   bool encode(const char* text, int64_t bytes);  // a prompt, or its ids with --ids
-  bool prepare();                                // memory for the prompt and its answer
-  // Draws tokens until an end token, the most there may be, an interrupt or an error.
+  bool prepare();                                // allocates memory for the prompt and its response
+  // Draws tokens until an end token, the maximum number, an interrupt or an error.
   Finish run(Emit emit, void* to);
 
   const char* error() const { return error_; }
-  const Array<int32_t>& tokens() const { return tokens_; }  // prompt, then answer
+  const Array<int32_t>& tokens() const { return tokens_; }  // prompt, then response
   int64_t num_prompt() const { return num_prompt_; }
   int64_t num_new() const { return tokens_.size - num_prompt_; }
   const ps_model_info& info() const { return info_; }
-  // No prompt that fits has more bytes: the tokens of a text have a few bytes each, 256 leave ample room.
+  // An upper bound of the bytes of a prompt that fits: tokens have a few bytes each, so 256 leave ample room.
   int64_t max_prompt_bytes() const { return int64_t{256} * info_.context_len; }
   int64_t weight_bytes() const { return plan_.weight_bytes; }
-  int64_t tokenizer_bytes() const { return tokenizer_bytes_; }  // of the tables that a tokenizer uses where they lie
+  int64_t tokenizer_bytes() const { return tokenizer_bytes_; }  // of the tables that a tokenizer uses in place
   int64_t plan_bytes() const { return plan_.total_bytes + tokenizer_bytes_; }
   const Timings& timings() const { return timings_; }
   uint64_t seed() const { return seed_; }
-  int64_t num_guessed() const { return num_guessed_; }    // by prompt lookup
-  int64_t num_accepted() const { return num_accepted_; }  // of them
+  int64_t num_guessed() const { return num_guessed_; }    // draft tokens of prompt lookup
+  int64_t num_accepted() const { return num_accepted_; }  // draft tokens that were right
   int32_t num_threads() const { return ps_context_num_threads(context_); }
 
  private:
   bool fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
-  bool failed(const char* what);  // with the library's message
+  bool failed(const char* what);  // adds the library's message
   bool open_tokenizer();
   void choose_sampling();
   bool read_ids(const char* text, int64_t bytes);
@@ -81,7 +81,7 @@ class Generator {
   Rows rows_;
   Stops stops_;
   uint64_t seed_ = 0;
-  double start_ = 0, first_ = 0;  // when the first token was there
+  double start_ = 0, first_ = 0;  // time of the first token
   int64_t num_prompt_ = 0, max_new_ = 0, decoded_ = 0, chunk_ = 0, num_pages_ = 0, num_guessed_ = 0, num_accepted_ = 0;
   int64_t tokenizer_bytes_ = 0;
   Array<int32_t> tokens_, positions_, pages_, group_pages_;
@@ -90,7 +90,7 @@ class Generator {
 };
 
 double now();
-extern volatile int interrupted;  // set by a signal
+extern volatile int interrupted;  // set by a signal handler
 
 }  // namespace lite
 

@@ -11,7 +11,7 @@
 #include "generate.h"
 #include "network.h"
 #ifdef PENSTOCK_OPS_FROM
-#include "ops_from.h"  // of a build for given bundles
+#include "ops_from.h"  // of a build for specific bundles
 #else
 #define PS_BUILD_NETWORKS 1
 #endif
@@ -20,7 +20,7 @@ namespace lite {
 namespace {
 
 struct Output {
-  bool terminal, keep;  // replace what could drive a terminal; collect the text instead of writing it
+  bool terminal, keep;  // terminal: replace control characters; keep: collect the text instead of writing it
   Array<char> text;
   int error = 0;
 };
@@ -38,7 +38,7 @@ bool write_all(Output* out, const char* text, int64_t bytes) {
   return true;
 }
 
-// What a terminal takes for a command: C0 and DEL, C1 as UTF-8 writes it.  Its bytes; 0: a character that is shown.
+// A control character of a terminal: C0 and DEL, C1 in UTF-8.  Returns its length in bytes; 0: a printable character.
 int control_bytes(const char* text, int64_t bytes) {
   const unsigned char c = static_cast<unsigned char>(text[0]),
                       next = bytes > 1 ? static_cast<unsigned char>(text[1]) : 0;
@@ -58,7 +58,7 @@ void append_shown(Array<char>* out, const char* text, int64_t bytes, const char*
   }
 }
 
-// On a terminal control characters are replaced: what a model writes never drives it.
+// On a terminal control characters are replaced, so that a model's output cannot control it.
 bool emit(void* to, const char* text, int64_t bytes) {
   Output* out = static_cast<Output*>(to);
   if (out->keep) {
@@ -88,7 +88,7 @@ void add_string(Array<char>* out, const char* text, int64_t bytes) {
     const int control = control_bytes(text + i, bytes - i);
     char escaped[8];
     if (control) {
-      i += control - 1;  // what follows 0xc2 is the code point
+      i += control - 1;  // the byte after 0xc2 is the code point
       snprintf(escaped, sizeof(escaped), "\\u%04x", static_cast<unsigned char>(text[i]));
       add(out, escaped);
     } else {
@@ -110,7 +110,7 @@ int64_t status_bytes(const char* file, const char* key) {
   return kib * 1024;
 }
 
-// Rates are 0 where there is nothing to divide.
+// Rates are 0 if there is nothing to divide by.
 struct Figures {
   double prefill, warm_prefill, decode;
   int64_t peak_rss, pss, private_bytes;
@@ -124,12 +124,11 @@ Figures figures_of(const Generator& g, bool bench) {
   if (t.warm_prefill_s > 0) f.warm_prefill = prompt / t.warm_prefill_s;
   if (t.decode_s > 0) f.decode = static_cast<double>(g.num_new() - 1) / t.decode_s;
   f.peak_rss = status_bytes("/proc/self/status", "VmHWM:");
-  rusage usage{};  // without /proc; it counts what the process had before exec, too
+  rusage usage{};  // without /proc; includes what the process used before exec
   if (!f.peak_rss && getrusage(RUSAGE_SELF, &usage) == 0) f.peak_rss = int64_t{usage.ru_maxrss} * 1024;
   if (!bench) return f;
   f.pss = status_bytes("/proc/self/smaps_rollup", "Pss:");
-  // Not Private_Dirty, which also counts pages of a program or bundle that was written a moment ago, until the disk has
-  // them.
+  // Not Private_Dirty, which also counts pages of a program or bundle that was written recently and is not on disk yet.
   f.private_bytes = status_bytes("/proc/self/smaps_rollup", "Anonymous:");
   return f;
 }
@@ -198,7 +197,7 @@ void print_figures(const Options& options, const Generator& g, Finish finish) {
           static_cast<double>(f.private_bytes) / 1e6);
 }
 
-// Up to `most` bytes, and one more where there are more.
+// Reads up to `most` bytes, and one more if there are more.
 bool read_stdin(int64_t most, Array<char>* out) {
   char buffer[65536];
   while (out->size <= most) {
@@ -212,7 +211,7 @@ bool read_stdin(int64_t most, Array<char>* out) {
   return true;
 }
 
-// A step that is not over within a second of Ctrl-C is not waited for.
+// After Ctrl-C a step gets one second to finish.
 void on_interrupt(int) {
   interrupted = 1;
   alarm(1);
@@ -221,16 +220,16 @@ void on_alarm(int) { _exit(130); }
 
 void watch_signals() {
   struct sigaction old, action{};
-  signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write
+  signal(SIGPIPE, SIG_IGN);  // writing to a closed pipe returns an error
   if (sigaction(SIGINT, nullptr, &old) == 0 && old.sa_handler == SIG_IGN)
-    return;  // started in the background of a shell
+    return;  // started in the background by a shell
   action.sa_handler = on_interrupt;
   sigaction(SIGINT, &action, nullptr);
   action.sa_handler = on_alarm;
   sigaction(SIGALRM, &action, nullptr);
 }
 
-// A shell may start the program with a standard stream closed: no file that is opened later takes its place.
+// A shell may start the program with a closed standard stream: keep later files from taking its descriptor.
 void open_missing_streams() {
   for (int fd = 0; fd < 3; ++fd) {
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(1);
@@ -244,7 +243,7 @@ int report(const char* message) {
   return 1;
 }
 
-// The status 2 where the message names the prompt or an option as wrong.
+// Exit status 2 if the message blames the prompt or an option.
 int report_argument(const char* message) {
   report(message);
   const char* const names[] = {"PROMPT:", "--ids:", "--max-tokens:", "--ops:"};
@@ -285,7 +284,7 @@ int give_out(const Options& options, Generator* g, Output* out) {
   return 0;
 }
 
-// Arrays in, arrays out.  A language model needs a prompt.
+// A general network: arrays in, arrays out.  A language model needs a prompt.
 int run_arrays(const Options& options, double start) {
   char message[2300] = "";
   const int status = PS_BUILD_NETWORKS ? run_network(options, start, message, sizeof(message)) : kNotNetwork;
@@ -323,7 +322,7 @@ int run(const Options& options, double start) {
   }
   if (!generator.encode(prompt, bytes) || !generator.prepare()) return report_argument(generator.error());
   Output out{isatty(STDOUT_FILENO) != 0, options.json, {}, 0};
-  // On a terminal a completion reads on from its prompt; a pipe gets only the answer.
+  // On a terminal a completion continues its prompt; a pipe gets only the response.
   if (out.terminal && !options.json && !options.ids) emit(&out, prompt, bytes);
   return give_out(options, &generator, &out);
 }

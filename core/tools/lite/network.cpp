@@ -66,7 +66,7 @@ class NetworkRun {
     return !options_.huge || ps_model_load_huge(model_, context_) == PS_OK || !failed();
   }
 
-  // The index of the value that "NAME=FILE" names, or without a name the index-th; *path is the file.
+  // The index of the value named in "NAME=FILE", or `index` without a name; *path is the file.
   int find(const char* argument, bool is_input, int32_t index, const char** path) {
     const int32_t count = is_input ? info_.num_inputs : info_.num_outputs;
     const char* const equals = strchr(argument, '=');
@@ -147,7 +147,7 @@ class NetworkRun {
     }
   }
 
-  // One line: name, type, shape and the first elements.
+  // Prints one line: name, type, shape and the first elements.
   void print(const ps_value_info& value, const ps_array& array) {
     int64_t count = 1;
     printf("%s %s [", value.name, npy_type(array.dtype));

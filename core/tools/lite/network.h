@@ -6,7 +6,7 @@
 
 namespace lite {
 
-// The exit status.  On an error other than 0, `message` says why.  kNotNetwork: the bundle is a language model's.
+// Returns the exit status; `message` gives the reason if it is not 0. kNotNetwork: the bundle is a language model.
 constexpr int kNotNetwork = -1;
 int run_network(const Options& options, double start, char* message, uint64_t message_bytes);
 

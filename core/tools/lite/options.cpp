@@ -41,7 +41,8 @@ const char kHelp[] =
     "  --verify             check the checksum of every segment first, which reads the whole file; a damaged one ends "
     "with the\n"
     "                       status 1 (default: off)\n"
-    "  --kv-cache TYPE      type of keys and values: auto (f32 under the scheme f32, else bf16), f32, bf16, int8\n"
+    "  --kv-cache TYPE      type of keys and values: auto (f32 under the scheme f32, else bf16), f32, bf16, int8, "
+    "int4\n"
     "  --ops LIB.so         a shared library with ops of your own (docs/guides/custom-ops.md), which is run: once for "
     "each\n"
     "  --ids                PROMPT is token ids (1,2,3 or 1 2 3), and so is what is printed: needs no tokenizer\n"
@@ -98,14 +99,14 @@ struct Parser {
   }
 
   bool kv_cache(const char* text, Options* out) {
-    static const char* const names[] = {"auto", "f32", "bf16", "int8"};
+    static const char* const names[] = {"auto", "f32", "bf16", "int8", "int4"};
     for (const char* name : names) {
       if (text && strcmp(text, name) == 0) {
         out->kv_cache = name;
         return true;
       }
     }
-    return fail("--kv-cache", "auto, f32, bf16 or int8", text);
+    return fail("--kv-cache", "auto, f32, bf16, int8 or int4", text);
   }
 
   bool weights(const char* text, Options* out) {
@@ -132,7 +133,7 @@ struct Parser {
     return true;
   }
 
-  // An option that takes a value; -1: there is none of that name.
+  // Finds an option that takes a value; -1: no option has this name.
   int valued(const char* name, const char* value, Options* out) {
     if (strcmp(name, "--max-tokens") == 0)
       return whole(name, value, 1, kMaxTokens, "a whole number from 1 to 2147483647", &out->max_tokens);
@@ -155,7 +156,7 @@ struct Parser {
     return -1;
   }
 
-  // Sets an option without a value; -1: no such option.  `value`: the text after `=`, or null.
+  // Sets an option without a value; -1: no option has this name. `value`: the text after `=`, or null.
   int flag(const char* name, const char* value, Options* out) {
     const struct {
       const char* name;
@@ -173,13 +174,13 @@ struct Parser {
     return -1;
   }
 
-  // An option at `words`, with its value as --name=value or behind it; `moved` is how many words more than one it is.
+  // Parses the option at `words`, with its value as --name=value or in the next word; `moved`: the extra words used.
   bool option(char** words, Options* out, int* moved) {
     char* equals = strchr(words[0], '=');
     if (equals) *equals = 0;
     int known = flag(words[0], equals ? equals + 1 : nullptr, out);
     if (known >= 0) return known;
-    known = valued(words[0], equals ? equals + 1 : words[1], out);  // null behind the last word
+    known = valued(words[0], equals ? equals + 1 : words[1], out);  // null after the last word
     if (known < 0) return fail("options", "those of --help", words[0]);
     *moved = !equals;
     return known;

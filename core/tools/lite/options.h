@@ -10,7 +10,7 @@ namespace lite {
 
 constexpr int32_t kMaxTokens = INT32_MAX;
 
-// What is not given (below 0; for the seed has_seed) comes from the bundle's generation_config.json.
+// Options not given (below 0; for the seed has_seed) come from the bundle's generation_config.json.
 struct Options {
   const char* bundle = nullptr;
   const char* prompt = nullptr;
@@ -23,7 +23,7 @@ struct Options {
        help = false, version = false;
 };
 
-// False: `message` says which option, what was expected and what was found.
+// False: `message` names the option, what was expected and what it got.
 bool parse_options(int argc, char** argv, Options* out, char* message, uint64_t message_bytes);
 extern const char kHelp[];
 

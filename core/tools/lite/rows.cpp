@@ -35,7 +35,7 @@ ps_sampling Rows::sampling(const int32_t* tokens, int64_t end, int32_t num_rows)
   return out;
 }
 
-// Histories follow each other; that of a single row is the text itself.
+// Histories are concatenated; that of a single row is the text itself.
 void Rows::add_history(const int32_t* tokens, int64_t end, int32_t num_rows, ps_sampling* out) {
   history_.size = 0;
   history_starts_[0] = 0;

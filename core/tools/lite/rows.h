@@ -14,8 +14,8 @@ constexpr int64_t kMaxRows = 1 + kMaxDraft;
 class Rows {
  public:
   void set(const Defaults& sampling, uint64_t seed, int64_t num_prompt);
-  // For rows of which the first is drawn behind `end` tokens of the text, each other behind one more.  Valid until the
-  // next call.
+  // For rows of which the first is drawn after `end` tokens of the text, and each following one after one more token.
+  // Valid until the next call.
   ps_sampling sampling(const int32_t* tokens, int64_t end, int32_t num_rows);
 
  private:

@@ -6,7 +6,7 @@
 namespace lite {
 namespace {
 
-// Bytes of the longest end of the text that begins the string, less than the whole of it.
+// Length of the longest suffix of the text that is a proper prefix of the string.
 int64_t overlap(const char* text, int64_t bytes, const char* string) {
   const int64_t whole = static_cast<int64_t>(strlen(string));
   int64_t length = bytes < whole - 1 ? bytes : whole - 1;

@@ -1,4 +1,4 @@
-// Stop strings, which end an answer.
+// Stop strings, which end a response.
 #ifndef PENSTOCK_LITE_STOPS_H
 #define PENSTOCK_LITE_STOPS_H
 
@@ -6,18 +6,18 @@
 
 namespace lite {
 
-// Finds the string that is completed first, of those the longest; holds back text that may still become one.
+// Finds the stop string that is completed first, the longest among several; holds back text that may still become one.
 class Stops {
  public:
   void add(const char* text) { strings_.push(text); }
   bool empty() const { return strings_.size == 0; }
-  // Takes new text.  True: a string is complete, and text() ends before it.
+  // Adds text.  True: a stop string is complete, and text() ends before it.
   bool push(const char* text, int64_t bytes);
-  // The answer is over: text() is what was held back.
+  // The response is over: text() is the text held back.
   void flush() { num_shown_ = held_.size; }
-  const char* text() const { return held_.data; }  // that may be shown
+  const char* text() const { return held_.data; }  // text that can be shown
   int64_t bytes() const { return num_shown_; }
-  void taken();  // it was shown
+  void taken();  // text() was shown
 
  private:
   Array<const char*> strings_;

@@ -131,9 +131,9 @@ class AutoModel:
             raise InvalidArgumentError("input_ids: expected token ids, here or as inputs", param="input_ids")
         input_ids = inputs if input_ids is None else input_ids
         kind = output_kind(return_tensors, input_ids)
-        given, _ = split_prompts(input_ids)
+        unpadded_ids, _ = split_prompts(input_ids)
         pad_id = read.pad_token(self.llm.generation)
-        prompts = self._without_padding(given, attention_mask, read, pad_id)
+        prompts = self._without_padding(unpadded_ids, attention_mask, read, pad_id)
         params = [read.params_of(self._sequence_len(prompt)) for prompt in prompts]
         if read.needs_hook:
             lens = [self._sequence_len(prompt) for prompt in prompts]
@@ -146,8 +146,8 @@ class AutoModel:
             if self._has_encoder and len(prompts) == 1 and callable(getattr(streamer, "put", None)):
                 streamer = _DecoderStreamer(streamer, self._beginning(prompts[0]))
             results = self.llm.generate(prompts, params, streamer=streamer)
-            answers = [[HookedAnswer(one.token_ids) for one in result.choices or (result,)] for result in results]
-        shown = prompts if kind is None or self._has_encoder else given
+            answers = [[HookedAnswer(answer.token_ids) for answer in result.choices or (result,)] for result in results]
+        shown = prompts if kind is None or self._has_encoder else unpadded_ids
         return output_of([self._beginning(prompt) for prompt in shown], answers, read, kind, pad_id)
 
     def _without_padding(self, given: list[Any], mask: Any, read: GenerateOptions, pad_id: int) -> list[Any]:

@@ -123,9 +123,9 @@ class StepRecorder:
             number, total_ns = self.plain.get(kind, (0, 0))
             self.plain[kind] = (number + 1, total_ns + wall_ns)
             return
-        found = spans.last_spans(self.program.core_program)
-        self.recorded.append(RecordedStep(kind, _size_of(batch), wall_ns, found))
-        self._num_bytes += found.nbytes
+        recorded_spans = spans.last_spans(self.program.core_program)
+        self.recorded.append(RecordedStep(kind, _size_of(batch), wall_ns, recorded_spans))
+        self._num_bytes += recorded_spans.nbytes
         if len(self.recorded) >= self._num_steps or self._num_bytes >= _MAX_SPAN_BYTES:
             self._is_over = True
 

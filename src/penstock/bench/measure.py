@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.bench.node_costs import recurrent_page_bytes
+from penstock.bench.node_costs import kv_token_bytes
 from penstock.bench.open_model import BenchModel, check_size, open_model, stored_weights
 from penstock.bench.step_costs import StepSeconds
 from penstock.core import native
@@ -30,7 +30,7 @@ from penstock.runtime.build import Progress
 from penstock.runtime.energy import EnergyMeter
 from penstock.runtime.machine import affinity, peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
-from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
+from penstock.runtime.program import ProgramLimits, pages_for
 from penstock.validation import refusal
 
 __all__ = ["ABOVE_LIMIT", "STEP_TOKENS", "Bench", "EngineSteps", "MachineLimits", "Report", "bench"]
@@ -140,7 +140,7 @@ class _Work:
                     head, body = head + ops * is_head, body + ops * (not is_head)
         is_int8 = rounds_to_int8(graph.scheme)
         peak = "int8" if is_int8 else "bf16" if graph.scheme == "bf16" else "f32"
-        return _Work(body, head, (kv_page_bytes - recurrent_page_bytes(graph)) // PAGE_TOKENS, peak)
+        return _Work(body, head, kv_token_bytes(graph, kv_page_bytes), peak)
 
 
 def bench(settings: Bench, progress: Callable[[Any], None] | None = None) -> Report:

@@ -10,7 +10,9 @@ from penstock.core.layouts import PAGE_TOKENS
 from penstock.graph.ir import DType, Graph, Node, State, Value, Weight
 from penstock.ops.table import BLOCK_SCHEMES
 
-__all__ = ["Cost", "StepSize", "kind_keys", "kind_labels", "node_costs", "peak_of", "recurrent_page_bytes"]
+__all__ = [
+    "Cost", "StepSize", "kind_keys", "kind_labels", "kv_token_bytes", "node_costs", "peak_of", "recurrent_page_bytes",
+]  # fmt: skip
 
 _BYTES = {DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.I8: 1, DType.I32: 4, DType.U8: 1, DType.I64: 8}
 _PER_ELEMENT = {
@@ -136,6 +138,11 @@ def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, wanted_only:
 def recurrent_page_bytes(graph: Graph) -> int:
     """Return the bytes of one page of every recurrent state."""
     return sum(4 * state.num_kv_heads * state.head_dim for state in graph.states.values() if state.recurrent)
+
+
+def kv_token_bytes(graph: Graph, kv_page_bytes: int) -> int:
+    """Return the bytes of keys and values of one token; ``kv_page_bytes``: of one KV page, summed over all states."""
+    return (kv_page_bytes - recurrent_page_bytes(graph)) // PAGE_TOKENS
 
 
 def _row_width(state: State) -> float:

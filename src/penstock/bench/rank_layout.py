@@ -288,7 +288,7 @@ def predict(
     with Context() as context:
         cores = context.num_threads
         bandwidth = native.probe_bandwidth(context, _PROBE_BYTES, _PROBE_PASSES)
-    stage_bandwidths, found = {1: bandwidth}, dict(links or {})
+    stage_bandwidths, probes = {1: bandwidth}, dict(links or {})
     result = []
     for layout in layouts:
         try:
@@ -303,9 +303,9 @@ def predict(
         firsts = [layout.rank_of(stage, 0) for stage in range(pp)]
         graphs = parts.graphs(layout) if layout.world > 1 else []
         sizes = [size for rank in firsts for size in exchange_bytes(graphs[rank])] if graphs else []
-        if sizes and world not in found:
-            found[world] = LinkProbe(max(2, world))
-        exchange_s = sum(found[world].seconds(size) for size in sizes)
+        if sizes and world not in probes:
+            probes[world] = LinkProbe(max(2, world))
+        exchange_s = sum(probes[world].seconds(size) for size in sizes)
         result.append(
             Prediction(
                 layout,

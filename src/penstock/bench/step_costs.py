@@ -104,12 +104,12 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float
     while True:
         scale = np.abs(matrix[:, active]).max(axis=0)
         scale[scale == 0] = 1
-        found = np.linalg.lstsq(matrix[:, active] / scale, np.ones(len(seconds)), rcond=None)[0] / scale
-        lowest = int(np.argmin(found)) if active else 0
-        if not active or found[lowest] >= 0:
+        coefficients = np.linalg.lstsq(matrix[:, active] / scale, np.ones(len(seconds)), rcond=None)[0] / scale
+        lowest = int(np.argmin(coefficients)) if active else 0
+        if not active or coefficients[lowest] >= 0:
             break
         del active[lowest]
     factors = [0.0] * matrix.shape[1]
-    for place, value in zip(active, found, strict=True):
+    for place, value in zip(active, coefficients, strict=True):
         factors[place] = float(value)
     return factors

@@ -15,17 +15,17 @@ from typing import Any, Final
 from penstock.calibration.divergence import MeanDivergence
 from penstock.calibration.judge import Judge, check_texts, file_stamp
 from penstock.calibration.outputs import check_outputs
-from penstock.calibration.quantize import METHODS, DataOptions, quantize_with_data
+from penstock.calibration.quantize import METHODS, DataOptions, check_amount, quantize_with_data
 from penstock.calibration.unfinished import Workspace
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.quantize import check_float_weights, quantize_checkpoint
+from penstock.checkpoint.quantize import check_float_weights, plan_weights, quantize_checkpoint
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.models.mapped import open_mapped
 from penstock.quant.folder import check_new_folder
 from penstock.quant.scheme import ROTATED_SUFFIX, SCHEMES, Scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
-__all__ = ["AutoReport", "Candidate", "methods_for", "quantize_auto"]
+__all__ = ["AutoReport", "Candidate", "check_auto", "methods_for", "quantize_auto"]
 
 _NEAREST: Final = "rtn"
 _ROTATED: Final = "hadamard"
@@ -83,12 +83,9 @@ def quantize_auto(
     row = quantizing_scheme(scheme)
     check_new_folder(final)
     checkpoint = open_mapped(source)
-    check_float_weights(checkpoint)
+    check_auto(checkpoint, final, scheme, options)  # before the measurements for another file are removed
     inputs = {**asdict(options), "scheme": scheme, "calibration": file_stamp(options.calibration), "threads": None}
     inputs |= {"imatrix_out": None}
-    if options.calibration is not None:
-        check_texts(options.calibration)  # before the measurements for another file are removed
-    check_outputs(final, None)
     work = Workspace(final, inputs | {"method": "auto"}, checkpoint)
     judge = Judge(source, work, options.threads, progress)
     judge.prepare(options.calibration, options.num_tokens)
@@ -107,6 +104,16 @@ def quantize_auto(
     work.remove()
     tokens = judge.held.num_tokens
     return AutoReport(candidates, best.method, num_bytes, tokens, recipe, time.monotonic() - start)
+
+
+def check_auto(checkpoint: Checkpoint, final: Path, scheme: str, options: DataOptions) -> None:
+    """Check all options and the files that they name; errors of ``quantize_auto``."""
+    check_float_weights(checkpoint)
+    if options.calibration is not None:
+        check_texts(options.calibration)
+    check_outputs(final, None)
+    plan = plan_weights(checkpoint, quantizing_scheme(scheme), options.blacklist, options.head)
+    check_amount(checkpoint, plan, (), options.calibration, options.num_tokens)  # without GPTQ if it needs more
 
 
 def _candidate(values: Mapping[str, Any]) -> Candidate:

@@ -144,7 +144,8 @@ class CalibrationProgram:
                     "rtn",
                     param="method",
                 )
-            self._num_groups, self._keeps_hidden = info.num_page_groups, info.hidden_size > 0
+            self._num_groups, self._hidden_size = info.num_page_groups, info.hidden_size
+            self._keeps_hidden = info.hidden_size > 0
             self._context = Context(self.threads)
             rows = 1 if self._keeps_hidden else self._len
             options = ProgramOptions(
@@ -188,6 +189,8 @@ class CalibrationProgram:
     def statistics(self, on_step: StepCallback) -> InputStatistics:
         """Return the statistics of all inputs; ``on_step`` gets the number of tokens of each step.
 
+        A step computes no logits where the program has its hidden rows, which are the inputs of the head.
+
         Raises InvalidArgumentError where an input is NaN or infinite.
         """
         squares: dict[int, NDArray[np.float64]] = {}
@@ -198,7 +201,11 @@ class CalibrationProgram:
             num = self._routed[index].num_experts if index in self._routed else 1
             squares[index], maxima[index] = np.zeros((num, cols)), np.zeros((num, cols), np.float32)
             self._program.sum_inputs(index, squares=squares[index], maxima=maxima[index], experts=experts.get(index))
+        head = _head_tensor(self.graph) if self._keeps_hidden else None
+        head_squares = np.zeros(self._hidden_size)
         for length in self._steps():
+            if head is not None:
+                head_squares += np.square(self._program.hidden()).sum(axis=0, dtype=np.float64)
             for index, own in experts.items():
                 counts[index] += np.bincount(own[:length].reshape(-1), minlength=len(counts[index]))
             on_step(length)
@@ -211,11 +218,15 @@ class CalibrationProgram:
                 if linear.expert >= 0:
                     count = int(counts[index][linear.expert])
                     expert_tokens |= {name: expert_tokens.get(name, 0) + count for name in linear.names}
-                _check_finite(squares[index][row], linear)
+                _check_finite(squares[index][row], linear.names[0])
                 inputs = WeightInputs(squares[index][row], count, maxima[index][row])
                 for name in linear.names:
                     weights[name] = _merged(weights[name], inputs) if name in weights else inputs
-        return InputStatistics(weights, self.data.num_tokens, self.data.digest, self.data.source, expert_tokens)
+        heads = {}
+        if head is not None:
+            _check_finite(head_squares, head)
+            heads[head] = WeightInputs(head_squares, self.data.num_tokens)
+        return InputStatistics(weights, self.data.num_tokens, self.data.digest, self.data.source, expert_tokens, heads)
 
     def hessians(
         self, linears: Sequence[LinearNode], on_step: StepCallback
@@ -231,7 +242,7 @@ class CalibrationProgram:
                 if len(x):  # else the step has no token of the expert
                     sums[linear] += x.T @ x
         for linear in sums:
-            _check_finite(np.diagonal(sums[linear]), linear)
+            _check_finite(np.diagonal(sums[linear]), linear.names[0])
         return {linear: sums[of_source[linear.source]] for linear in linears}
 
     def inputs(
@@ -277,17 +288,28 @@ class CalibrationProgram:
         return np.zeros((self._len, self._routed[index].num_slots), np.int32)
 
 
+def _head_tensor(graph: Graph) -> str | None:
+    """Return the tensor of the output head, whose linear reads rows that are picked from the hidden ones, or None."""
+    gathers = [node for node in graph.nodes if node.op == "gather_rows" and node.inputs[1].name == "output_rows"]
+    picked = {node.outputs[0] for node in gathers}
+    for node in graph.nodes:
+        if node.op == "linear" and node.inputs[0].name in picked:
+            parts = graph.weights[node.inputs[1].name].parts
+            return parts[0].name if len(parts) == 1 else None
+    return None
+
+
 def _columns(linears: Sequence[LinearNode]) -> dict[int, int]:
     """Return the columns of the weight of each node."""
     return {index: linear.cols for linear in linears for index in linear.indices}
 
 
-def _check_finite(sums: NDArray[Any], linear: LinearNode) -> None:
+def _check_finite(sums: NDArray[Any], name: str) -> None:
     if np.isfinite(sums).all():
         return
     column = int(np.flatnonzero(~np.isfinite(sums))[0])
     raise InvalidArgumentError(
-        f"calibration: expected finite inputs of {show(linear.names[0])}, got NaN or infinity in column {column}; "
+        f"calibration: expected finite inputs of {show(name)}, got NaN or infinity in column {column}; "
         "check the checkpoint",
         param="calibration",
         code="not_finite",

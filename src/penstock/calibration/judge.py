@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from penstock.calibration.divergence import LogitsProgram, MeanDivergence, measure_divergence, write_reference
-from penstock.calibration.texts import CalibrationData, calibration_data, read_texts
+from penstock.calibration.texts import CalibrationData, calibration_data
 from penstock.calibration.unfinished import Workspace
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.imatrix import is_imatrix
@@ -117,13 +117,12 @@ class Judge:
 
 
 def check_texts(calibration: Path) -> None:
-    """Refuse a file without texts before the work begins."""
+    """Refuse a file of statistics before the work begins."""
     if is_imatrix(calibration):
         raise InvalidArgumentError(
             f"calibration: expected texts, on which divergence is measured, got the importance matrix {calibration}",
             param="calibration",
         )
-    read_texts(calibration)
 
 
 def file_stamp(file: Path | None) -> list[Any] | None:

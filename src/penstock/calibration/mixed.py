@@ -26,11 +26,12 @@ from penstock.calibration.divergence import MeanDivergence
 from penstock.calibration.judge import Judge, check_texts, file_stamp
 from penstock.calibration.levels import METHODS, Levels, default_levels, make_levels, write_checkpoint
 from penstock.calibration.outputs import check_outputs
+from penstock.calibration.quantize import check_amount
 from penstock.calibration.texts import DEFAULT_TOKENS, check_max_tokens
 from penstock.calibration.unfinished import Workspace
 from penstock.calibration.units import WeightUnit, find_units, has_experts
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.quantize import check_float_weights
+from penstock.checkpoint.quantize import check_float_weights, plan_weights
 from penstock.config import check_choice
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import read_graph
@@ -150,6 +151,8 @@ def check_mixed(checkpoint: Checkpoint, final: Path, scheme: str, options: Mixed
     if options.calibration is not None:
         check_texts(options.calibration)
     check_outputs(final, None)
+    plan = plan_weights(checkpoint, quantizing_scheme(scheme))
+    check_amount(checkpoint, plan, options.method.split("+"), options.calibration, options.num_tokens)
     return levels
 
 

@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.calibration.arguments import MethodArguments
-from penstock.calibration.quantize import DataOptions, quantize_with_data
+from penstock.calibration.quantize import DataOptions, check_data, quantize_with_data
 from penstock.calibration.rotate import rotate_checkpoint
 from penstock.calibration.texts import DEFAULT_TOKENS
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.quantize import plan_weights, quantize_checkpoint
 from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.extras import without_torch
+from penstock.models.mapped import open_mapped
 from penstock.quant.ptq_config import PTQConfig, PTQMode
+from penstock.quant.scheme import quantizing_scheme
 from penstock.validation import refusal, wrong_type
 
 if TYPE_CHECKING:
@@ -75,36 +78,47 @@ class PTQ:
         if self.config.mode is PTQMode.DEPLOY:
             return network
         rotation = self.config.algo_args.get("rotate")
-        if needs_data:
-            return self._apply_with_data(network, datasets, rotation)
+        if needs_data or "head" in self.config.algo_args:
+            return self._apply_in_folder(network, datasets, rotation)
         if rotation is not None:
             _rotate(network, rotation)
         return self._algorithm.round(network)
 
-    def _apply_with_data(self, network: nn.Module, datasets: Any, rotation: str | None) -> nn.Module:
+    def _apply_in_folder(self, network: nn.Module, datasets: Any, rotation: str | None) -> nn.Module:
+        """Quantize as the command does; the network itself changes only when nothing can fail any more."""
         from penstock.models.loader import read_quantized, save_network
 
-        arguments = dict(self.config.algo_args)
+        scheme, head = self.config.scheme, self.config.algo_args.get("head")
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
             source, out = Path(folder) / "source", Path(folder) / "out"
-            texts = _file_of(datasets, Path(folder))
-            options = DataOptions(
-                self.config.method,
-                texts,
-                arguments.get("calibration_tokens", DEFAULT_TOKENS),
-                arguments.get("threads", 0),
-                arguments=MethodArguments.of(arguments),
-                blacklist=tuple(self.config.opname_blacklist),
-                smooth_keys=arguments.get("smooth_keys", False),
-            )
-            if rotation is None:
-                save_network(network, source)
-            else:  # the network itself changes only when nothing can fail any more
-                _rotated(network, rotation, source)
-            report = quantize_with_data(source, out, self.config.scheme, options)
-            rows = read_quantized(Checkpoint.open(out), network)
-            self._algorithm.recipe = report.recipe
-            return self._algorithm.take(network, rows)
+            save_network(network, source)
+            options = None if self.config.steps == ("rtn",) else self._data_options(_file_of(datasets, Path(folder)))
+            blacklist = tuple(self.config.opname_blacklist)
+            if options is None:
+                plan_weights(open_mapped(source), quantizing_scheme(scheme), blacklist, head)
+            else:
+                check_data(open_mapped(source), out, scheme, options)
+            if rotation is not None:
+                source = _rotated_folder(source, rotation)
+            if options is None:
+                quantize_checkpoint(open_mapped(source), out, scheme, blacklist=blacklist, head=head)
+            else:
+                self._algorithm.recipe = quantize_with_data(source, out, scheme, options).recipe
+            quantized = Checkpoint.open(out)
+            return self._algorithm.take(network, read_quantized(quantized, network), quantized.mixed_schemes)
+
+    def _data_options(self, texts: Path | None) -> DataOptions:
+        arguments = dict(self.config.algo_args)
+        return DataOptions(
+            self.config.method,
+            texts,
+            arguments.get("calibration_tokens", DEFAULT_TOKENS),
+            arguments.get("threads", 0),
+            arguments=MethodArguments.of(arguments),
+            blacklist=tuple(self.config.opname_blacklist),
+            smooth_keys=arguments.get("smooth_keys", False),
+            head=arguments.get("head"),
+        )
 
     def convert(self, network: nn.Module) -> nn.Module:
         """Replace the weights by packed integers, in place.  ``network`` is the one that ``apply`` was called with."""
@@ -142,27 +156,25 @@ class PTQ:
 
 def _rotate(network: nn.Module, rotation: str) -> None:
     """Fold a rotation into the weights of a network, in place; errors of ``rotate_checkpoint``."""
-    from penstock.models.loader import read_quantized
+    from penstock.models.loader import read_quantized, save_network
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        read_quantized(_rotated(network, rotation, Path(folder) / "rotated"), network)
+        source = Path(folder) / "source"
+        save_network(network, source)
+        read_quantized(Checkpoint.open(_rotated_folder(source, rotation)), network)
 
 
-def _rotated(network: nn.Module, rotation: str, out: Path) -> Checkpoint:
-    """Write a folder of the network with a rotation in its weights; errors of ``rotate_checkpoint``."""
-    from penstock.models.loader import save_network
-
-    source = out.with_name(f"{out.name}-before")
-    save_network(network, source)
+def _rotated_folder(source: Path, rotation: str) -> Path:
+    """Write a folder of a network with a rotation in its weights; errors of ``rotate_checkpoint``."""
+    out = source.with_name(f"{source.name}-rotated")
     rotate_checkpoint(source, out, rotation)
-    rotated = Checkpoint.open(out)
-    if len(rotated.tensors) > len(Checkpoint.open(source).tensors):
+    if len(Checkpoint.open(out).tensors) > len(Checkpoint.open(source).tensors):
         raise UnsupportedError(
             f"algo_args.rotate: expected r2 for a network whose head has the weight of its embedding, got "
             f"{rotation}, which gives the head a weight of its own; use penstock quantize --rotate {rotation}",
             param="algo_args.rotate",
         )
-    return rotated
+    return out
 
 
 def _file_of(datasets: Any, folder: Path) -> Path | None:

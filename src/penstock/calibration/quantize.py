@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +23,11 @@ from penstock.calibration.outputs import check_outputs
 from penstock.calibration.smooth import NO_SMOOTHING, find_folds, smoothing_of
 from penstock.calibration.texts import (
     DEFAULT_TOKENS,
+    MIN_TOKENS,
     CalibrationData,
     calibration_data,
     check_max_tokens,
-    read_texts,
+    check_num_tokens,
 )
 from penstock.calibration.unfinished import UnfinishedWeights
 from penstock.checkpoint.folder import Checkpoint
@@ -39,12 +42,14 @@ from penstock.quant.hadamard import rotate_inputs, rotate_products, rotate_weigh
 from penstock.quant.input_statistics import InputStatistics
 from penstock.quant.matrix import quantize_rows
 from penstock.quant.methods.gptq import gptq_round, inverse_factor
-from penstock.quant.methods.weighted import round_weighted
+from penstock.quant.methods.weighted import normalized, round_weighted
+from penstock.quant.mixed_schemes import is_head
 from penstock.quant.scheme import Scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
 __all__ = [
-    "METHODS", "MIN_EXPERT_TOKENS", "SCALING_METHODS", "DataOptions", "DataReport", "check_data", "quantize_with_data",
+    "METHODS", "MIN_EXPERT_TOKENS", "SCALING_METHODS", "DataOptions", "DataReport", "check_amount", "check_data",
+    "quantize_with_data",
 ]  # fmt: skip
 
 METHODS: Final = (
@@ -121,12 +126,8 @@ def quantize_with_data(
     start = time.monotonic()
     row, final = quantizing_scheme(scheme), Path(out)
     check_new_folder(final)
-    check_data(final, options)
     checkpoint = open_mapped(source)
-    check_float_weights(checkpoint)
-    if options.smooth_keys:
-        check_family(checkpoint)
-    plan = plan_weights(checkpoint, row, options.blacklist, options.head)
+    plan = check_data(checkpoint, final, scheme, options)
     tell = progress or _ignore
     file = options.calibration
     if file is not None and is_imatrix(file):
@@ -137,6 +138,7 @@ def quantize_with_data(
     if options.imatrix_out is not None:
         write_imatrix(options.imatrix_out, rounding.statistics, checkpoint.config.str("model_type"))
     names = tuple(name for name in plan if not rounding.has_data(name))
+    rounding.note_left(options.steps, names)
     report = quantize_checkpoint(
         checkpoint,
         final,
@@ -153,14 +155,54 @@ def quantize_with_data(
     return DataReport(report, rounding.recipe, names, tuple(rounding.without_gptq), seconds, tokens)
 
 
-def check_data(final: Path, options: DataOptions) -> None:
-    """Refuse files that do not exist or do not fit the method, before any work; errors of ``quantize_with_data``."""
+def check_data(checkpoint: Checkpoint, final: Path, scheme: str, options: DataOptions) -> dict[str, Scheme]:
+    """Return the scheme of each weight after checking all options and files; errors of ``quantize_with_data``."""
     check_outputs(final, options.imatrix_out)
+    _check_calibration(options)
+    check_float_weights(checkpoint)
+    if options.smooth_keys:
+        check_family(checkpoint)
+    plan = plan_weights(checkpoint, quantizing_scheme(scheme), options.blacklist, options.head)
+    if options.data is None:
+        check_amount(checkpoint, plan, options.steps, options.calibration, options.num_tokens)
+    return plan
+
+
+def check_amount(
+    checkpoint: Checkpoint, plan: Mapping[str, Scheme], steps: Collection[str], file: Path | None, limit: int
+) -> None:
+    """Refuse too few tokens for the methods ``steps`` before anything is computed; InvalidArgumentError.
+
+    ``plan``: the scheme of each weight.  ``file``: the texts; None samples ``limit`` tokens, the most that are used.
+    """
+    rounded = [name for name in plan if "gptq" in steps and not plan[name].in_blocks and ".experts." not in name]
+    cols = max((checkpoint.tensors[name].shape[1] for name in rounded if not is_head(name)), default=0)
+    num_tokens = limit
+    if file is not None and not is_imatrix(file):
+        num_tokens = min(limit, check_num_tokens(checkpoint.side_files(), file, max(cols, MIN_TOKENS)))
+    _check_tokens(cols, num_tokens, limit)
+
+
+def _check_tokens(cols: int, num_tokens: int, limit: int | None) -> None:
+    """Refuse fewer tokens than the widest weight that GPTQ rounds has columns: its Hessian would have no inverse."""
+    if num_tokens >= cols:
+        return
+    param = "calibration_tokens" if limit is not None and limit < cols else "calibration"
+    found = f"{limit}; raise it" if param == "calibration_tokens" else f"{num_tokens}; pass more text"
+    raise InvalidArgumentError(
+        f"{param}: expected at least {cols} tokens for gptq, as many as the widest weight has columns, got "
+        f"{found}, or use --method imatrix",
+        param=param,
+        code="too_few_tokens",
+    )
+
+
+def _check_calibration(options: DataOptions) -> None:
+    """Refuse a file that does not exist or does not fit the method."""
     file = options.calibration
     if file is None:
         return
     if not is_imatrix(file):
-        read_texts(file)
         return
     reason = "smooth_keys" if options.smooth_keys else None if options.method == "imatrix" else options.method
     if reason is not None:
@@ -195,6 +237,7 @@ def _calibrated(
     scheme, plan = weights
     with open_calibrated(source, options.threads, progress) as (bundle, llm):
         data = options.data or calibration_data(llm, options.calibration, options.num_tokens)
+        llm.close()  # its pages of the bundle would count as memory of this process a second time
         with CalibrationProgram(bundle, data, options.threads) as program:
             passes = _Passes(data.num_tokens, progress or _ignore)
             statistics = program.statistics(passes.begin("statistics"))
@@ -278,6 +321,12 @@ class _Passes:
         return count
 
 
+def _kinds(names: Collection[str]) -> list[str]:
+    """Return the kinds of weights with their numbers: "layers.*.mlp.experts.*.up_proj (64)"."""
+    kinds = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name.removesuffix(".weight")) for name in names)
+    return [f"{kind.removeprefix('model.')} ({count})" for kind, count in kinds.items()]
+
+
 class _DataRounding:
     """Rounds each weight with its statistics; GPTQ's results are taken as they are."""
 
@@ -289,13 +338,22 @@ class _DataRounding:
         self.rotated_squares: dict[str, NDArray[np.float32]] = {}
         """The mean squares of the columns of rotated inputs, which those of the inputs do not tell."""
 
-    def has_data(self, name: str) -> bool:
-        """Return True if the weight had an input that was not zero, and a routed expert saw enough of them.
+    def note_left(self, steps: Collection[str], without_data: Collection[str]) -> None:
+        """Add to the recipe what the methods ``steps`` left as it was, with the numbers of weights by kind."""
+        left: dict[str, Collection[str]] = {
+            step: [name for name in self._plan if name not in self.smoothing.columns and not is_head(name)]
+            for step in SCALING_METHODS
+            if step in steps
+        }
+        left |= {"gptq": self.without_gptq} if "gptq" in steps else {}
+        left["data"] = without_data
+        named = {step: ", ".join(_kinds(names)) for step, names in left.items()}
+        self.recipe = {**self.recipe, **{f"without_{step}": kinds for step, kinds in named.items() if kinds}}
 
-        A head in blocks is rounded to nearest.
-        """
+    def has_data(self, name: str) -> bool:
+        """Return True if the weight had an input that was not zero, and a routed expert saw enough of them."""
         if self._plan[name].in_blocks:
-            return False
+            return self.column_weights(name) is not None
         inputs = self.statistics.weights.get(name)
         if self.statistics.expert_tokens.get(name, MIN_EXPERT_TOKENS) < MIN_EXPERT_TOKENS:
             return False
@@ -304,6 +362,13 @@ class _DataRounding:
     def values(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[np.float32]:
         """Return the values of a matrix, smoothed."""
         return self.smoothing.values(name, data, dtype)
+
+    def column_weights(self, name: str) -> NDArray[np.float32] | None:
+        """Return the weights of the columns of a head in blocks: the mean squares of its inputs, if there are any."""
+        inputs = self.statistics.heads.get(name, self.statistics.weights.get(name))
+        if inputs is None or not inputs.squares.any() or self.recipe["method"] in SCALING_METHODS:
+            return None
+        return normalized(self.smoothing.inputs_of(name, inputs).mean_squares)
 
     def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
         """Return a tensor that keeps its type, smoothed; ``rows`` smooths those that it rounds."""
@@ -350,7 +415,9 @@ class _GptqWork:
     def run(self, program: CalibrationProgram, passes: _Passes) -> None:
         """Compute the integers of each weight, and keep them in files."""
         linears = [linear for linear in program.linears if self._open_names(linear)]
-        self._check_tokens([linear for linear in linears if linear.expert < 0], program.data.num_tokens)
+        cols = max((linear.cols for linear in linears if linear.expert < 0), default=0)
+        limit = None if self._options.data is not None else self._options.num_tokens
+        _check_tokens(cols, program.data.num_tokens, limit)
         few = {linear for linear in linears if self._num_tokens(linear, program) < linear.cols}
         self._rounding.without_gptq += [
             name for linear in linears if linear in few for name in self._open_names(linear)
@@ -367,7 +434,8 @@ class _GptqWork:
         return [
             name
             for name in linear.names
-            if name in self._plan and self._rounding.has_data(name) and not self._is_finished(name)
+            if name in self._plan and not self._plan[name].in_blocks
+            if self._rounding.has_data(name) and not self._is_finished(name)
         ]
 
     def _num_tokens(self, linear: LinearNode, program: CalibrationProgram) -> int:
@@ -375,19 +443,6 @@ class _GptqWork:
 
     def _is_finished(self, name: str) -> bool:
         return self._unfinished.read(name, self._checkpoint.tensors[name].shape, self._plan[name]) is not None
-
-    def _check_tokens(self, linears: list[LinearNode], num_tokens: int) -> None:
-        cols = max((linear.cols for linear in linears), default=0)
-        if num_tokens < cols:
-            limit = self._options.num_tokens
-            param = "calibration_tokens" if self._options.data is None and limit < cols else "calibration"
-            found = f"{limit}; raise it" if param == "calibration_tokens" else f"{num_tokens}; pass more text"
-            raise InvalidArgumentError(
-                f"{param}: expected at least {cols} tokens for gptq, as many as the widest weight has columns, got "
-                f"{found}, or use --method imatrix",
-                param=param,
-                code="too_few_tokens",
-            )
 
     def _round(self, context: Context, linear: LinearNode, hessian: NDArray[np.float32]) -> None:
         """Round the tensors of a weight together: their rows do not depend on each other."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -19,7 +20,10 @@ from penstock.validation import MAX_TOKEN, refusal
 if TYPE_CHECKING:
     from penstock.llm.llm import LLM
 
-__all__ = ["DEFAULT_TOKENS", "MIN_TOKENS", "SEQUENCE_LEN", "CalibrationData", "calibration_data", "read_texts"]
+__all__ = [
+    "DEFAULT_TOKENS", "MIN_TOKENS", "SEQUENCE_LEN", "CalibrationData", "calibration_data", "check_num_tokens",
+    "read_texts",
+]  # fmt: skip
 
 DEFAULT_TOKENS: Final = 65_536
 """The number of calibration tokens that is used at most, unless the caller asks for another."""
@@ -27,6 +31,7 @@ MIN_TOKENS: Final = 256
 SEQUENCE_LEN: Final = 512
 _MAX_BYTES: Final = 1 << 30
 _SAMPLES_AT_ONCE: Final = 8
+_PIECE_CHARS: Final = 1 << 16
 _ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
 Text: TypeAlias = str | list[dict[str, str]] | tuple[int, ...]
 """A text, the messages of a conversation, or token ids."""
@@ -149,14 +154,58 @@ def calibration_data(
         ids = _encode(llm, text, path)
         sequences += [ids[start : start + sequence_len] for start in range(0, len(ids), sequence_len)]
     data = CalibrationData(_evenly(sequences, max_tokens), path.name)
-    if data.num_tokens < MIN_TOKENS:
+    _check_least(data.num_tokens, path)
+    return data
+
+
+def _check_least(num_tokens: int, path: Path) -> None:
+    if num_tokens < MIN_TOKENS:
         raise InvalidArgumentError(
-            f"calibration: expected at least {MIN_TOKENS} tokens, got {data.num_tokens} in {path}; pass more text, "
+            f"calibration: expected at least {MIN_TOKENS} tokens, got {num_tokens} in {path}; pass more text, "
             "such as 100 kB of what the model will work on",
             param="calibration",
             code="too_few_tokens",
         )
-    return data
+
+
+def check_num_tokens(files: Mapping[str, bytes], calibration: Path, enough: int = MIN_TOKENS) -> int:
+    """Return the number of tokens of a file of texts, or a number of at least ``enough``, without a model.
+
+    ``files``: the tokenizer and the files beside it, by name.  A long text is encoded in pieces, which may have a few
+    tokens more than the whole.  Raises InvalidArgumentError for less than ``MIN_TOKENS`` tokens.
+    """
+    num_tokens = 0
+    for length in _lengths(read_texts(calibration), files, calibration):
+        num_tokens += length
+        if num_tokens >= enough:
+            break
+    _check_least(num_tokens, calibration)
+    return num_tokens
+
+
+def _lengths(texts: Sequence[Text], files: Mapping[str, bytes], path: Path) -> Iterator[int]:
+    """Yield numbers of tokens; only words need a tokenizer."""
+    from penstock.text.chat_template import encode_chat
+    from penstock.text.tokenizer import Tokenizer
+
+    words: list[str | list[dict[str, str]]] = []
+    for text in texts:
+        if isinstance(text, tuple):
+            yield len(text)
+        else:
+            words.append(text)
+    if not words:
+        return
+    with closing(Tokenizer(files)) as tokenizer:
+        for text in words:
+            if isinstance(text, str):
+                for start in range(0, len(text), _PIECE_CHARS):
+                    yield len(tokenizer.encode(text[start : start + _PIECE_CHARS]))
+                continue
+            try:
+                yield len(encode_chat(tokenizer, text))
+            except PenstockError as error:
+                raise error.with_message(f"{path}: {error}") from None
 
 
 def _encode(llm: LLM, text: Text, path: Path) -> list[int]:

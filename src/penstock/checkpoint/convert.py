@@ -29,6 +29,8 @@ from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 __all__ = ["Conversion", "ConvertReport", "convert_checkpoint"]
 
 _CONFIG_NAMES: Final = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_BLOCKS_OF_COLUMNS: Final = ("q4_k", "q6_k")
+"""Types of a GGUF file whose integers are chosen by the errors of columns."""
 _PIECE_VALUES: Final = 1 << 21
 Progress = Callable[[int, int], None]
 
@@ -40,13 +42,16 @@ class Conversion:
     ``dtype``: the type of all floats ("f32", "f16", "bf16"; in a GGUF file also "q8_0", "q6_k" and "q4_k"), or None.
     ``layout``: "split" or "fused" linears, or None.  ``lora``: a folder with an adapter in peft's layout, or None.
     ``max_file_mb``: the size of a file of weights, in millions of bytes, that is not exceeded unless by one tensor; 0
-    writes one file.
+    writes one file.  ``format``: "compressed-tensors" for a folder of ``penstock quantize``, without other options; or
+    None.  ``imatrix``: an importance matrix, in a GGUF file of "q4_k" or "q6_k", or None.
     """
 
     dtype: str | None = None
     layout: str | None = None
     lora: Path | None = None
     max_file_mb: int = 0
+    format: str | None = None
+    imatrix: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse a wrong value, by name."""
@@ -55,6 +60,13 @@ class Conversion:
         if self.layout is not None:
             check_choice("layout", self.layout, LAYOUTS)
         check_integer("max_file_mb", self.max_file_mb, 0, 1 << 30)
+        if self.imatrix is not None and self.dtype not in _BLOCKS_OF_COLUMNS:
+            expected = " or ".join(_BLOCKS_OF_COLUMNS)
+            raise InvalidArgumentError(
+                f"imatrix: expected a dtype of {expected} with it, got {self.dtype or 'none'}", param="imatrix"
+            )
+        if self.format is not None:
+            check_choice("format", self.format, ("compressed-tensors",))
 
 
 @dataclass(frozen=True)

@@ -93,13 +93,13 @@ def _refuse_without_config(folder: Path) -> NoReturn:
 def _check_is_whole(folder: Path) -> None:
     """Raise UnsupportedError, with what opens it, for a folder that is cut for ranks."""
     if (folder / "rank_0").is_dir():
-        found = "one that is cut for several ranks; `penstock shard FOLDER OUT --merge` makes a whole one"
+        actual = "one that is cut for several ranks; `penstock shard FOLDER OUT --merge` makes a whole one"
     elif (folder / "rank_0.psm").exists():
-        found = "the bundles of several ranks; penstock inspect takes each of them"
+        actual = "the bundles of several ranks; penstock inspect takes each of them"
     else:
         return
     raise UnsupportedError(
-        f"{folder}: expected a checkpoint folder, got {found}, and run, chat and serve open all with the folder's "
+        f"{folder}: expected a checkpoint folder, got {actual}, and run, chat and serve open all with the folder's "
         "--tp, --pp and --cp",
         param="folder",
     )
@@ -108,8 +108,8 @@ def _check_is_whole(folder: Path) -> None:
 def _check_folder(path: Path) -> None:
     if path.is_file():
         refuse_mindspore(path)
-        found = "a bundle" if is_bundle(path) else "another file"
-        raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, got {found}", param="folder")
+        actual = "a bundle" if is_bundle(path) else "another file"
+        raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, got {actual}", param="folder")
     if not path.is_dir():
         raise FileAccessError(f"{path}: no such folder", param="folder")
 
@@ -343,9 +343,9 @@ class Checkpoint:
         values[:, 1::2] = (stored >> 4).view(np.int8)
         return QuantizedRows(np.ascontiguousarray(values[:, :cols]), scales, self.read(f"{name}{_GROUPS}"))
 
-    def _wrong_cols(self, name: str, cols: int, found: int) -> InvalidFileError:
+    def _wrong_cols(self, name: str, cols: int, actual: int) -> InvalidFileError:
         return InvalidFileError(
-            f"{self.tensors[name].file}: tensor {show(name)}: expected {cols} columns, got {found}", param=name
+            f"{self.tensors[name].file}: tensor {show(name)}: expected {cols} columns, got {actual}", param=name
         )
 
     def _finite(self, name: str, scales: NDArray[np.float32]) -> NDArray[np.float32]:

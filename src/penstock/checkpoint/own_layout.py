@@ -71,14 +71,14 @@ def join_rows_of_tensors(
                 rows.setdefault(source.tensor, []).append((start, RowRange(name, end, end + stop - start)))
                 end += stop - start
     targets = {}
-    for tensor, found in rows.items():
+    for tensor, ranges in rows.items():
         end = 0
-        for start, piece in sorted(found, key=lambda row: row[0]):
+        for start, piece in sorted(ranges, key=lambda row: row[0]):
             if start != end or piece.stop > tensors[piece.name].shape[0]:
                 raise UnsupportedError(f"layout: {show(tensor)} has rows that no parameter has", param="layout")
             end += piece.stop - piece.start
-        first = tensors[found[0][1].name]
-        pieces = tuple(piece for _, piece in sorted(found, key=lambda row: row[0]))
+        first = tensors[ranges[0][1].name]
+        pieces = tuple(piece for _, piece in sorted(ranges, key=lambda row: row[0]))
         targets[tensor] = Target(first.dtype, (end, *first.shape[1:]), pieces)
     values = {key: value for key, value in config.values.items() if key != OWN_NAMES}
     return Arrangement(values, targets)

@@ -51,7 +51,10 @@ class Rounding(Protocol):
         """Return the values of config.json about the method."""
 
     def values(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-        """Return the values of a matrix before it is rounded to blocks, which the method does not choose."""
+        """Return the values of a matrix before it is rounded to blocks."""
+
+    def column_weights(self, name: str) -> NDArray[np.float32] | None:
+        """Return how much the error of each column counts in a matrix that is rounded to blocks; None for all alike."""
 
     def tensor(self, name: str, data: NDArray[Any], dtype: str) -> NDArray[Any]:
         """Return the values of a tensor of the folder, before a matrix is rounded: those of the source, or folded."""
@@ -214,14 +217,17 @@ def quantize_checkpoint(
     return QuantizeReport(scheme_row.name, len(plan), total, num_bytes, time.monotonic() - start)
 
 
-def head_blocks(matrix: NDArray[Any], dtype: str) -> Iterator[NDArray[np.uint8]]:
+def head_blocks(
+    matrix: NDArray[Any], dtype: str, column_weights: NDArray[np.float32] | None = None
+) -> Iterator[NDArray[np.uint8]]:
     """Round a matrix [rows, cols] to the blocks of ``HEAD_BLOCKS``, and yield them in runs of rows.
 
-    ``matrix`` holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.
+    ``matrix`` holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.  ``column_weights``: of
+    ``quantize_q6_k``.
     """
     step = max(1, _PIECE_VALUES // matrix.shape[1])
     for start in range(0, len(matrix), step):
-        yield quantize_q6_k(to_float32(matrix[start : start + step], dtype))
+        yield quantize_q6_k(to_float32(matrix[start : start + step], dtype), column_weights)
 
 
 def _write_tensor(
@@ -240,8 +246,12 @@ def _write_tensor(
         return
     try:
         if scheme.in_blocks:
-            floats = data if rounding is None else rounding.values(name, data, dtype)
-            for blocks in head_blocks(floats, dtype if rounding is None else "f32"):
+            pieces_of_head = (
+                head_blocks(data, dtype)
+                if rounding is None
+                else head_blocks(rounding.values(name, data, dtype), "f32", rounding.column_weights(name))
+            )
+            for blocks in pieces_of_head:
                 writer.add(name, blocks)
             return
         pieces = (

@@ -385,9 +385,11 @@ class MappedCheckpoint(Checkpoint):
             if self._stored[name].shape != shape or num_rows % projection.num_heads:
                 raise self._wrong_size(name, str(list(shape)), list(self._stored[name].shape))
 
-    def _wrong_size(self, tensor: str, expected: str, found: list[int]) -> InvalidFileError:
+    def _wrong_size(self, tensor: str, expected: str, actual: list[int]) -> InvalidFileError:
         file = self._stored[tensor].file
-        return InvalidFileError(f"{file}: tensor {show(tensor)}: shape: expected {expected}, got {found}", param=tensor)
+        return InvalidFileError(
+            f"{file}: tensor {show(tensor)}: shape: expected {expected}, got {actual}", param=tensor
+        )
 
     def _info(self, name: str, expected: tuple[int, ...]) -> TensorInfo:
         """Return type and shape of a parameter; InvalidFileError names the stored tensor that does not fit."""

@@ -98,8 +98,8 @@ def pack_windows(windows: Sequence[TextWindow]) -> bytes:
 
 def unpack_windows(data: bytes) -> list[TextWindow]:
     """Return the windows that ``pack_windows`` encoded."""
-    found: list[dict[str, Any]] = json.loads(data)
-    return [TextWindow(**values) for values in found]
+    windows: list[dict[str, Any]] = json.loads(data)
+    return [TextWindow(**values) for values in windows]
 
 
 request_head: Final = struct.Struct("<BBdQ")

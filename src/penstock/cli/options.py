@@ -91,7 +91,7 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "help": "plan memory for N tokens of prompt and answer per request; 0 (default): as many as fit",
     },
     "--kv-cache": {
-        "choices": ("auto", "f32", "bf16", "int8"),
+        "choices": ("auto", "f32", "bf16", "int8", "int4"),
         "default": "auto",
         "help": "type of keys and values; auto (default): what a quantized folder says, else f32 with scheme f32, "
         "otherwise bf16",

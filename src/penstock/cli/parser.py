@@ -252,10 +252,10 @@ class OverviewParser(CommandParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; an unknown option in place of the command is the error, not the missing command."""
-        given = list(sys.argv[1:] if args is None else args)
-        if given and given[0].startswith("-") and given[0] not in self._option_string_actions:
-            self._refuse(given[0])
-        return super().parse_known_args(given, namespace)
+        arguments = list(sys.argv[1:] if args is None else args)
+        if arguments and arguments[0].startswith("-") and arguments[0] not in self._option_string_actions:
+            self._refuse(arguments[0])
+        return super().parse_known_args(arguments, namespace)
 
     def format_help(self) -> str:
         """Return the description, the commands in groups, the options and the examples."""

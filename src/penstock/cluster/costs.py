@@ -132,8 +132,8 @@ def read_costs(path: Path) -> StepCosts:
 
 
 def _check(path: Path, fields: dict[str, Any]) -> None:
-    def refuse(name: str, expected: str, found: object) -> InvalidFileError:
-        return InvalidFileError(f"{path}: {name}: expected {expected}, got {show(found)}", param=name.split(".")[0])
+    def refuse(name: str, expected: str, actual: object) -> InvalidFileError:
+        return InvalidFileError(f"{path}: {name}: expected {expected}, got {show(actual)}", param=name.split(".")[0])
 
     for name in ("model", "machine", "source"):
         if not isinstance(fields[name], str):

@@ -171,7 +171,7 @@ class ReplicaRouter:
         """
         check_integer("max_requests", max_requests, 0, 2**31 - 1)
         replica = _Replica(min(max_keys, MAX_KEYS))
-        place = next((at for at, one in enumerate(self._replicas) if one is None), len(self._replicas))
+        place = next((at for at, other in enumerate(self._replicas) if other is None), len(self._replicas))
         if place == len(self._replicas):
             self._replicas.append(replica)
             for name in (
@@ -410,7 +410,7 @@ class ReplicaRouter:
         return len(self._holders)
 
     def _all(self) -> np.ndarray:
-        return np.array([place for place, one in enumerate(self._replicas) if one is not None], np.int64)
+        return np.array([place for place, replica in enumerate(self._replicas) if replica is not None], np.int64)
 
     def _replica(self, place: int) -> _Replica:
         replica = self._replicas[place] if 0 <= place < len(self._replicas) else None

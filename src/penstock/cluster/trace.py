@@ -84,8 +84,8 @@ def parse_trace(lines: Iterable[str], name: str = "trace") -> Iterator[TraceRequ
         yield request
 
 
-def _refuse(place: str, name: str, expected: str, found: object) -> InvalidFileError:
-    return InvalidFileError(f"{place}: {name}: expected {expected}, got {show(found)}", param=name)
+def _refuse(place: str, name: str, expected: str, actual: object) -> InvalidFileError:
+    return InvalidFileError(f"{place}: {name}: expected {expected}, got {show(actual)}", param=name)
 
 
 def _request_of(fields: Any, place: str) -> TraceRequest:

@@ -140,9 +140,9 @@ def _pointer(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> int:
         raise wrong_type(name, "a numpy array", array)
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         expected = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
-        found = f"{array.dtype.name} {list(array.shape)}"
+        actual = f"{array.dtype.name} {list(array.shape)}"
         contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
-        raise InvalidArgumentError(f"{name}: expected {expected}, got {found}{contiguous}", param=name)
+        raise InvalidArgumentError(f"{name}: expected {expected}, got {actual}{contiguous}", param=name)
     return array.ctypes.data
 
 

@@ -208,7 +208,7 @@ class MpiComm(SharedComm):
     ) -> None:
         self.rank, self.world = rank, world
         _milliseconds("join_timeout_s", join_timeout_s)
-        self._struct = found = ctypes.POINTER(CommStruct)()
+        self._struct = struct = ctypes.POINTER(CommStruct)()
         path, limit_s = env.mpi_library(), join_timeout_s or _JOIN_S
         options = sized(
             MpiOptions,
@@ -222,10 +222,10 @@ class MpiComm(SharedComm):
         reason = f"ranks: not all of {world} ranks joined over MPI within {limit_s:g} s"
 
         def join() -> None:
-            check(library().ps_mpi_join(ctypes.byref(options), ctypes.byref(found)))
+            check(library().ps_mpi_join(ctypes.byref(options), ctypes.byref(struct)))
 
         def leave() -> None:
-            found.contents.abort(found.contents.self, reason.encode())
+            struct.contents.abort(struct.contents.self, reason.encode())
 
         if not _interruptible(join, limit_s, leave):  # MPI waits for the other ranks without a limit
             self._struct = ctypes.POINTER(CommStruct)()

@@ -149,8 +149,8 @@ class Context(Handle):
         """Pack ``num_rows`` rows that are already quantized; other arguments as ``pack`` has them."""
         shape = groups_shape(layout, num_rows, cols)
         if (shape is None) != (values.groups is None):
-            expected, found = ("none", "an array") if shape is None else ("steps and offsets", "none")
-            raise InvalidArgumentError(f"groups: expected {expected}, got {found}", param="groups")
+            expected, actual = ("none", "an array") if shape is None else ("steps and offsets", "none")
+            raise InvalidArgumentError(f"groups: expected {expected}, got {actual}", param="groups")
         q = data_address(values.q, num_rows * cols, "q")
         scales = data_address(values.scales, 4 * num_rows, "scales")
         groups = None if values.groups is None else data_address(values.groups, math.prod(shape or ()), "groups")

@@ -160,7 +160,7 @@ PAGE_TOKENS: Final = 32
 PARTITION_PAGES: Final = 8
 """The number of pages in a partition, whose results attention adds up in order (docs/explanation/numerics.md)."""
 
-KV_LAYOUTS: Final = ("auto", "f32", "bf16", "int8")
+KV_LAYOUTS: Final = ("auto", "f32", "bf16", "int8", "int4")
 """The formats of keys and values; "auto" lets the core choose: f32 under the scheme f32, else bf16."""
 
 STATE_F32: Final = 16
@@ -169,7 +169,7 @@ STATE_F32: Final = 16
 GENERAL_NETWORK: Final = 1
 """``ModelInfo.kind`` of a general network."""
 
-KV_NUMBERS: Final = {"f32": 1, "bf16": 2, "int8": 3}
+KV_NUMBERS: Final = {"f32": 1, "bf16": 2, "int8": 3, "int4": 4}
 """The numbers of ``ps_kv_layout`` by name."""
 
 

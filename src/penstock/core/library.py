@@ -506,8 +506,8 @@ def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
 
 def _field_of(message: str) -> str | None:
     """Return the field that a message of the core is about; None if it names none."""
-    found = _FIELD.match(message)
-    return (found["expected"] or found["first"] or found["last"]) if found else None
+    match = _FIELD.match(message)
+    return (match["expected"] or match["first"] or match["last"]) if match else None
 
 
 def warn_of_newer(path: str | os.PathLike[str], minor: int, known_minor: int) -> None:

@@ -106,10 +106,10 @@ def stamp_of(status: os.stat_result) -> tuple[int, ...]:
 def check_same(path: str | os.PathLike[str], stamp: Sequence[int]) -> None:
     """Raise InvalidFileError unless the file at ``path`` is the one that a model opened, by its ``stamp``."""
     try:
-        found = stamp_of(Path(path).stat())
+        current = stamp_of(Path(path).stat())
     except (OSError, ValueError):  # ValueError: a NUL character in the name
-        found = ()
-    _compare(path, found, stamp)
+        current = ()
+    _compare(path, current, stamp)
 
 
 @contextlib.contextmanager
@@ -127,8 +127,8 @@ def open_again(path: str | os.PathLike[str], stamp: Sequence[int]) -> Iterator[B
         yield file
 
 
-def _compare(path: str | os.PathLike[str], found: Sequence[int], stamp: Sequence[int]) -> None:
-    if tuple(found) != tuple(stamp):
+def _compare(path: str | os.PathLike[str], current: Sequence[int], stamp: Sequence[int]) -> None:
+    if tuple(current) != tuple(stamp):
         raise InvalidFileError(f"{path}: file: replaced or changed after it was opened", param="file")
 
 

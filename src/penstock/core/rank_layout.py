@@ -51,9 +51,9 @@ class RankLayout:
     def first_difference(self, other: RankLayout) -> tuple[str, int, int] | None:
         """Return the first size in which two layouts differ, as its option, this and the other one's value."""
         for name, short in (("tensor", "tp"), ("pipeline", "pp"), ("context", "cp")):
-            own, found = getattr(self, short), getattr(other, short)
-            if own != found:
-                return f"{name}_parallel_size", own, found
+            own, actual = getattr(self, short), getattr(other, short)
+            if own != actual:
+                return f"{name}_parallel_size", own, actual
         return None
 
     @property

@@ -218,14 +218,14 @@ def masks_to_make(requests: Sequence[Request], has_chunks: bool) -> list[tuple[G
     A forced token is taken without its row, unless something else needs the row or may forbid the token.  Without
     ``has_chunks`` tokens are computed one by one.
     """
-    found = []
+    masks = []
     for request in requests:
         if request.matcher is not None and not request.matcher.has_mask:
             sampling, row = request.sampling, request.row
             takes = has_chunks and sampling.hook is None and sampling.num_logprobs < 0
             takes = takes and row is not None and not row.may_forbid
-            found.append((request.matcher, request.max_tokens - len(request.output_ids) - 1 if takes else 0))
-    return found
+            masks.append((request.matcher, request.max_tokens - len(request.output_ids) - 1 if takes else 0))
+    return masks
 
 
 def mask_errors(requests: Sequence[Request]) -> list[tuple[Request, PenstockError]]:

@@ -195,7 +195,7 @@ class Scheduler:
                 step.chunks[request.id] = Chunk(request, request.num_computed, 1, samples, int(samples))
                 step.budget -= 1
                 step.rows -= samples
-        for request in [one for one in prompts if _goes_on(one) and not self.whole_prompts]:
+        for request in [prompt for prompt in prompts if _goes_on(prompt) and not self.whole_prompts]:
             prompts.remove(request)
             if request.status is RequestStatus.RUNNING and step.budget:
                 self._continue(step, request)

@@ -171,8 +171,8 @@ class BundleWriter:
         """Write the last weights, the segments and the header."""
         self._write_piece()
         self._segments[0] = dataclasses.replace(self._segments[0], crc32=self._crc)
-        for i, (name, given) in enumerate(self._extra.items(), 1):
-            data = given() if callable(given) else given
+        for i, (name, content) in enumerate(self._extra.items(), 1):
+            data = content() if callable(content) else content
             segment = Segment(name, _align(self._file_bytes, _PAGE_BYTES), len(data), crc32(data))
             self._write(segment.offset, memoryview(data))
             self._segments[i] = segment

@@ -44,9 +44,11 @@ if TYPE_CHECKING:
 __all__ = ["ExportReport", "build_graph", "export_bundle"]
 
 _PIECE_BYTES: Final = 16 << 20
-"""The most bytes of a checkpoint that are packed at once, and then written while the next ones are packed."""
+"""The most bytes of a checkpoint, and of the bundle, that are packed at once: they are written while the next are."""
 _MAX_WAITING_BYTES: Final = 32 << 20
-"""The memory of weights that are packed while others wait to be written, beside room for the largest one."""
+"""The memory of pieces that are packed while others wait to be written, beside room for the largest one."""
+
+_FLOAT_TILES: Final = (Layout.T16_F32, Layout.T16_F16, Layout.T16_BF16)
 
 ExportProgress = Callable[[str, int, int], None]
 
@@ -159,28 +161,26 @@ def _segments(
 
 
 def _write_weights(graph: Graph, packer: _Packer, writer: BundleWriter, files: _Files) -> None:
-    """Pack one weight after another, while a thread writes what is packed; stop at an error in the other files."""
-    sizes = [native.layout_bytes(int(weight.layout), weight.rows, weight.cols) for weight in graph.weights.values()]
-    largest = max(sizes, default=0)
+    """Pack one piece of a weight after another, while a thread writes what is packed; stop at an error in the other
+    files."""
+    largest = max(map(packer.largest_piece, graph.weights.values()), default=0)
     memory = _PackingMemory(largest + min(largest, _MAX_WAITING_BYTES))
     with ThreadPoolExecutor(1, "penstock-write") as thread:
         try:
-            for weight, size in zip(graph.weights.values(), sizes, strict=True):
+            for weight in graph.weights.values():
                 if files.done():
                     files.result()
-                packed = memory.take(size)
-                begin = 0
-                for end in packer.pack(weight, packed):
-                    last = end == size
-                    piece = packed[begin:end]
-                    memory.free_after(thread.submit(writer.add_weight, weight.name, piece, is_part=not last))
-                    begin = end
+                written = 0
+                for piece in packer.pack(weight, memory):
+                    written += len(piece)
+                    is_part = written < _num_bytes(weight)
+                    memory.free_after(thread.submit(writer.add_weight, weight.name, piece, is_part=is_part))
         finally:
             memory.settle()  # an error of the disk precedes that of the next weight
 
 
 class _PackingMemory:
-    """Memory for packed weights, of which each is free again when it is written; the lowest free part is used first.
+    """Memory for packed pieces, of which each is free again when it is written; the lowest free part is used first.
 
     New pages would cost as much time as the packing, so that few are touched.
     """
@@ -189,17 +189,19 @@ class _PackingMemory:
         self._bytes = np.zeros(num_bytes, np.uint8)
         self._touched = 0
         self._error: BaseException | None = None
-        self._waiting: deque[tuple[int, int, deque[Future[None]]]] = deque()
+        self._taken = (0, 0)
+        self._waiting: deque[tuple[int, int, Future[None]]] = deque()
 
-    def take(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Return zeroed memory, after a wait for older weights if there is none; raise the errors of their writing."""
-        while self._waiting and all(written.done() for written in self._waiting[0][2]):
+    def take(self, num_bytes: int, *, zeroed: bool = True) -> NDArray[np.uint8]:
+        """Return memory, after a wait for older pieces if there is none; raise the errors of their writing."""
+        while self._waiting and self._waiting[0][2].done():
             self._settle_first()
         while (start := self._gap(num_bytes)) is None:
             self._settle_first()
         end = start + num_bytes
-        self._waiting.append((start, end, deque()))
-        self._bytes[start : min(end, self._touched)] = 0
+        self._taken = (start, end)
+        if zeroed:
+            self._bytes[start : min(end, self._touched)] = 0
         self._touched = max(self._touched, end)
         return self._bytes[start:end]
 
@@ -212,20 +214,13 @@ class _PackingMemory:
         return start if len(self._bytes) - start >= num_bytes else None
 
     def free_after(self, written: Future[None]) -> None:
-        """Keep the memory that was taken last until this piece of it is written; raise the errors of earlier pieces."""
-        pieces = self._waiting[-1][2]
-        while pieces and pieces[0].done():
-            self._settle(pieces.popleft())
-        pieces.append(written)
-
-    def _settle(self, written: Future[None]) -> None:
-        self._error = self._error or written.exception()
-        if self._error is not None:
-            raise self._error
+        """Keep the memory that was taken last until it is written."""
+        self._waiting.append((*self._taken, written))
 
     def _settle_first(self) -> None:
-        for written in self._waiting.popleft()[2]:
-            self._settle(written)
+        self._error = self._error or self._waiting.popleft()[2].exception()
+        if self._error is not None:
+            raise self._error
 
     def settle(self) -> None:
         """Wait until all is written; raise the first error, behind which the others follow from it."""
@@ -362,7 +357,7 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
     layout_bits = {Layout.T16_I8: "i8", Layout.T16_I4G32: "u8"}.get(weight.layout)
     blocks = checkpoint.block_scheme(part.name) if checkpoint.is_quantized(part.name) else None
     if blocks is not None and find_scheme(blocks).layout == int(weight.layout):
-        expected, found = _part_shape(weight, part), list(checkpoint.logical_shape(part.name))
+        expected, actual = _part_shape(weight, part), list(checkpoint.logical_shape(part.name))
     elif checkpoint.is_quantized(part.name):
         if info.dtype != layout_bits:
             raise InvalidFileError(
@@ -370,7 +365,7 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
                 f"got {info.dtype.upper()}: this network computes with it as {weight.layout.name}"
             )
         rows = info.shape[0]
-        expected, found = [part.num_rows], [rows]  # only rows: read_quantized checks the columns
+        expected, actual = [part.num_rows], [rows]  # only rows: read_quantized checks the columns
     else:
         if info.dtype not in FLOAT_DTYPES:
             raise UnsupportedError(
@@ -380,11 +375,11 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
             raise InvalidFileError(
                 f"{where}: expected values quantized as {checkpoint.scheme}, got {info.dtype.upper()}"
             )
-        expected, found = _part_shape(weight, part), list(info.shape)
-        if weight.rows == 1 and len(found) == 2 and found[0] == 1:
-            found = found[1:]
-    if expected != found:
-        raise InvalidFileError(f"{where}: shape: expected {expected}, got {found}", param=part.name)
+        expected, actual = _part_shape(weight, part), list(info.shape)
+        if weight.rows == 1 and len(actual) == 2 and actual[0] == 1:
+            actual = actual[1:]
+    if expected != actual:
+        raise InvalidFileError(f"{where}: shape: expected {expected}, got {actual}", param=part.name)
 
 
 def _part_shape(weight: Weight, part: Part) -> list[int]:
@@ -411,44 +406,86 @@ class _Packer:
         self._context = context
         self._tell = tell
         self._done = 0
-        self._rows = 0
 
-    def pack(self, weight: Weight, packed: NDArray[np.uint8]) -> Iterator[int]:
-        """Pack ``weight`` into zeroed memory; yield how many of its bytes are complete, in the end all."""
-        self._rows = reported = 0
+    def largest_piece(self, weight: Weight) -> int:
+        """Return the most bytes of a weight that ``pack`` needs memory for at once."""
+        num_bytes = _num_bytes(weight)
+        return min(num_bytes, max(_PIECE_BYTES, _tile_bytes(weight))) if self._is_piecewise(weight) else num_bytes
+
+    def _is_piecewise(self, weight: Weight) -> bool:
+        """Return True if each part of a weight, and so each piece of a part, begins and ends with a tile.
+
+        The last tile may be incomplete.
+        """
+        if weight.rows == 1:
+            return False
+        row = 0
+        for part in weight.parts:
+            if part.row_start != row or row % TILE_ROWS or part.name in self._constants:
+                return False
+            if self._checkpoint.is_quantized(part.name) and int(weight.layout) not in BLOCKS:  # integers with scales
+                return False
+            row += part.num_rows
+        return row == weight.rows
+
+    def pack(self, weight: Weight, memory: _PackingMemory) -> Iterator[NDArray[np.uint8]]:
+        """Pack ``weight``; yield its bytes in pieces, in their order.  Each is in ``memory`` that was taken for it."""
+        piecewise = self._is_piecewise(weight)
+        whole = None if piecewise else memory.take(_num_bytes(weight))
         for part in weight.parts:
             try:
-                for _ in self._pack_part(weight, part, packed):
-                    complete = self._rows // TILE_ROWS * TILE_ROWS
-                    if reported < complete < weight.rows and weight.layout >= Layout.T16_F32:  # whole tiles in a row
-                        reported = complete
-                        yield native.layout_bytes(int(weight.layout), complete, weight.cols)
+                if whole is None:
+                    yield from self._pack_pieces(weight, part, memory)
+                else:
+                    self._pack_part(weight, part, whole)
             except InvalidArgumentError as error:  # for example a NaN: the check knows its place but not the tensor
                 raise InvalidFileError(
                     f"{self._checkpoint.folder}: tensor {show(part.name)}: {error}", param=part.name
                 ) from None
-        yield len(packed)
+            if part.name not in self._constants:
+                self._done += self._checkpoint.stored_bytes(part.name)
+                self._tell(self._done)
+        if whole is not None:
+            yield whole
 
-    def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> Iterator[None]:
-        """Pack a tensor; yield after each piece of it, with the rows of the weight so far in ``_rows``."""
+    def _pack_pieces(self, weight: Weight, part: Part, memory: _PackingMemory) -> Iterator[NDArray[np.uint8]]:
+        """Pack a part of whole tiles in pieces, each as if it were a weight of its own."""
+        is_blocks = int(weight.layout) in BLOCKS
+        source = self._checkpoint.read_blocks(part.name) if is_blocks else self._read_matrix(weight, part)
+        row_bytes = source.nbytes // max(len(source), 1)
+        step = max(1, _PIECE_BYTES // max(row_bytes * TILE_ROWS, _tile_bytes(weight))) * TILE_ROWS
+        for begin in range(0, part.num_rows, step):
+            rows = source[begin : begin + step]
+            num_bytes = native.layout_bytes(int(weight.layout), len(rows), weight.cols)
+            is_filled = weight.layout in _FLOAT_TILES and len(rows) % TILE_ROWS == 0  # no byte stays as it was
+            piece = memory.take(num_bytes, zeroed=not is_filled)
+            at = (int(weight.layout), len(rows), weight.cols, 0, len(rows))
+            if is_blocks:
+                native.pack_blocks(self._context, *at, rows, piece)
+            else:
+                self._pack_rows(weight, part, at, rows, piece, begin)
+            yield piece
+        if is_blocks:
+            self._checkpoint.release(part.name)
+
+    def _read_matrix(self, weight: Weight, part: Part) -> NDArray[Any]:
+        return self._checkpoint.read(part.name).reshape(part.num_rows, weight.cols)
+
+    def _pack_part(self, weight: Weight, part: Part, packed: NDArray[np.uint8]) -> None:
+        """Pack a tensor into the memory of the whole weight."""
         name, info = part.name, self._checkpoint.tensors.get(part.name)
+        at = (int(weight.layout), weight.rows, weight.cols, part.row_start, part.num_rows)
         if name in self._constants:
             values = np.ascontiguousarray(self._constants[name], np.float32).reshape(weight.rows, weight.cols)
-            self._pack_rows(weight, part.row_start, values, "f32", packed)
+            native.pack(self._context, *at, FLOAT_DTYPES["f32"], values, packed)
             return
         if info is None:
             raise InvalidFileError("expected a tensor, got none")
         if int(weight.layout) in BLOCKS:
-            blocks = self._checkpoint.read_blocks(name)
-            for begin, end in self._pieces(part, blocks.nbytes // max(len(blocks), 1)):
-                at = (int(weight.layout), weight.rows, weight.cols, part.row_start + begin, end - begin)
-                native.pack_blocks(self._context, *at, blocks[begin:end], packed)
-                yield
+            native.pack_blocks(self._context, *at, self._checkpoint.read_blocks(name), packed)
             self._checkpoint.release(name)
         elif self._checkpoint.is_quantized(name):
-            integers = self._checkpoint.read_quantized(name, weight.cols)
-            at = (int(weight.layout), weight.rows, weight.cols, part.row_start, part.num_rows)
-            native.pack_quantized(self._context, *at, integers, packed)
+            native.pack_quantized(self._context, *at, self._checkpoint.read_quantized(name, weight.cols), packed)
             self._checkpoint.release(name)
         elif weight.rows == 1:
             values = self._checkpoint.read(name)
@@ -457,33 +494,11 @@ class _Packer:
             start = part.row_start if len(weight.parts) > 1 else 0
             self._pack_vector(weight, start, source, info.dtype, packed)
         else:
-            yield from self._pack_matrix(weight, part, info.dtype, packed)
-        self._done += self._checkpoint.stored_bytes(name)
-        self._tell(self._done)
-
-    def _pieces(self, part: Part, row_bytes: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of a part's rows, which begin at a tile of the weight, so that no two threads write to one.
-
-        ``_rows`` counts the rows up to the end of the range, if those before it were packed.
-        """
-        step = max(1, _PIECE_BYTES // max(row_bytes, 1) // TILE_ROWS) * TILE_ROWS
-        begin = 0
-        while begin < part.num_rows:
-            end = min(part.num_rows, begin + step - (part.row_start + begin) % TILE_ROWS)
-            if part.row_start + begin == self._rows:
-                self._rows = part.row_start + end
-            yield begin, end
-            begin = end
-
-    def _pack_matrix(self, weight: Weight, part: Part, dtype: str, packed: NDArray[np.uint8]) -> Iterator[None]:
-        """Pack a matrix in pieces."""
-        source = self._checkpoint.read(part.name).reshape(part.num_rows, weight.cols)
-        row_bytes = source.dtype.itemsize * weight.cols
-        for begin, end in self._pieces(part, row_bytes):
-            check_finite(source[begin:end], FLOAT_DTYPES[dtype], begin)
-            self._pack_rows(weight, part.row_start + begin, source[begin:end], dtype, packed)
-            self._checkpoint.release(part.name, begin * row_bytes, end * row_bytes)
-            yield
+            source = self._read_matrix(weight, part)
+            step = max(1, _PIECE_BYTES // max(source.itemsize * weight.cols, 1) // TILE_ROWS) * TILE_ROWS
+            for begin in range(0, part.num_rows, step):
+                rows = source[begin : begin + step]
+                self._pack_rows(weight, part, (*at[:3], part.row_start + begin, len(rows)), rows, packed, begin)
 
     def _pack_vector(
         self, weight: Weight, start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
@@ -498,9 +513,28 @@ class _Packer:
             packed.view(np.float32)[start : start + length] = vector.view(np.float32)[:length]
 
     def _pack_rows(
-        self, weight: Weight, row_start: int, source: NDArray[Any], dtype: str, packed: NDArray[np.uint8]
+        self,
+        weight: Weight,
+        part: Part,
+        at: tuple[int, int, int, int, int],
+        rows: NDArray[Any],
+        packed: NDArray[np.uint8],
+        begin: int,
     ) -> None:
-        at = (int(weight.layout), weight.rows, weight.cols, row_start, len(source))
+        """Check and pack the rows of a matrix from ``begin`` on, and release their pages."""
+        dtype, num_bytes = self._checkpoint.tensors[part.name].dtype, rows.nbytes // len(rows)
+        check_finite(rows, FLOAT_DTYPES[dtype], begin)
+        source = rows
         if weight.name in self._rotated:
-            source, dtype = rotate_weight(to_float32(source, dtype)), "f32"
+            source, dtype = rotate_weight(to_float32(rows, dtype)), "f32"
         native.pack(self._context, *at, FLOAT_DTYPES[dtype], source, packed)
+        self._checkpoint.release(part.name, begin * num_bytes, (begin + len(rows)) * num_bytes)
+
+
+def _num_bytes(weight: Weight) -> int:
+    return native.layout_bytes(int(weight.layout), weight.rows, weight.cols)
+
+
+def _tile_bytes(weight: Weight) -> int:
+    """Return the bytes of the rows of a weight that are packed together."""
+    return native.layout_bytes(int(weight.layout), TILE_ROWS, weight.cols)

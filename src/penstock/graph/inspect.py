@@ -34,7 +34,7 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
         "scheme": graph.scheme,
         "vocab_size": graph.vocab_size,
         "context_len": graph.context_len,
-        "parameters": sum(weight.rows * weight.cols for weight in graph.weights.values()),
+        "parameters": _count_parameters(graph),
         "weight_bytes": info.weight_bytes,
         "weight_bytes_per_token": info.weight_bytes_per_token,
         "bits_per_weight": _bits_per_weight(graph),
@@ -57,8 +57,8 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
 
 def _describe_network(graph: Graph) -> dict[str, Any]:
     def values(names: list[str]) -> list[dict[str, str]]:
-        found = [graph.values[name] for name in names]
-        return [{"name": value.name, "dtype": value.dtype.name.lower(), "sizes": value.sizes} for value in found]
+        ports = [graph.values[name] for name in names]
+        return [{"name": value.name, "dtype": value.dtype.name.lower(), "sizes": value.sizes} for value in ports]
 
     sizes = [asdict(symbol) for symbol in graph.symbols]
     return {
@@ -72,8 +72,15 @@ def _describe_int8(graph: Graph) -> dict[str, int]:
     linears = sum(node.op == "linear" and node.attrs.get("scheme") == "w8a8" for node in graph.nodes)
     return {
         "convolutions": ops["conv_int8"], "linears": linears, "conversions": ops["requantize"],
-        "float_nodes": ops["conv"] + ops["linear"] - linears,
+        "float_nodes": ops["conv"] + ops["conv_winograd"] + ops["linear"] - linears,
     }  # fmt: skip
+
+
+def _count_parameters(graph: Graph) -> int:
+    """Return the numbers of all weights; a kernel of ``conv_winograd`` counts as the 3x3 numbers that it is made of."""
+    numbers = {name: weight.rows * weight.cols for name, weight in graph.weights.items()}
+    kernels = {node.inputs[1].name for node in graph.nodes if node.op == "conv_winograd"}
+    return sum(number // 16 * 9 if name in kernels else number for name, number in numbers.items())
 
 
 def _bits_per_weight(graph: Graph) -> float:

@@ -77,6 +77,7 @@ class KvLayout(IntEnum):
     F32 = KV_NUMBERS["f32"]
     BF16 = KV_NUMBERS["bf16"]
     INT8 = KV_NUMBERS["int8"]
+    INT4 = KV_NUMBERS["int4"]
 
 
 LANGUAGE_MODEL, GENERAL_NETWORK = 0, 1

@@ -66,13 +66,13 @@ def take_rank(
             if name in computed:
                 continue
             if name in sources:
-                found = local_sources(
+                rank_sources = local_sources(
                     select_rows(sources[name], rows, lambda piece: _num_rows(folder, piece)),
                     lambda tensor: strategy.part_of(tensor, rank) if tensor in strategy.parameters else None,
                     lambda tensor: strategy.parameters[tensor].cut in ("rows", "columns"),
                 )
-                is_there = found is not None
-                local[name] = found or ()
+                is_there = rank_sources is not None
+                local[name] = rank_sources or ()
             else:
                 is_there = _has_rows(strategy, name, rank, rows, is_vector=whole.weights[origin].rows == 1)
             if weight != origin or not is_there:

@@ -68,11 +68,11 @@ class TableWriter:
         while places and not places[-1]:
             places.pop()
         layout = (2 * len(places) + 4, begin - before, *(place and begin - place for place in places))
-        found = self._layouts.get(layout)
-        if found is None:
+        offset = self._layouts.get(layout)
+        if offset is None:
             self._align(2, 2 * len(layout))
-            found = self._layouts[layout] = self._write(struct.pack(f"<{len(layout)}H", *layout))
-        self._parts[at] = _DIFFERENCE.pack(found - begin)
+            offset = self._layouts[layout] = self._write(struct.pack(f"<{len(layout)}H", *layout))
+        self._parts[at] = _DIFFERENCE.pack(offset - begin)
         return begin
 
     def string(self, text: str) -> Field:

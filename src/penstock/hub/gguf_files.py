@@ -39,6 +39,6 @@ def _describe(entry: Downloaded, first: str, names: set[str]) -> GgufModel:
         architecture = text if text.isprintable() else ""
         find_architecture(metadata)
     except PenstockError:
-        found = f"no network for {architecture}" if architecture else "a damaged GGUF file"
-        return GgufModel(first, architecture, f"cannot run: {found}")
+        reason = f"no network for {architecture}" if architecture else "a damaged GGUF file"
+        return GgufModel(first, architecture, f"cannot run: {reason}")
     return GgufModel(first, architecture, "")

@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock.config import ConfigReader
 from penstock.core.layouts import PAGE_TOKENS, pages_by_group, pages_for
+from penstock.errors import UnsupportedError
 from penstock.models.families import BOTH_IN_EACH_LAYER, DEFAULT_SIZES
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, find_scheme
 
@@ -29,7 +30,7 @@ _MAMBA_KEYS: Final = (
 _STATE_WINDOW: Final = 2
 """The window of page groups with recurrent states, in tokens."""
 _DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
-_KV_BYTES: Final = {"f32": 4.0, "bf16": 2.0, "int8": 1.0}
+_KV_BYTES: Final = {"f32": 4, "bf16": 2, "int8": 1}
 
 _OTHER_KEYS: Final = {
     "hidden_size": ("n_embd", "n_embed", "d_model", "dim"),
@@ -179,11 +180,22 @@ class ModelShape:
 
     def kv_bytes(self, num_tokens: int, kv_cache: str) -> int:
         """Return the bytes of keys and values of one request of ``num_tokens``, and of its recurrent states."""
-        bytes_per_head = self.head_dim * _KV_BYTES[kv_cache] + (4 if kv_cache == "int8" else 0)
+        if kv_cache == "int4":
+            row_bytes = self._nibble_bytes()
+        else:
+            row_bytes = self.rows_per_token * (self.head_dim * _KV_BYTES[kv_cache] + (4 if kv_cache == "int8" else 0))
         layers = self.num_layers if self.num_attention_layers is None else self.num_attention_layers
-        rows = pages_for(num_tokens) * PAGE_TOKENS * self.rows_per_token * layers * self.num_kv_heads
+        rows = pages_for(num_tokens) * PAGE_TOKENS * layers * self.num_kv_heads
         (num_states,) = pages_by_group((_STATE_WINDOW,), pages_for(num_tokens), 1, min(_STEP_TOKENS, num_tokens))
-        return int(rows * bytes_per_head) + num_states * self.state_bytes
+        return rows * row_bytes + num_states * self.state_bytes
+
+    def _nibble_bytes(self) -> int:
+        """Return the bytes of a key and a value of 4 bits: pairs of dimensions, each with a scale."""
+        if self.rows_per_token == 1:
+            raise UnsupportedError(
+                "kv_cache: expected f32, bf16 or int8 for a model with latents (MLA), got int4", param="kv_cache"
+            )
+        return 2 * (-(-self.head_dim // 2) + 4)
 
 
 def _bits_per_weight(scheme: str) -> float:

@@ -125,12 +125,12 @@ def _slurm_tasks(environ: Mapping[str, str]) -> int:
         return 0
     left = int(node)
     for piece in environ.get(_SLURM_TASKS, "").split(","):
-        found = _TASKS.fullmatch(piece)
-        if found is None:
+        match = _TASKS.fullmatch(piece)
+        if match is None:
             return 0
-        count = int(found[2] or 1)
+        count = int(match[2] or 1)
         if left < count:
-            return int(found[1])
+            return int(match[1])
         left -= count
     return 0
 

@@ -33,22 +33,24 @@ def input_tensors(batch_size: int, seq_len: int) -> list[Tensor]:
     return [Tensor(array, name=name) for name, array in zip(INPUTS, filled, strict=True)]
 
 
-def named_tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
+def named_tensors(tensors: object, what: str, names: Sequence[str]) -> list[Tensor]:
     """Return the tensors in the order of ``names``: matched by name if every tensor has one of them, else as given."""
-    if not isinstance(given, (list, tuple)):
-        raise wrong_type(what, "a list of Tensors", given)
-    for index, tensor in enumerate(given):
+    if not isinstance(tensors, (list, tuple)):
+        raise wrong_type(what, "a list of Tensors", tensors)
+    for index, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
             hint = "; use Tensor(array)" if isinstance(tensor, np.ndarray) else ""
             raise InvalidArgumentError(
                 f"{what}[{index}]: expected a Tensor, got {type(tensor).__name__}{hint}", param=f"{what}[{index}]"
             )
-    if len(given) != len(names):
-        raise InvalidArgumentError(f"{what}: expected {len(names)} ({', '.join(names)}), got {len(given)}", param=what)
-    if sorted(tensor.name for tensor in given) == sorted(names):
-        by_name = {tensor.name: tensor for tensor in given}
+    if len(tensors) != len(names):
+        raise InvalidArgumentError(
+            f"{what}: expected {len(names)} ({', '.join(names)}), got {len(tensors)}", param=what
+        )
+    if sorted(tensor.name for tensor in tensors) == sorted(names):
+        by_name = {tensor.name: tensor for tensor in tensors}
         return [by_name[name] for name in names]
-    return list(given)
+    return list(tensors)
 
 
 def _checked(tensor: Tensor, name: str, dtype: npt.DTypeLike, shape: Sequence[int | None]) -> npt.NDArray[Any]:
@@ -64,12 +66,12 @@ def _checked(tensor: Tensor, name: str, dtype: npt.DTypeLike, shape: Sequence[in
     return array
 
 
-def check_inputs(given: object, vocab_size: int, dims: tuple[int, int] | None) -> Arrays:
+def check_inputs(inputs: object, vocab_size: int, dims: tuple[int, int] | None) -> Arrays:
     """Return checked copies of the three input arrays, which the caller cannot change after the checks.
 
     Their shapes must be those of ``dims`` [B, T]; None accepts any shapes that agree.
     """
-    tensors = named_tensors(given, "inputs", INPUTS)
+    tensors = named_tensors(inputs, "inputs", INPUTS)
     token_ids = _checked(tensors[0], INPUTS[0], np.int32, dims or (None, None)).copy()
     batch_size, seq_len = token_ids.shape
     num_tokens = _checked(tensors[1], INPUTS[1], np.int32, (batch_size,)).copy()
@@ -95,9 +97,9 @@ def _check_range(array: npt.NDArray[np.int32], name: str, low: int, high: int) -
         )
 
 
-def check_outputs(given: object, specs: Sequence[OutputSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+def check_outputs(outputs: object, specs: Sequence[OutputSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return checked tensors that the outputs can be written to."""
-    tensors = named_tensors(given, "outputs", [spec.name for spec in specs])
+    tensors = named_tensors(outputs, "outputs", [spec.name for spec in specs])
     for tensor, spec, shape in zip(tensors, specs, shapes, strict=True):
         if not _checked(tensor, spec.name, spec.dtype, shape).flags.writeable:
             raise InvalidArgumentError(f"{spec.name}: expected writable memory, got read-only memory", param=spec.name)

@@ -163,10 +163,10 @@ def agree(context: core.Context, text: str) -> None:
         pairs = zip(match[1].split(", "), match[3].split(", "), strict=False) if match else ()
         for own, other in pairs:
             if match is not None and own != other:
-                (name, _, value), (_, _, found) = own.partition(" "), other.partition(" ")
+                (name, _, value), (_, _, other_value) = own.partition(" "), other.partition(" ")
                 raise InvalidArgumentError(
-                    f"{name}: expected equal values on all ranks, got {value} on rank {match[2]} and {found} on rank "
-                    f"{match[4]}",
+                    f"{name}: expected equal values on all ranks, got {value} on rank {match[2]} and "
+                    f"{other_value} on rank {match[4]}",
                     param=name,
                 ) from None
         raise

@@ -43,7 +43,7 @@ class ModelConfig:
     ``context_len``: the limit on the tokens of a sequence; 0 uses the model's limit.  Memory for keys and values is
     allocated when tokens come.
     ``max_tokens``: the limit on the tokens of one step, for which temporaries are planned.
-    ``kv_cache``: "auto" (f32 under the scheme f32, else bf16), "f32", "bf16" or "int8".
+    ``kv_cache``: "auto" (f32 under the scheme f32, else bf16), "f32", "bf16", "int8" or "int4".
     ``logits``: "last" returns one row per sequence, "all" one row per token.
     ``weights``: "mmap" shares the file's pages with other processes, "huge" copies them into private huge pages.
     ``verify``: check the checksums of the file, which reads it completely.

@@ -195,12 +195,12 @@ def _checked_array(array: object, name: str = "tensor") -> npt.NDArray[Any]:
 
 def _checked_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any]:
     try:
-        found = np.dtype(np.float32 if dtype is None else dtype)
+        data_type = np.dtype(np.float32 if dtype is None else dtype)
     except TypeError:
         raise refusal("dtype", "one of DataType", dtype) from None
-    if found not in _TYPES:
-        raise InvalidArgumentError(f"dtype: expected one of DataType, got {found}", param="dtype")
-    return found
+    if data_type not in _TYPES:
+        raise InvalidArgumentError(f"dtype: expected one of DataType, got {data_type}", param="dtype")
+    return data_type
 
 
 def _checked_shape(shape: Sequence[int] | None) -> tuple[int, ...]:

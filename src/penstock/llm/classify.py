@@ -74,14 +74,14 @@ def classify_prompts(
     head, options = classifier_head(engine.pooling_head), check_options(options)
     several, is_one = _split(prompts)
     checked = check_each(several, is_one, lambda prompt: engine.fit_prompt(encode(prompt), 0, options))
-    found = embed(engine, checked, "auto", False, is_one=is_one, options=options, opened=opened)
-    results = [classification(head, one) for one in found]
+    embeddings = embed(engine, checked, "auto", False, is_one=is_one, options=options, opened=opened)
+    results = [classification(head, embedding) for embedding in embeddings]
     return results[0] if is_one else results
 
 
-def classification(head: PoolingHead, one: Embedding) -> Classification:
+def classification(head: PoolingHead, embedding: Embedding) -> Classification:
     """Return the classes of a text whose vector is the logits of a classifier."""
-    return Classification(one.token_ids, head.labels, head.scores(one.vector), one.vector)
+    return Classification(embedding.token_ids, head.labels, head.scores(embedding.vector), embedding.vector)
 
 
 def classifier_head(head: PoolingHead | None) -> PoolingHead:
@@ -115,9 +115,9 @@ def rerank_documents(
         return engine.fit_prompt(encode_pair(tokenizer, query, text, max_len, instruction), 0, options)
 
     ids = check_each(texts, False, encode)
-    found = embed(engine, ids, "auto", False, options=options, opened=opened)
-    scores = [float(head.scores(one.vector)[0]) for one in found]
-    return order(scores, texts, [len(one.token_ids) for one in found], top_n)
+    embeddings = embed(engine, ids, "auto", False, options=options, opened=opened)
+    scores = [float(head.scores(embedding.vector)[0]) for embedding in embeddings]
+    return order(scores, texts, [len(embedding.token_ids) for embedding in embeddings], top_n)
 
 
 def ranking_head(head: PoolingHead | None) -> PoolingHead:

@@ -58,7 +58,10 @@ def embed_prompts(
     embeddings = embed(engine, checked, pooling, normalize, is_one=is_one, options=options, opened=opened)
     if settings.dimensions is not None:
         is_unit = normalize if normalize is not None else pooling == "auto" and head.normalize
-        embeddings = [replace(one, vector=shorten(one.vector, settings.dimensions, is_unit)) for one in embeddings]
+        embeddings = [
+            replace(embedding, vector=shorten(embedding.vector, settings.dimensions, is_unit))
+            for embedding in embeddings
+        ]
     return embeddings[0] if is_one else embeddings
 
 

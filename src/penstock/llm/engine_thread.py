@@ -162,7 +162,7 @@ class EngineThread:
         if beams is not None and beams.num_beams > 1:
             self._search(key, prompt_ids, params, check_options(options), beams)
             return
-        fixed, begun_by_index = check_options(options), {one.index: one for one in begun}
+        fixed, begun_by_index = check_options(options), {answer.index: answer for answer in begun}
         if begun and params.seed is None:
             raise InvalidArgumentError("seed: expected that of the begun answers, got none", param="seed")
         if 0 in begun_by_index:  # already sent in its first event

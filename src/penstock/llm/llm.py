@@ -63,7 +63,7 @@ class LLM:
     ``threads``: number of threads; 0 uses as many as the machine allows.
     ``network``: your own network: a class at the top of a file, or "file.py:Class".
     ``context_len``: the most tokens of prompt and answer of a request.  ``max_requests``: requests per step.
-    ``kv_cache``: the type of keys and values ("auto", "f32", "bf16", "int8").  ``weights``: "mmap" or "huge".
+    ``kv_cache``: the type of keys and values ("auto", "f32", "bf16", "int8", "int4").  ``weights``: "mmap" or "huge".
     ``limits``: the same four, and more, as ProgramLimits: the sizes that memory is planned for.
     ``use_cache``: keep the bundle that is made of a folder for the next time.
     ``verify``: check the checksums of a bundle "once" (default; a verified file is remembered in the cache folder),
@@ -351,11 +351,12 @@ class LLM:
         answers = ((begun or {}).get(i, BegunAnswer(i)) for i in range(num_answers))
         return [
             partial(
-                self._submit, ids, others if one.index else params,
-                sampling.answer(one.index) if samplings is None else samplings[one.index], prompt, options, family, one,
+                self._submit, ids, others if answer.index else params,
+                sampling.answer(answer.index) if samplings is None else samplings[answer.index],
+                prompt, options, family, answer,
             )
-            for one in answers
-            if not one.has_ended
+            for answer in answers
+            if not answer.has_ended
         ]  # fmt: skip
 
     def stream(

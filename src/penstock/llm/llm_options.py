@@ -147,9 +147,9 @@ def check_quantization(method: object, source: Path | str) -> None:
         return  # gptq_marlin and awq_marlin are vLLM's kernels of a method
     is_own = isinstance(method, str) and method in SCHEMES
     instead = f"scheme={method!r}" if is_own else "scheme='w8a8' or scheme='w4a8'"
-    found = f"whose weights are quantized with {stored!r}" if stored else "whose weights are not quantized"
+    actual = f"whose weights are quantized with {stored!r}" if stored else "whose weights are not quantized"
     raise UnsupportedError(
-        f"quantization: expected None{f' or {stored!r}' if stored else ''} for {source}, {found}, got {method!r:.60}; "
+        f"quantization: expected None{f' or {stored!r}' if stored else ''} for {source}, {actual}, got {method!r:.60}; "
         f"{instead} quantizes a checkpoint folder",
         param="quantization",
     )

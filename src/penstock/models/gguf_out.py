@@ -16,20 +16,23 @@ from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.architectures.architecture import TOP_NAMES, Architecture
 from penstock.checkpoint.gguf.architectures.table import architecture_of
+from penstock.checkpoint.gguf.imatrix import read_imatrix
 from penstock.checkpoint.gguf.k_blocks import BLOCK_LEN, quantize_q4_k, quantize_q6_k
 from penstock.checkpoint.gguf.tokenizer_out import tokenizer_metadata
 from penstock.checkpoint.gguf.writer import FILE_TYPES, GgufEntry, GgufWriter, quantize_q8_0
 from penstock.config import RopeConfig, check_choice
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.mapped import open_mapped
 from penstock.models.registry import find_network
+from penstock.quant.methods.weighted import normalized
 
 __all__ = ["GGUF_TYPES", "write_gguf"]
 
 GGUF_TYPES: Final = tuple(FILE_TYPES)
 """The element types that matrices can have; vectors and routers are float32."""
 _K_TYPES: Final = ("q4_k", "q6_k")
-_QUANTIZERS: Final = {"q8_0": quantize_q8_0, "q4_k": quantize_q4_k, "q6_k": quantize_q6_k}
+_WEIGHTED: Final = {"q4_k": quantize_q4_k, "q6_k": quantize_q6_k}
+_QUANTIZERS: Final = {"q8_0": quantize_q8_0, **_WEIGHTED}
 _FAMILIES: Final = (
     "llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "smollm3", "granite", "gemma", "gemma2", "gemma3_text",
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe",
@@ -57,24 +60,27 @@ class _Tensor:
     pair_heads: int = 0
 
 
-def write_gguf(folder: Path, out: Path, kind: str, progress: Callable[[int, int], None]) -> int:
+def write_gguf(
+    folder: Path, out: Path, kind: str, progress: Callable[[int, int], None], imatrix: Path | None = None
+) -> int:
     """Write ``out`` from a checkpoint folder; return the number of tensors.
 
     ``kind``: one of GGUF_TYPES, the element type of matrices.  ``progress(done, total)`` counts bytes of what is read.
-    Raises UnsupportedError, which names the field, for what the architecture of the file cannot say.
+    ``imatrix``: an importance matrix, whose mean squares weight the errors of columns in Q4_K and Q6_K.  Raises
+    UnsupportedError, which names the field, for what the architecture of the file cannot say.
     """
     check_choice("dtype", kind, GGUF_TYPES)
     checkpoint = open_mapped(folder)
     model_type = checkpoint.config.str("model_type")
-    found = architecture_of(model_type)
-    if found is None or model_type not in _FAMILIES:
+    entry = architecture_of(model_type)
+    if entry is None or model_type not in _FAMILIES:
         raise UnsupportedError(
             f"model_type: expected one of {', '.join(_FAMILIES)} for a GGUF file, got {model_type}",
             param="model_type",
         )
     if checkpoint.scheme is not None or checkpoint.own_block_scheme() is not None:
         raise UnsupportedError(f"{checkpoint.folder}: expected float weights, got quantized ones", param="source")
-    name, architecture = found
+    name, architecture = entry
     own = find_network(model_type).Config.read(checkpoint.config)
     metadata = {"general.architecture": name, "general.file_type": FILE_TYPES[kind]}
     if kind in _QUANTIZERS:
@@ -82,6 +88,7 @@ def write_gguf(folder: Path, out: Path, kind: str, progress: Callable[[int, int]
     metadata |= {f"{name}.{key}": value for key, value in _keys(own, architecture, model_type).items()}
     metadata |= tokenizer_metadata(checkpoint.side_files(), own.vocab_size)
     tensors = _tensors(checkpoint, architecture, own, kind, _FUSED.get(model_type, {}))
+    weights = {} if imatrix is None else _column_weights(imatrix, checkpoint, model_type)
     factors = _llama3_factors(_decoder(own).rope)
     entries = [tensor.entry for tensor in tensors]
     if factors is not None:
@@ -90,7 +97,7 @@ def write_gguf(folder: Path, out: Path, kind: str, progress: Callable[[int, int]
     parameters = [(tensor, parameter) for tensor in tensors for parameter in tensor.parameters]
     total, done = sum(checkpoint.tensors[parameter].num_bytes for _, parameter in parameters), 0
     for tensor, parameter in parameters:
-        for data in _data(checkpoint, tensor, parameter):
+        for data in _data(checkpoint, tensor, parameter, weights.get(parameter)):
             writer.add(data)
         checkpoint.release(parameter)
         done += checkpoint.tensors[parameter].num_bytes
@@ -99,6 +106,21 @@ def write_gguf(folder: Path, out: Path, kind: str, progress: Callable[[int, int]
         writer.add(factors)
     writer.close()
     return len(entries)
+
+
+def _column_weights(file: Path, checkpoint: Checkpoint, model_type: str) -> dict[str, NDArray[np.float32]]:
+    """Return the weight of each column's error, by the names of matrices."""
+    result = {}
+    for name, inputs in read_imatrix(file, model_type).weights.items():
+        info = checkpoint.tensors.get(name)
+        if info is None:
+            continue
+        if info.shape[-1:] != inputs.squares.shape:
+            raise InvalidFileError(
+                f"{file}: {name}: expected {info.shape[-1]} columns, got {len(inputs.squares)}", param="imatrix"
+            )
+        result[name] = normalized(inputs.mean_squares)
+    return result
 
 
 def _decoder(config: Any) -> Any:
@@ -191,10 +213,10 @@ def _rope_keys(rope: RopeConfig) -> dict[str, Any]:
     if rope.type == "yarn":
         usual = RopeConfig(rope.theta, factor=rope.factor, attention_factor=0.1 * math.log(rope.factor) + 1.0)
         for field in ("beta_fast", "beta_slow", "truncate", "attention_factor"):
-            found, expected = getattr(rope, field), getattr(usual, field)
-            if not math.isclose(found, expected, rel_tol=1e-6):
+            actual, expected = getattr(rope, field), getattr(usual, field)
+            if not math.isclose(actual, expected, rel_tol=1e-6):
                 raise UnsupportedError(
-                    f"rope_parameters.{field}: expected {expected} for a GGUF file, got {found}",
+                    f"rope_parameters.{field}: expected {expected} for a GGUF file, got {actual}",
                     param="rope_parameters",
                 )
         keys["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
@@ -296,7 +318,9 @@ def _joined_shape(shapes: list[tuple[int, ...]], is_fused: bool) -> tuple[int, .
     return shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
 
 
-def _data(checkpoint: Checkpoint, tensor: _Tensor, parameter: str) -> Iterator[NDArray[Any]]:
+def _data(
+    checkpoint: Checkpoint, tensor: _Tensor, parameter: str, weights: NDArray[np.float32] | None
+) -> Iterator[NDArray[Any]]:
     """Yield the data of a parameter in runs of rows."""
     info, kind = checkpoint.tensors[parameter], tensor.entry.kind
     values = checkpoint.read(parameter)
@@ -307,7 +331,9 @@ def _data(checkpoint: Checkpoint, tensor: _Tensor, parameter: str) -> Iterator[N
     for start in range(0, info.shape[0], step):
         rows = np.ascontiguousarray(values[start : start + step])
         try:
-            if kind in _QUANTIZERS:
+            if kind in _WEIGHTED:
+                yield _WEIGHTED[kind](to_float32(rows.reshape(-1, rows.shape[-1]), info.dtype), weights)
+            elif kind in _QUANTIZERS:
                 yield _QUANTIZERS[kind](to_float32(rows.reshape(-1, rows.shape[-1]), info.dtype))
             else:
                 yield convert_floats(rows, info.dtype, kind)

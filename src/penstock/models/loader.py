@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.checkpoint.folder import Checkpoint
@@ -93,31 +94,33 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
     return values if info.dtype == "f32" else values.view(_BITS[info.dtype])
 
 
-def read_quantized(checkpoint: Checkpoint, network: nn.Module) -> dict[str, QuantizedRows]:
+def read_quantized(checkpoint: Checkpoint, network: nn.Module) -> dict[str, QuantizedRows | NDArray[np.uint8]]:
     """Return the integers of a quantized folder by the names of a network's parameters, and set all its other values.
 
     The network has float weights, as ``load_network`` returns them.  An output head in blocks becomes floats of the
-    same values.  Raises InvalidFileError, which names the tensor, for a folder of another network.
+    same values, and its blocks are returned, too.  Raises InvalidFileError, which names the tensor, for a folder of
+    another network.
     """
     checkpoint = as_network(checkpoint, network)
     check_tensors(checkpoint, network, str(checkpoint.folder))
-    parts, rows = expert_parts(network), {}
+    parts = expert_parts(network)
+    rows: dict[str, QuantizedRows | NDArray[np.uint8]] = {}
     for name, parameter in network.named_parameters():
         own = parts.get(name, (ExpertRows(name, 0, parameter.shape[0]),))
         if checkpoint.block_scheme(own[0].name) is not None:
-            floats = q6_k_values(checkpoint.read_blocks(own[0].name))
-            parameter.data = torch.from_numpy(floats).to(parameter.device)
+            rows[name] = blocks = np.array(checkpoint.read_blocks(own[0].name))
+            parameter.data = torch.from_numpy(q6_k_values(blocks)).to(parameter.device)
             continue
         if not checkpoint.is_quantized(own[0].name):
             values = _read_parameter(checkpoint, name, parameter, parts)
             parameter.data = values.to(parameter.device)
             continue
         matrices = [checkpoint.read_quantized(part.name, parameter.shape[1]) for part in own]
-        rows[name] = concatenate_rows(matrices)
-        if len(rows[name].q) != parameter.shape[0]:
+        rows[name] = whole = concatenate_rows(matrices)
+        if len(whole.q) != parameter.shape[0]:
             raise InvalidFileError(
                 f"{checkpoint.folder}: tensor {show(name)}: shape: expected {list(parameter.shape)}, got "
-                f"{list(rows[name].q.shape)}",
+                f"{list(whole.q.shape)}",
                 param=name,
             )
     return rows

@@ -90,10 +90,10 @@ def check_tensors(checkpoint: Checkpoint, network: nn.Module, name: str) -> None
         )
     for own in names:
         info, expected = checkpoint.tensors[own], list(shapes[own])
-        found = list(info.shape[1:] if len(info.shape) == 2 and info.shape[0] == 1 == len(expected) else info.shape)
-        if found != expected and not checkpoint.is_quantized(own):
+        actual = list(info.shape[1:] if len(info.shape) == 2 and info.shape[0] == 1 == len(expected) else info.shape)
+        if actual != expected and not checkpoint.is_quantized(own):
             raise InvalidFileError(
-                f"{info.file}: tensor {show(own)}: shape: expected {expected}, got {found}", param=own
+                f"{info.file}: tensor {show(own)}: shape: expected {expected}, got {actual}", param=own
             )
 
 

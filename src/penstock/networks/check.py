@@ -95,8 +95,10 @@ class NetworkCheck:
             raise UnsupportedError(f"the network computes something else: {self.text()}", code="network_differs")
 
 
-def check_network(draft: Draft, inputs: Inputs | None, tolerance: float | None, seed: int) -> NetworkCheck:
-    """Compare a draft, which is not changed, with its source."""
+def check_network(
+    draft: Draft, inputs: Inputs | None, tolerance: float | None, seed: int, *, winograd: bool = True
+) -> NetworkCheck:
+    """Compare a draft, which is not changed, with its source.  ``winograd``: as ``optimise`` takes it."""
     source = draft.source
     if source is None:
         raise UnsupportedError("check: the network has no source that can run", param="check")
@@ -121,7 +123,7 @@ def check_network(draft: Draft, inputs: Inputs | None, tolerance: float | None, 
                     param="inputs",
                 )
         limit = source.tolerance if tolerance is None else tolerance
-        (found,) = _run([_optimised(draft)], arrays)
+        (found,) = _run([_optimised(draft, winograd)], arrays)
         differences = [
             _difference(f"output {name}", ours, theirs, limit)
             for name, ours, theirs in zip(names, _of_source(draft, found), expected, strict=True)
@@ -129,21 +131,23 @@ def check_network(draft: Draft, inputs: Inputs | None, tolerance: float | None, 
         for item in differences:
             worst[item.place] = max(worst.get(item.place, item), item, key=lambda d: (d.count > 0, d.relative))
         if any(item.count for item in differences):
-            first, is_rewritten = _first(draft, source, arrays, limit)
+            first, is_rewritten = _first(draft, source, arrays, limit, winograd)
             first = first or next(item for item in differences if item.count)
             return NetworkCheck(source.name, limit, list(worst.values()), first, is_rewritten)
     limit = source.tolerance if tolerance is None else tolerance
     return NetworkCheck(source.name, limit, list(worst.values()))
 
 
-def _first(draft: Draft, source: DraftSource, arrays: _Arrays, limit: float) -> tuple[Difference | None, bool]:
+def _first(
+    draft: Draft, source: DraftSource, arrays: _Arrays, limit: float, winograd: bool
+) -> tuple[Difference | None, bool]:
     """Return the first node that differs: in the network as it was read, or else as it is written."""
     plain = draft.copy()
     plain.prune()
     found = _first_in(plain, draft.origins, source, arrays, limit)
     if found is not None:
         return found, False
-    found = _first_in(_optimised(draft), draft.origins, source, arrays, limit)
+    found = _first_in(_optimised(draft, winograd), draft.origins, source, arrays, limit)
     return found, found is not None
 
 
@@ -171,9 +175,9 @@ def _first_in(
     return None
 
 
-def _optimised(draft: Draft) -> Draft:
+def _optimised(draft: Draft, winograd: bool) -> Draft:
     copy = draft.copy()
-    optimise(copy)
+    optimise(copy, winograd=winograd)
     return copy
 
 

@@ -66,34 +66,44 @@ class CapturedNetwork:
         named = zip(self._draft.outputs, self._draft.output_names, strict=True)
         return [_info(tensor, name) for tensor, name in named]
 
-    def save(self, path: str | os.PathLike[str], *, properties: Mapping[str, str] | None = None) -> SavedNetwork:
+    def save(
+        self, path: str | os.PathLike[str], *, properties: Mapping[str, str] | None = None, winograd: bool = True
+    ) -> SavedNetwork:
         """Write the bundle ``path``, which ends in .psm; it appears complete or not at all.
 
         ``properties`` are stored as they are, beside those of an ONNX file, for programs that read the bundle.
+        ``winograd``: compute convolutions of 3x3 by Winograd's F(2x2, 3x3) where that is faster.  Their weights take
+        16/9 of the room, so False is for devices with little memory.
         """
         target = Path(path)
         if target.suffix != ".psm":
             raise InvalidArgumentError(f"path: expected a name that ends in .psm, got {target.name}", param="path")
-        graph = write_network(self._draft.copy(), target, properties=properties)
+        graph = write_network(self._draft.copy(), target, properties=properties, winograd=winograd)
         return SavedNetwork(target, len(graph.nodes), len(graph.weights), target.stat().st_size)
 
-    def compile(self, *, threads: int = 0) -> Predictor:
-        """Return the network ready to run, without a file that stays.  ``threads`` 0: as many as there are cores."""
+    def compile(self, *, threads: int = 0, winograd: bool = True) -> Predictor:
+        """Return the network ready to run, without a file that stays.  ``threads`` 0: as many as there are cores.
+
+        ``winograd``: as ``save`` takes it.
+        """
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-            saved = self.save(Path(folder) / "network.psm")
+            saved = self.save(Path(folder) / "network.psm", winograd=winograd)
             return open_predictor(saved.path, threads=threads)
 
-    def check(self, inputs: Inputs | None = None, *, tolerance: float | None = None, seed: int = 0) -> NetworkCheck:
+    def check(
+        self, inputs: Inputs | None = None, *, tolerance: float | None = None, seed: int = 0, winograd: bool = True
+    ) -> NetworkCheck:
         """Run the source and the network on the same inputs, and compare their outputs.
 
         The source is the module in PyTorch's eager mode, or the ONNX file in ONNX Runtime, or in onnx's reference
         evaluator where that is missing.  Without ``inputs``, in order or by name, it runs twice on numbers made from
         ``seed``: at the example's sizes and, where the source takes them, at others.  ``tolerance`` is a part of the
-        largest number of a tensor: 1e-4, and more for a source that computes in f16 or bf16.
+        largest number of a tensor: 1e-4, and more for a source that computes in f16 or bf16.  ``winograd``: compare the
+        network that ``save`` with this ``winograd`` writes.
 
         If an output differs by more, the result names the first node that does, with its place in the source.
         """
-        return check_network(self._draft, inputs, tolerance, seed)
+        return check_network(self._draft, inputs, tolerance, seed, winograd=winograd)
 
 
 def _info(tensor: Tensor, name: str) -> NetworkTensor:

@@ -113,9 +113,11 @@ def _link(file: Path, other: Path) -> None:
 def _checked_out(out: Any) -> tuple[Path, Path | None]:
     """Return the name of the bundle, and its second name or None."""
     names = [*out] if isinstance(out, (list, tuple)) else [out]
-    if len(names) > 2 or not all(isinstance(one, (str, os.PathLike)) and Path(one).suffix == ".psm" for one in names):
+    if len(names) > 2 or not all(
+        isinstance(name, (str, os.PathLike)) and Path(name).suffix == ".psm" for name in names
+    ):
         raise refusal("out", "a file name that ends in .psm, or a pair of them", out)
-    paths = [Path(one) for one in names]
+    paths = [Path(name) for name in names]
     return paths[0], paths[1] if len(paths) == 2 else None
 
 

@@ -31,18 +31,18 @@ def check_sharded(file: Path, checkpoint: Path, strategy: str | None, ranks: Map
     InvalidFileError, UnsupportedError or FileAccessError, which name the field.
     """
     is_cut = checkpoint.is_dir() and is_sharded(checkpoint)
-    given = None if strategy is None else _read(file, file.parent / strategy)
+    sent = None if strategy is None else _read(file, file.parent / strategy)
     if not is_cut:
-        if given is not None:
+        if sent is not None:
             _LOG.warning("%s: %s: not used, because %s has whole weights", file, _PARAM, checkpoint)
         return
     own = Strategy.read(checkpoint / STRATEGY) if (checkpoint / STRATEGY).exists() else None
     if own is None:
         return  # opening the folder says what it lacks
-    if given is not None and given.checksum != own.checksum:
+    if sent is not None and sent.checksum != own.checksum:
         raise InvalidFileError(
             f"{file}: {_PARAM}: expected the strategy that {checkpoint} is cut with ({own.layout}), got another "
-            f"({given.layout})",
+            f"({sent.layout})",
             param=_PARAM,
         )
     layout = RankLayout(*(ranks.get(name, 1) for name in _SIZES))

@@ -167,12 +167,12 @@ def _of_file(file: ModelFile, values: Mapping[str, Any]) -> FileConfig:
 
 
 def _with_defaults(config: InferConfig, file: ModelFile, scheme: str | None) -> FileConfig:
-    given = {name: getattr(config, name) for name in FIELDS}
+    fields = {name: getattr(config, name) for name in FIELDS}
     generation = file.generation
     if file.is_sample_acceleration and not is_bundle(config.bundle):
         generation = {**generation, "do_sample": False}  # the tokens of a graph that chooses the likeliest
         generation.pop("temperature", None)
-    return FileConfig(**given, scheme=scheme, generation=generation, ranks=file.ranks)
+    return FileConfig(**fields, scheme=scheme, generation=generation, ranks=file.ranks)
 
 
 def _infer_section(file: ModelFile) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 On the CPU an op runs its native kernel, or its PyTorch reference when ``PENSTOCK_REFERENCE=1``; on meta tensors it runs
 its shape rule.  A weight argument is a tensor whose shape and dtype determine its layout
-(``penstock.ops.reference.packing``); a state is [num_pages, page_elements] of float32, bfloat16 or int8, a recurrent
-one of float32.
+(``penstock.ops.reference.packing``); a state is [num_pages, page_elements] of float32, bfloat16, int8 or uint8
+(int4), a recurrent one of float32.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _KV_LAYOUTS: Final = {
     torch.float32: KV_NUMBERS["f32"],
     torch.bfloat16: KV_NUMBERS["bf16"],
     torch.int8: KV_NUMBERS["int8"],
+    torch.uint8: KV_NUMBERS["int4"],
 }
 _ROWS: Final = (layouts.ROWS_F32, layouts.ROWS_F16, layouts.ROWS_BF16)
 _INPUT_DTYPES: Final = (torch.float32, torch.int32)
@@ -191,7 +192,8 @@ def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) 
     first = tensors[0]
     if first is None or state.dtype not in _KV_LAYOUTS or not state.is_contiguous():
         raise InvalidArgumentError(
-            f"[{op}] state: expected a contiguous float32, bfloat16 or int8 tensor, got {state.dtype}", param="state"
+            f"[{op}] state: expected a contiguous float32, bfloat16, int8 or uint8 tensor, got {state.dtype}",
+            param="state",
         )
     if op in ("latent_append", "latent_attention"):
         rope = tensors[1 if op == "latent_append" else 5]

@@ -108,4 +108,10 @@ GENERAL_SCHEMAS: Final[dict[str, str]] = {
         "(Tensor boxes, Tensor scores, *, int[] limit, float iou, bool filtered, float score, str format) -> (Tensor, "
         "Tensor)"
     ),
+    # conv of kernel (3, 3) and stride 1 with one group, by Winograd's F(2x2, 3x3).  The weight is t16_f32
+    # [out_channels, 16 * C], each kernel g as G g G^T: columns (row of 4, column of 4, channel)
+    "conv_winograd": (
+        "(Tensor x, Weight weight, Weight? bias, Tensor? residual, *, int out_channels, int[] pads, str act, "
+        "float alpha, float beta) -> Tensor"
+    ),
 }

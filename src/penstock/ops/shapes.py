@@ -47,8 +47,8 @@ def infer_shapes(op: str, shapes: Mapping[str, Sequence[int] | None], attrs: Att
     return _RULES[op](tensor_shapes, attrs) if op in _RULES else _elementwise(op, tensor_shapes)
 
 
-def _fail(op: str, argument: str, expected: str, found: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"[{op}] {argument}: expected {expected}, got {found}", param=argument)
+def _fail(op: str, argument: str, expected: str, actual: object) -> InvalidArgumentError:
+    return InvalidArgumentError(f"[{op}] {argument}: expected {expected}, got {actual}", param=argument)
 
 
 def _tensor(op: str, shapes: Shapes, name: str, *ranks: int) -> Shape:

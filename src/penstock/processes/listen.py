@@ -15,8 +15,8 @@ def open_port(host: str, port: int, backlog: int | None, *, is_shared: bool = Fa
     "::" all addresses of both families.  ``port`` 0 takes a free one.  ``backlog``: how many connections may wait to be
     accepted; None: the socket is only bound.  ``is_shared``: other processes of this user may bind the port too.
     """
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, *_, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = min(addresses, key=lambda info: info[0] != socket.AF_INET)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if is_shared else socket.SO_REUSEADDR, 1)

@@ -34,6 +34,7 @@ class InputStatistics:
     ``num_tokens`` and ``digest`` describe the calibration data: the SHA-256 of its token ids, or of the imatrix file.
     ``source``: the name of the file, or "samples" of the model's own.  ``expert_tokens``: of the weights of routed
     experts, how many tokens the expert saw; empty for an imatrix file, whose counts are of another kind in old files.
+    ``heads``: the inputs of an output head that was not computed itself; ``weights`` has none for it.
     """
 
     weights: dict[str, WeightInputs] = field(default_factory=dict)
@@ -41,3 +42,4 @@ class InputStatistics:
     digest: str = ""
     source: str = ""
     expert_tokens: dict[str, int] = field(default_factory=dict)
+    heads: dict[str, WeightInputs] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from penstock.config import is_number
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.quant.hadamard import ROTATIONS
+from penstock.quant.mixed_schemes import HEAD_BLOCKS
 from penstock.quant.scheme import GROUP_LEN
 from penstock.validation import nearest, refusal, strings
 
@@ -58,6 +59,7 @@ _ARGUMENTS: Final = {
     "threads": ("smooth", "awq", "gptq", "imatrix"),
     "smooth_keys": ("smooth", "awq", "gptq", "imatrix"),
     "rotate": ("rtn", "smooth", "awq", "gptq", "imatrix"),
+    "head": ("rtn", "smooth", "awq", "gptq", "imatrix"),
 }
 """The arguments of algorithms, and the methods that read each."""
 _FIXED: Final = {"desc_act": False, "static_groups": False}
@@ -70,14 +72,15 @@ class PTQConfig:
 
     ``mode``: PTQMode.QUANTIZE or DEPLOY.  ``backend``: BackendTarget.CPU.
     ``weight_dtype``: "int8" or "int4" ("qint4x2"); ``act_dtype``: "int8", or None for 16-bit integers;
-    ``kvcache_dtype``: "int8", or None for the default of the scheme.  A type may be a string, or that of NumPy, PyTorch
-    or MindSpore.  Golden Stick's ``weight_quant_dtype``, ``act_quant_dtype`` and ``kvcache_quant_dtype`` are the same.
+    ``kvcache_dtype``: "int8", "int4", or None for the default of the scheme.  A type may be a string, or that of NumPy,
+    PyTorch or MindSpore.  Golden Stick's ``weight_quant_dtype``, ``act_quant_dtype`` and ``kvcache_quant_dtype``
+    are the same.
     ``opname_blacklist``: a layer whose path contains one of these strings keeps its floats.
     ``outliers_suppression``: "none", "smooth" or "awq".  ``precision_recovery``: "none", "gptq", or "imatrix" for
     rounding that weights the columns of a matrix by their inputs.
     ``algo_args``: an object or a mapping with ``alpha`` (smooth), ``smooth_alpha`` (awq: the grid), ``damp_percent``
-    (gptq), ``calibration_tokens``, ``threads``, ``smooth_keys`` (a bool) and ``rotate`` ("r1", "r2" or "r1r2"), as the
-    options of ``penstock quantize`` with these names.
+    (gptq), ``calibration_tokens``, ``threads``, ``smooth_keys`` (a bool), ``rotate`` ("r1", "r2" or "r1r2") and
+    ``head`` ("q6_k"), as the options of ``penstock quantize`` with these names.
     The granularities are None, or those of the scheme: weights per channel (int8) or per group of 32 (int4),
     activations per token, keys and values per token.
 
@@ -129,9 +132,10 @@ class PTQConfig:
 
     def _check_types(self) -> None:
         if self.weight_dtype is None:
-            found = "None; pass kv_cache='int8' when you open the model" if self.kvcache_dtype else "None"
+            found = "None; pass kv_cache when you open the model" if self.kvcache_dtype else "None"
             raise UnsupportedError(f"weight_dtype: expected int8 or int4, got {found}", param="weight_dtype")
-        for name, known in (("weight_dtype", ("int8", "int4")), ("act_dtype", ("int8",)), ("kvcache_dtype", ("int8",))):
+        both = ("int8", "int4")
+        for name, known in (("weight_dtype", both), ("act_dtype", ("int8",)), ("kvcache_dtype", both)):
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise UnsupportedError(f"{name}: expected {' or '.join(known)}, got {value}", param=name)
@@ -275,6 +279,8 @@ def _check_argument(param: str, name: str, value: object) -> None:
         raise UnsupportedError(f"{param}: expected {_FIXED[name]}, got {value!r:.40}", param=param)
     if name == "rotate" and value not in ROTATIONS:
         raise refusal(param, f"one of {', '.join(ROTATIONS)}", value)
+    if name == "head" and value != HEAD_BLOCKS:
+        raise refusal(param, HEAD_BLOCKS, value)
     if name == "smooth_keys" and not isinstance(value, bool):
         raise refusal(param, "a bool", value)
     if name == "alpha" and not is_number(value, 0, 1):

@@ -28,6 +28,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.ops.reference import shape_packed
 from penstock.quant.folder import add_quantized, new_folder, quantized_config, quantized_entries
 from penstock.quant.matrix import concatenate_rows, quantize_rows, values_of
+from penstock.quant.mixed_schemes import HEAD_BLOCKS
 from penstock.quant.ptq_config import PTQConfig, check_blacklist, is_listed
 from penstock.quant.scheme import Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
@@ -53,7 +54,8 @@ class RoundToNearestConfig:
 class _Quantized:
     scheme: Scheme
     layers: tuple[Any, ...]
-    rows: QuantizedRows
+    rows: QuantizedRows | NDArray[np.uint8]
+    """The integers, or the blocks of an output head, [rows, bytes of a row]."""
 
 
 class ExpertRows(NamedTuple):
@@ -88,6 +90,11 @@ def stored_tensors(network: nn.Module, *, without: Collection[str] = ()) -> dict
         if name not in parts:
             tensors[name] = parameter
     return tensors
+
+
+def _shape(entry: _Quantized) -> tuple[int, int]:
+    """Return the numbers of rows and columns of a matrix."""
+    return entry.layers[0].rows, entry.layers[0].cols
 
 
 def _is_a(layer: nn.Module, kind: str) -> bool:
@@ -133,11 +140,12 @@ class RoundToNearest:
                 f"config: expected a PTQConfig that rounds to nearest, got {self.config.method}; use penstock.PTQ",
                 param="config",
             )
-        if isinstance(self.config, PTQConfig) and "rotate" in self.config.algo_args:
-            raise InvalidArgumentError(
-                "algo_args.rotate: expected none, because rounding to nearest alone does not rotate; use penstock.PTQ",
-                param="algo_args.rotate",
-            )
+        for name in ("rotate", "head"):
+            if isinstance(self.config, PTQConfig) and name in self.config.algo_args:
+                raise InvalidArgumentError(
+                    f"algo_args.{name}: expected none for RoundToNearest, which has no {name}; use penstock.PTQ",
+                    param=f"algo_args.{name}",
+                )
         return self.round(network)
 
     def round(self, network: nn.Module) -> nn.Module:
@@ -152,19 +160,27 @@ class RoundToNearest:
         return network
 
     def take(
-        self, network: nn.Module, rows: Mapping[str, QuantizedRows], schemes: Mapping[str, str] | None = None
+        self,
+        network: nn.Module,
+        rows: Mapping[str, QuantizedRows | NDArray[np.uint8]],
+        schemes: Mapping[str, str] | None = None,
     ) -> nn.Module:
         """Set every linear weight to integers that another method chose, as ``apply`` does with its own.
 
         ``rows``: by the name of the parameter; a matrix of experts has the rows of all.  A layer without any keeps its
-        floats.  ``schemes``: of the tensors of a folder that has several.
+        floats.  The blocks of an output head are those of its parameter, which has their values.  ``schemes``: of the
+        tensors of a folder that has several.
         """
         parts = expert_parts(network)
         self._quantized = {}
         for name, scheme, layers in self._linears(network):
             if name in rows:
                 own = (schemes or {}).get(parts[name][0].name if name in parts else name, scheme.name)
-                self._round(name, find_scheme(own), layers, rows[name])
+                found = rows[name]
+                if isinstance(found, QuantizedRows):
+                    self._round(name, find_scheme(own), layers, found)
+                else:
+                    self._quantized[name] = _Quantized(find_scheme(HEAD_BLOCKS), tuple(layers), found)
         self._network = network
         return network
 
@@ -202,10 +218,13 @@ class RoundToNearest:
         self._check_applied(network)
         with native.Context() as context:
             for entry in self._quantized.values():
-                rows, cols = entry.rows.q.shape
+                rows, cols = _shape(entry)
                 layout = entry.scheme.layout
                 packed = np.zeros(native.layout_bytes(layout, rows, cols), np.uint8)
-                native.pack_quantized(context, layout, rows, cols, 0, rows, entry.rows, packed)
+                if isinstance(entry.rows, QuantizedRows):
+                    native.pack_quantized(context, layout, rows, cols, 0, rows, entry.rows, packed)
+                else:
+                    native.pack_blocks(context, layout, rows, cols, 0, rows, entry.rows, packed)
                 tensor = shape_packed(torch.from_numpy(packed), layout, rows)
                 for layer in entry.layers:
                     layer.set_packed(tensor, entry.scheme.name)
@@ -236,7 +255,8 @@ class RoundToNearest:
         quantized = self._quantized_tensors(self._network)
         entries = [TensorEntry(name, as_array(value)[1].upper(), tuple(value.shape)) for name, value in extra.items()]
         for name, scheme, rows in quantized:
-            entries += quantized_entries(name, scheme, *rows.q.shape)
+            shape = rows.q.shape if isinstance(rows, QuantizedRows) else _shape(self._quantized[name])
+            entries += quantized_entries(name, scheme, *shape)
         with new_folder(Path(path)) as folder:
             for name, data in side_files.items():
                 (folder / name).write_bytes(data)
@@ -254,13 +274,20 @@ class RoundToNearest:
             for name, value in extra.items():
                 writer.add(name, as_array(value)[0])
             for name, scheme, rows in quantized:
-                add_quantized(writer, name, scheme, rows)
+                if isinstance(rows, QuantizedRows):
+                    add_quantized(writer, name, scheme, rows)
+                else:
+                    writer.add(name, rows)
             writer.close()
 
-    def _quantized_tensors(self, network: nn.Module) -> list[tuple[str, Scheme, QuantizedRows]]:
+    def _quantized_tensors(self, network: nn.Module) -> list[tuple[str, Scheme, QuantizedRows | NDArray[np.uint8]]]:
         """Return the quantized matrices as a folder stores them: those of experts one by one."""
-        parts, tensors = expert_parts(network), []
+        parts = expert_parts(network)
+        tensors: list[tuple[str, Scheme, QuantizedRows | NDArray[np.uint8]]] = []
         for name, entry in self._quantized.items():
+            if not isinstance(entry.rows, QuantizedRows):
+                tensors.append((name, entry.scheme, entry.rows))
+                continue
             for part in parts.get(name, (ExpertRows(name, 0, len(entry.rows.q)),)):
                 rows = slice(part.row_start, part.row_start + part.num_rows)
                 groups = None if entry.rows.groups is None else entry.rows.groups[rows]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from penstock.checkpoint.convert import Conversion, ConvertReport, convert_checkpoint
 from penstock.checkpoint.folder import Checkpoint
@@ -24,6 +25,9 @@ from penstock.sharding.folder import is_sharded, kept_files
 from penstock.sharding.write import merge_folder
 
 __all__ = ["convert"]
+
+_OF_PENSTOCK: Final = (OWN_NAMES, "quantization_config")
+"""Entries of config.json that say that a folder has the parameters of a network."""
 
 
 def convert(
@@ -60,6 +64,8 @@ def convert(
                     param="source",
                 )
             sides = kept_files(checkpoint.folder)
+            if conversion.format is not None:
+                return _write_compressed(checkpoint, out, conversion, sides, progress)
             if suffix == ".gguf":
                 return _write_gguf(checkpoint, out, conversion, temporary, progress)
             target = temporary / "folder" if suffix == ".psm" else out
@@ -68,6 +74,42 @@ def convert(
         if target != out:
             build_in_child(target, out)
         return report
+
+
+def _write_compressed(
+    checkpoint: Checkpoint,
+    out: Path,
+    conversion: Conversion,
+    side_files: Mapping[str, bytes],
+    progress: Callable[[int, int], None] | None,
+) -> ConvertReport:
+    """Write a compressed-tensors folder."""
+    for name in ("dtype", "layout", "lora", "max_file_mb"):
+        if value := getattr(conversion, name):
+            raise InvalidArgumentError(f"{name}: expected none for compressed-tensors, got {value}", param=name)
+    if out.suffix.lower() in (".psm", ".gguf"):
+        raise InvalidArgumentError(f"out: expected a folder for compressed-tensors, got {out}", param="out")
+    if checkpoint.scheme is not None and _has_other_names(checkpoint):
+        model_type = checkpoint.config.str("model_type")
+        raise UnsupportedError(
+            f"source: expected a model whose published tensors are its parameters for compressed-tensors, got one of "
+            f"{model_type}, whose linears are fused, split or transposed here",
+            param="source",
+        )
+    from penstock.checkpoint.quantized.compressed_out import write_compressed
+
+    num_tensors = write_compressed(checkpoint, out, side_files, progress)
+    return ConvertReport(num_tensors, (out / "model.safetensors").stat().st_size, 1, 0)
+
+
+def _has_other_names(checkpoint: Checkpoint) -> bool:
+    """Return True for a folder of parameters that differ from the published tensors."""
+    from penstock.models.meta import construct_on_meta
+    from penstock.models.sources import differs
+
+    kept = {key: value for key, value in checkpoint.config.values.items() if key not in _OF_PENSTOCK}
+    published = ConfigReader(kept, checkpoint.config.file)
+    return differs(published, checkpoint.tensors, construct_on_meta(checkpoint.config).network)
 
 
 def _write_gguf(
@@ -87,9 +129,12 @@ def _write_gguf(
     if conversion.lora is not None or is_pickled(folder):  # a GGUF file is written from the folder of a network
         folder = temporary / "folder"
         sides = kept_files(checkpoint.folder)
-        num_changed = convert_checkpoint(checkpoint, folder, replace(conversion, dtype=None), sides).num_changed
+        num_changed = convert_checkpoint(
+            checkpoint, folder, replace(conversion, dtype=None, imatrix=None), sides
+        ).num_changed
     written = temporary / "model.gguf"
-    num_tensors = write_gguf(folder, written, conversion.dtype or checkpoint.dtype, progress or (lambda *_: None))
+    kind = conversion.dtype or checkpoint.dtype
+    num_tensors = write_gguf(folder, written, kind, progress or (lambda *_: None), conversion.imatrix)
     num_bytes = written.stat().st_size
     os.replace(written, out)
     return ConvertReport(num_tensors, num_bytes, 1, num_changed)

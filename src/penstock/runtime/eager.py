@@ -52,7 +52,7 @@ _LOG = logging.getLogger("penstock.eager")
 _FAILED = -2
 """The token in a slot whose row failed to sample."""
 
-_KV_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+_KV_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 _FLOAT_BITS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _VECTOR = 0
 _PLAIN = ShortConv | ConvWeight | DistanceBias
@@ -382,9 +382,9 @@ class _WeightReader:
     def _part(self, part: WeightPart, cols: int) -> Tensor | QuantizedRows:
         """Return the rows of a stacked matrix that one tensor has."""
         name, expected = part.name, [part.num_rows, cols]
-        found = list(self._checkpoint.logical_shape(name))
-        if found[0] != expected[0] or (found != expected and not self._checkpoint.is_quantized(name)):
-            raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, got {found}", param=name)
+        actual = list(self._checkpoint.logical_shape(name))
+        if actual[0] != expected[0] or (actual != expected and not self._checkpoint.is_quantized(name)):
+            raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, got {actual}", param=name)
         if self._checkpoint.is_quantized(name):
             return self._checkpoint.read_quantized(name, cols)
         return self._floats(name)

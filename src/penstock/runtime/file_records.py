@@ -127,7 +127,7 @@ class FileRecords:
 
 def identify(files: Iterable[Path]) -> list[list[Any]]:
     """Return what tells these files from changed ones; [] if one is missing or has just changed."""
-    found = []
+    records = []
     for path in files:
         try:
             status = os.stat(path)
@@ -135,8 +135,8 @@ def identify(files: Iterable[Path]) -> list[list[Any]]:
             return []
         if not is_settled(status):
             return []
-        found.append([str(path), _identity(path, status)])
-    return found
+        records.append([str(path), _identity(path, status)])
+    return records
 
 
 def _identity(path: Path, status: os.stat_result) -> list[Any]:

@@ -196,7 +196,7 @@ def _does_not_fit(plan: native.MemoryPlan, limits: ProgramLimits, available: int
         f"{mib(plan.weight_bytes)}, keys and values {mib(plan.kv_bytes)} ({limits.num_pages} pages of {PAGE_TOKENS} "
         f"tokens, {limits.kv_layout}), temporaries {mib(plan.temporary_bytes + plan.scratch_bytes)}, logits "
         f"{mib(plan.logits_bytes)}, to spare {mib(HEADROOM_BYTES)}. Use a smaller context length, fewer requests, "
-        "kv_cache int8 or a scheme with fewer bits"
+        "kv_cache int8 or int4, or a scheme with fewer bits"
     )
 
 

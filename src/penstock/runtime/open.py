@@ -195,9 +195,10 @@ def registered_script(folder: Path) -> str | None:
 
 def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
     if not is_bundle(path) and path.suffix in (".bin", ".safetensors", ".pt", ".pth", ".onnx"):
+        hint = f"; make a network's bundle with: penstock export {path} NET.psm" if path.suffix == ".onnx" else ""
         raise UnsupportedError(
             f"{path}: expected a checkpoint folder (config.json, *.safetensors), a GGUF file or a .psm bundle, "
-            f"got a {path.suffix} file",
+            f"got a {path.suffix} file{hint}",
             param="model",
         )
     if mode == "eager":
@@ -213,9 +214,9 @@ def _refuse_count(folder: Path, first: Graph, parts: Sequence[Path], layout: Ran
 
     cut_for = layout_of(first)
     if (difference := cut_for.first_difference(layout)) is not None:
-        name, expected, found = difference
+        name, expected, actual = difference
         raise InvalidArgumentError(
-            f"{name}: expected {expected}, because {folder} is cut for {cut_for}, got {found}", param=name
+            f"{name}: expected {expected}, because {folder} is cut for {cut_for}, got {actual}", param=name
         )
     missing = next((part.name for part in parts if not part.exists()), None)
     if missing is not None:
@@ -421,9 +422,9 @@ def check_layout(folder: Path, sharded: ShardedFolder, layout: RankLayout) -> No
     """Raise InvalidArgumentError, which names the option, unless a sharded folder is cut for the layout."""
     difference = sharded.strategy.layout.first_difference(layout)
     if difference is not None:
-        name, expected, found = difference
+        name, expected, actual = difference
         raise InvalidArgumentError(
-            f"{name}: expected {expected}, because {folder} is cut for {sharded.strategy.layout}, got {found}",
+            f"{name}: expected {expected}, because {folder} is cut for {sharded.strategy.layout}, got {actual}",
             param=name,
         )
 

@@ -97,7 +97,7 @@ def read_secret(path: Path) -> bytes:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise FileAccessError(f"{path}: {error.strerror}") from error
+        raise FileAccessError(f"{path}: {error.strerror}", param="path") from error
     if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidFileError(
             f"{path}: the key file must not be accessible to other users. Run `chmod 600 {path}`.", param="path"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.workers.remote_model import RemoteBackend
     from penstock.serving.workers.remote_models import RemoteModels
-    from penstock.tensors import Method
+    from penstock.tensors import ServedMethod
 
 __all__ = ["startup_banner"]
 
@@ -80,7 +80,7 @@ def _request(backend: RemoteBackend) -> tuple[str, Any]:
     return "/classify" if head.labels else "/v1/embeddings", {"model": backend.name, "input": "Once upon a time"}
 
 
-def _method(method: Method) -> str:
+def _method(method: ServedMethod) -> str:
     """Return a method's name, version, inputs and outputs; shapes are without the batch dimension."""
     inputs, outputs = (
         ", ".join(f"{tensor.name} {tensor.datatype}{[*tensor.shape[1:]]}" for tensor in ones)
@@ -89,7 +89,7 @@ def _method(method: Method) -> str:
     return f"{method.name}, version {method.version}: {inputs} -> {outputs}"
 
 
-def _trial(method: Method) -> tuple[str, Any] | None:
+def _trial(method: ServedMethod) -> tuple[str, Any] | None:
     """Return an example request of one instance, or None if it would be too long."""
     tensors = []
     for tensor in method.inputs:

@@ -247,7 +247,9 @@ class ShardedFolder:
         if rank not in self._files:
             path = self.folder / rank_name(rank) / WEIGHTS
             if not path.exists():
-                raise InvalidFileError(f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, got no file")
+                raise InvalidFileError(
+                    f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, got no file", param="path"
+                )
             file = TensorFile(path)
             where = f"{rank_name(rank)}/{WEIGHTS}"
             parameters = self.strategy.parameters

@@ -53,19 +53,19 @@ def local_sources(
     ``part_of`` returns the rows of a tensor that the rank's file has, of stacked matrices those of each.  ``is_cut``:
     whether ranks have different ones.
     """
-    found = []
+    local = []
     for piece in pieces:
         part, rows = part_of(piece.tensor), []
         if part is not None and piece.index is not None and not is_cut(piece.tensor):
-            found.append(piece)
+            local.append(piece)
             continue
         for start, stop in piece.rows:
             own = None if part is None else _place(part, start, stop)
             if own is None:
                 return None
             rows.append(own)
-        found.append(replace(piece, rows=tuple(rows)))
-    return tuple(found)
+        local.append(replace(piece, rows=tuple(rows)))
+    return tuple(local)
 
 
 def join_rows(rows: Sequence[tuple[int, int]]) -> RowRanges:

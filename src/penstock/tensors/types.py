@@ -1,6 +1,6 @@
 """The interface between protocols and methods that run inference requests (Open Inference Protocol, version 2).
 
-HTTP and gRPC decode a request to an InferRequest, find its Method in the Methods of the service, and encode the
+HTTP and gRPC decode a request to an InferRequest, find its ServedMethod in the Methods of the service, and encode the
 InferResponse in the requested form.
 """
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 __all__ = [
-    "DTYPES", "InferRequest", "InferResponse", "Method", "MethodStatistics", "Methods", "ModelState", "Running",
-    "Tensor", "TensorSpec",
+    "DTYPES", "InferRequest", "InferResponse", "MethodStatistics", "Methods", "ModelState", "Running",
+    "ServedMethod", "Tensor", "TensorSpec",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class ModelState:
     reason: str = ""
 
 
-class Method(Protocol):
+class ServedMethod(Protocol):
     """One method of one version of a servable."""
 
     @property
@@ -185,10 +185,10 @@ class Method(Protocol):
 class Methods(Protocol):
     """The methods of all servables of a service."""
 
-    def list(self) -> Sequence[Method]:
+    def list(self) -> Sequence[ServedMethod]:
         """Return every method of every version that is ready."""
 
-    def find(self, name: str, version: str = "") -> Method | None:
+    def find(self, name: str, version: str = "") -> ServedMethod | None:
         """Return the method for a model's name (SERVABLE or SERVABLE.METHOD) and a version, a label or "".
 
         Returns None if no servable has the name.  Raises NotFoundError for an unknown version or method, and

@@ -129,11 +129,12 @@ def test_rows_before_the_first_scored_one_are_left_out() -> None:
         chunks.take(9, Logits([float("nan")]), None, range(1))  # type: ignore[arg-type]
 
 
-def model(num_bytes: int, prefill: float, decode: float) -> ModelReport:
+def model(num_bytes: int, prefill: float, decode: float, kv: str = "f32") -> ModelReport:
     """A report of a model whose runs differ by 1 %."""
     runs = [[rate, rate * 0.995, rate * 1.005] for rate in (prefill, decode)]
     speed = Speed(512, 64, prefill, runs[0], decode, runs[1], 1 << 26, "avx2", 2)
-    return ModelReport("m", "llama", "w4a8", "f32", num_bytes, 1000, 4.5, 10.0, (9.0, 11.0), 2.3, [10.0], speed)
+    kv_bytes = {"f32": 4096, "int4": 576}[kv]
+    return ModelReport("m", "llama", "w4a8", kv, kv_bytes, num_bytes, 1000, 4.5, 10.0, (9.0, 11.0), 2.3, [10.0], speed)
 
 
 def divergence(change: float, error: float) -> Divergence:
@@ -158,6 +159,13 @@ def test_the_verdict_weighs_gains_and_losses(size, prefill, decode, change, wort
     assert (verdict.worth, verdict.is_measurable) == (worth, abs(change) > 0.008)
     assert verdict.size == 4000 / size
     assert verdict.sentence.endswith(".")
+
+
+def test_smaller_keys_and_values_are_a_gain() -> None:
+    verdict = judge(model(4000, 100, 10, "int4"), model(4000, 100, 10), divergence(0.001, 0.004))
+    assert (verdict.worth, verdict.size) == ("yes", 1.0)
+    assert verdict.kv_size == pytest.approx(4096 / 576)
+    assert "m (w4a8, int4)" in verdict.sentence  # else both have one name
 
 
 def test_speeds_that_overlap_are_equal() -> None:

@@ -166,6 +166,54 @@ def test_bias_residual_and_activation_come_before_the_rounding(
             assert q.tobytes() == rounded(y, attrs["y_scale"], kind).tobytes()
 
 
+# image (N, H, W, C), kernel, attributes
+DEPTHWISE: Any = (
+    ((2, 7, 6, 24), (3, 3), {"pads": (1, 1, 1, 1)}),
+    ((1, 19, 5, 40), (3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 2)}),  # two bands of rows
+    ((1, 3, 259, 3), (2, 5), {"pads": (0, 3, 1, 2)}),  # strips of columns
+    ((1, 23, 18, 16), (3, 3), {"dilations": (4, 3), "pads": (5, 2, 4, 6)}),
+    ((1, 30, 20, 17), (2, 1), {"strides": (5, 3)}),  # rows that no window reads
+    ((1, 1, 2, 16), (3, 3), {"pads": (4, 4, 5, 5)}),  # windows of pads only
+)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize(("shape", "kernel", "attrs"), DEPTHWISE)
+def test_depthwise_windows_add_exact_products(
+    shape: tuple[int, ...], kernel: tuple[int, int], attrs: dict[str, Any], dtype: str
+) -> None:
+    attrs, channels = PLAIN | {"x_scale": 0.5, "groups": shape[3]} | attrs, shape[3]
+    x = integers(dtype, *shape)
+    rows = np.random.default_rng(7).integers(-64, 65, (channels, kernel[0] * kernel[1])).astype(np.float32) / 64
+    own = packed(layouts.ROWS_F32, np.ascontiguousarray(rows.T))
+    expected = (sums(x, rows.reshape(channels, *kernel, 1), channels, attrs) / 2).astype(np.float32)
+    full = {"out_channels": channels, "kernel": kernel, **attrs}
+    (y,) = run("conv_int8", [x, own, None, None], [(expected.shape, np.float32)], **full, dtype="f32")
+    assert y.tobytes() == expected.tobytes()
+    for kind in TYPES:
+        (q,) = run("conv_int8", [x, own, None, None], [(expected.shape, TYPES[kind][0])], **full, dtype=kind)
+        assert q.tobytes() == rounded(expected, attrs["y_scale"], kind).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["i8", "u8"])
+@pytest.mark.parametrize(
+    ("alpha", "beta"),
+    [(0.0, 6.0), (0.3, 6.35), (-2.0, 1.0), (-100.0, 7.0), (9.0, 8.0), (-3.4028235e38, 3.4028235e38)],
+)
+def test_clips_are_those_of_values(alpha: float, beta: float, kind: str) -> None:
+    """A clip whose maximum is at least that of the integers becomes their minimum."""
+    operands, values = parts(1, "i8")
+    attrs = PLAIN | {"out_channels": 24, "kernel": (3, 3), "pads": (1, 1, 1, 1)}
+    (y,) = run("conv_int8", [*operands, None], [(values.shape, np.float32)], **attrs, dtype="f32")
+    clipped = np.minimum(np.maximum(y, np.float32(alpha)), np.float32(beta))
+    attrs |= {"act": "clip", "alpha": alpha, "beta": beta}
+    for scale in (0.05, 1e-37):
+        (q,) = run("conv_int8", [*operands, None], [(values.shape, TYPES[kind][0])], **attrs | {"y_scale": scale},
+                   dtype=kind)  # fmt: skip
+        with np.errstate(over="ignore"):
+            assert q.tobytes() == rounded(clipped, scale, kind).tobytes()
+
+
 def test_conversions_round_half_to_even_and_clip() -> None:
     x = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.4, 500, -500, np.inf, -np.inf, np.nan, 0, 3], np.float32)
     expected = [0, 2, 2, 0, -2, 126, 127, 127, -127, 127, -127, 127, 0, 3]

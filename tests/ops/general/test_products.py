@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from penstock.errors import InvalidArgumentError
+from tests.support.errors import raises
 from tests.support.general_ops import check, run
 
 PLAIN = {"transpose_a": False, "transpose_b": False, "scale": 1.0}
@@ -45,8 +46,8 @@ def test_matmul_has_the_same_bits_in_any_batch() -> None:
 
 
 def test_wrong_products_are_refused_by_name() -> None:
-    for a, b in (((2, 3), (4, 5)), ((3,), (3, 2)), ((2, 3, 4), (3, 4, 5))):
-        with pytest.raises(InvalidArgumentError, match=r"matmul: [ab]"):
+    for a, b, param in (((2, 3), (4, 5), "b"), ((3,), (3, 2), "a"), ((2, 3, 4), (3, 4, 5), "b")):
+        with raises(InvalidArgumentError, param=param, match="^matmul: "):
             run("matmul", [numbers(*a), numbers(*b)], [((2, 5), np.float32)], **PLAIN)
 
 
@@ -99,5 +100,5 @@ def test_wrong_attention_is_refused_by_name() -> None:
         ([q, numbers(1, 3, 6, 8), numbers(1, 3, 6, 8), None], "k"), ([q, k, numbers(1, 2, 7, 8), None], "v"),
         ([q, k, k, numbers(5, 7)], "mask"), ([q[0], k, k, None], "q"),
     ):  # fmt: skip
-        with pytest.raises(InvalidArgumentError, match=f"sdpa: {name}"):
+        with raises(InvalidArgumentError, param=name):
             run("sdpa", operands, [((1, 4, 5, 8), np.float32)], **attrs)

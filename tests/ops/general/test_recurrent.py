@@ -10,6 +10,7 @@ import torch
 
 from penstock.core import layouts
 from penstock.errors import InvalidArgumentError
+from tests.support.errors import raises
 from tests.support.general_ops import check, run
 from tests.support.general_weights import packed, pad_rows, tiles
 
@@ -129,5 +130,5 @@ def test_wrong_recurrent_layers_are_refused_by_name() -> None:
         ([x, w, r, bias, h, numbers(1, 2, 10), None], {}, "c0"),
         ([x, w, r, bias, None, None, np.array([1, 2])], {}, "lengths"),
     ):  # fmt: skip
-        with pytest.raises(InvalidArgumentError, match=f"lstm: {name}"):
+        with raises(InvalidArgumentError, param=name):
             run("lstm", operands, shapes, **attrs | change)

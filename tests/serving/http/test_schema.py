@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, settings
 from prometheus_client.parser import text_string_to_metric_families
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    negative_data_rejection,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from penstock.api_errors import CODES
 from penstock.engine.params import SamplingParams
@@ -25,33 +18,21 @@ from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.http.app import operations
 from penstock.serving.http.openapi import describe
 from penstock.serving.openai.bodies import CompletionRequest
+from tests.support.command import ROOT
 from tests.support.errors import raises
-
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    negative_data_rejection,
-]
-SCHEMA = schemathesis.openapi.from_dict(describe(operations()))
+from tests.support.marks import mostly_long
 
 
-@pytest.fixture(scope="module")
-def url(demo):
-    return demo.url
-
-
-@SCHEMA.parametrize()
-@settings(
-    max_examples=12, deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
-)  # fmt: skip
-def test_no_answer_that_is_not_described(case: Any, url: str) -> None:
-    if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens", 9), int):
-        case.body["max_tokens"] = min(case.body.get("max_tokens", 9), 9)
-    case.call_and_validate(base_url=url, checks=CHECKS, timeout=600)
+@pytest.mark.parametrize("phase", mostly_long(["fuzzing", "coverage"], "fuzzing"))
+def test_no_answer_that_is_not_described(demo, phase):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"PENSTOCK_TEST_URL": demo.url, "PENSTOCK_TEST_PHASE": phase}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", Path(__file__).with_name("described_answers.py")],
+        capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-4000:]
+    assert f"{len(operations())} passed" in done.stdout, done.stdout
 
 
 def test_the_description_is_served(demo):

@@ -18,7 +18,7 @@ import pytest
 from penstock.api_errors import CombinationError, FieldError, RefusalError
 from penstock.serving.http.app import operations
 from penstock.serving.http.openapi import describe
-from penstock.serving.oip.bodies import GenerateRequest, InferRequest
+from penstock.serving.oip.bodies import GenerateRequest, InferenceRequest
 from penstock.serving.openai.bodies import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -46,7 +46,7 @@ GOOD: dict[type, dict[str, Any]] = {
     TokenizeRequest: {"messages": [USER], "add_generation_prompt": True},
     DetokenizeRequest: {"tokens": [1, 2, 3]},
     GenerateRequest: {"input_ids": [1, 2], "parameters": {"max_tokens": 5, "timeout": 2000}, "stream": False},
-    InferRequest: {
+    InferenceRequest: {
         "inputs": [{"name": "a", "datatype": "INT32", "shape": [2], "data": [1, 2]}], "parameters": {"a": 1, "b": "x"},
         "outputs": [{"name": "o", "parameters": {"binary_data": True}}], "model_version": "1",
     },
@@ -187,7 +187,7 @@ CASES = [
     (CompletionRequest, {"prompt": "x", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern",
      "unsupported_parameter"),
     (EmbeddingRequest, {"input": ["a", ""]}, "input[1]", "invalid_value"),
-    (InferRequest, {"inputs": [{"name": "a", "datatype": "INT32", "shape": [-1]}]}, "inputs[0].shape[0]",
+    (InferenceRequest, {"inputs": [{"name": "a", "datatype": "INT32", "shape": [-1]}]}, "inputs[0].shape[0]",
      "invalid_value"),
 ]  # fmt: skip
 

@@ -25,6 +25,7 @@ from penstock.serving.servable_machines.machine_port import refuse_machine
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.primary import Primary
 from tests.support.command import environment
+from tests.support.errors import raises
 from tests.support.joining_worker import TOKEN
 from tests.support.link_proxy import LinkProxy
 from tests.support.servable_folders import run, serving, until, write
@@ -64,15 +65,15 @@ def test_a_machine_joins_over_tls(tmp_path: Path, certificate, other_certificate
             config = ServableHostConfig(f"localhost:{primary.port}", TOKEN, sources, 2, ca)
             joined = asyncio.ensure_future(join_service(config, again=False))
             await until(lambda: len(pool.workers) == 3)
-            with pytest.raises(InvalidArgumentError, match="refuses this worker: unknown worker token"):
+            with raises(InvalidArgumentError, param="address", match="refuses this worker: unknown worker token"):
                 await join_service(replace(config, token="f" * 48), again=False)
-            with pytest.raises(UnavailableError, match="certificate"):
+            with raises(UnavailableError, param="address", match="certificate"):
                 await join_service(replace(config, ca=other_certificate[0].read_bytes()), again=False)
             joined.cancel()
             await asyncio.gather(joined, return_exceptions=True)
             await until(lambda: len(pool.workers) == 1)
             primary.serve_machine = refuse_machine
-            with pytest.raises(InvalidArgumentError, match="this service has no servables"):
+            with raises(InvalidArgumentError, param="address", match="this service has no servables"):
                 await join_service(config, again=False)
 
     run(work)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.bench.charts.svg import Box, Canvas, Scale, fitted, number
-from penstock.bench.quality.verdict import change_in_percent, name_of
+from penstock.bench.quality.verdict import change_in_percent, names_of
 
 if TYPE_CHECKING:
     from penstock.bench.quality.report import Divergence, ModelReport, QualityReport
@@ -37,15 +37,16 @@ def draw_quality(report: QualityReport) -> str:
     figures = _figures(models)
     bottom = max(_PLOT.bottom + 48, _TOP + len(figures) * (_BAR * len(models) + 28))
     canvas = Canvas(_WIDTH, int(bottom) + 16)
-    title = " against ".join(name_of(model) for model in models)
+    names = names_of(models)
+    title = " against ".join(names)
     text = report.text
     about = f"{text.name}: {text.num_scored:,} tokens in windows of {text.length:,}, convention of {text.convention}"
     canvas.text(24, 26, fitted(title, 16, _WIDTH - 48), size=16, bold=True)
     canvas.text(24, 46, fitted(about, 12, _WIDTH - 48), "faint", size=12)
     x = 24.0
-    for place, model in enumerate(models):
+    for place, name in enumerate(names):
         canvas.bar(Box(x, 62, x + 12, 74), f"c{place}")
-        x = canvas.text(x + 18, 73, fitted(name_of(model), 12, 400), size=12).right + 18
+        x = canvas.text(x + 18, 73, fitted(name, 12, 400), size=12).right + 18
     _bars(canvas, figures)
     if report.divergence is not None:
         _divergence(canvas, report.divergence)

@@ -49,7 +49,7 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def _refusal(path: Path | str, expected: str, found: str) -> InvalidFileError:
+def _refusal(path: Path | str, expected: str, actual: str) -> InvalidFileError:
     return InvalidFileError(
-        f"quality: {path}: expected {expected}, got {found}", param="quality", code="invalid_report"
+        f"quality: {path}: expected {expected}, got {actual}", param="quality", code="invalid_report"
     )

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.bench.measure import Bench, bench
+from penstock.bench.node_costs import kv_token_bytes
 from penstock.bench.open_model import BenchModel, open_model, stored_weights
 from penstock.bench.quality.bootstrap import bootstrap_mean, window_sums
 from penstock.bench.quality.report import Divergence, ModelReport, QualityReport, Speed, TaskReport, TextReport
@@ -157,7 +158,7 @@ def _opened(
 
 def _check_vocabularies(llm: LLM, other: LLM, source: TextSource) -> None:
     """Raise InvalidArgumentError unless both models have the same tokens."""
-    sizes = [one.info.vocab_size for one in (llm, other)]
+    sizes = [model.info.vocab_size for model in (llm, other)]
     if sizes[0] != sizes[1]:
         raise InvalidArgumentError(
             f"against: expected the vocabulary of the model, {sizes[0]} tokens, got {sizes[1]}. Divergence is defined "
@@ -211,6 +212,7 @@ def _model_report(subject: Subject, llm: LLM, graph: Graph, scores: TokenScores,
         llm.info.network,
         llm.info.scheme,
         llm.engine.program.limits.kv_layout,
+        kv_token_bytes(graph, sum(plan.kv_page_bytes for plan in llm.info.plans)),
         num_bytes,
         stored.num_values,
         8 * num_bytes / stored.num_values,
@@ -243,7 +245,7 @@ def _divergence(scores: TokenScores) -> Divergence:
 
 def _task_report(llms: list[LLM], task: Task, progress: ProgressCallback | None) -> TaskReport:
     scores = [score_task(llm, task, _counting(progress, "questions", task.name)) for llm in llms]
-    accuracies = [one.accuracy for one in scores]
+    accuracies = [score.accuracy for score in scores]
     return TaskReport(
         task.name,
         task.sha256,

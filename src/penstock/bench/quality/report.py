@@ -55,13 +55,15 @@ class Speed:
 class ModelReport:
     """A model: its weights, its perplexity with an interval of 95 % (None with few windows), and its speed.
 
-    ``weight_bytes``: those of the weights in the file.  ``running_perplexity``: after each window, over all before.
+    ``weight_bytes``: those of the weights in the file.  ``kv_token_bytes``: of keys and values, for each token.
+    ``running_perplexity``: after each window, over all before.
     """
 
     model: str
     network: str
     scheme: str
     kv_cache: str
+    kv_token_bytes: int
     weight_bytes: int
     num_parameters: int
     bits_per_weight: float
@@ -111,14 +113,15 @@ class WorthVerdict:
     """``worth``: "yes" (a gain at no measurable cost), "trade" (a gain at a measured cost), "no" (no gain), "mixed"
     (a gain in one respect, a loss in another) or "unknown" (too little text).
 
-    ``size``, ``prefill`` and ``decode``: how many times smaller or faster the model is; 1 if it cannot be told apart,
-    and None if it was not measured.  ``perplexity_change``: as a share; ``is_measurable``: whether its interval
-    excludes zero.
+    ``size``, ``kv_size``, ``prefill`` and ``decode``: how many times smaller the model and its keys and values are, or
+    how many times faster it is; 1 if it cannot be told apart, and None if it was not measured.  ``perplexity_change``:
+    as a share; ``is_measurable``: whether its interval excludes zero.
     """
 
     worth: str
     sentence: str
     size: float
+    kv_size: float
     prefill: float | None
     decode: float | None
     perplexity_change: float

@@ -182,9 +182,9 @@ def _read_configuration(source: Path) -> Task:
     return _task(str(values.get("task") or source.stem), data, questions, path)
 
 
-def _unsupported(source: Path, name: str, expected: str, found: object) -> UnsupportedError:
+def _unsupported(source: Path, name: str, expected: str, actual: object) -> UnsupportedError:
     return UnsupportedError(
-        f"tasks: {source}: {name}: expected {expected}, got {show(found)}. Other tasks run in lm-eval "
+        f"tasks: {source}: {name}: expected {expected}, got {show(actual)}. Other tasks run in lm-eval "
         "(docs/guides/evaluation.md).",
         param="tasks",
         code="unsupported_task",

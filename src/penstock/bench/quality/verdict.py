@@ -9,7 +9,7 @@ from typing import Final
 from penstock.bench.quality.bootstrap import MIN_WINDOWS
 from penstock.bench.quality.report import Divergence, ModelReport, WorthVerdict
 
-__all__ = ["change_in_percent", "judge", "name_of"]
+__all__ = ["change_in_percent", "judge", "names_of"]
 
 _MAX_DETECTABLE: Final = 0.05
 """A perplexity that changes by more than 5 % matters to everyone: a text must be able to show it."""
@@ -23,11 +23,13 @@ def judge(model: ModelReport, other: ModelReport, divergence: Divergence) -> Wor
     A speed counts as different if no run of one model is as fast as any of the other, and they differ by 2 %.
     """
     size = _rounded(other.weight_bytes / model.weight_bytes)
+    has_keys = model.kv_token_bytes > 0 and other.kv_token_bytes > 0
+    kv_size = _rounded(other.kv_token_bytes / model.kv_token_bytes) if has_keys else 1.0
     prefill = decode = None
     if model.speed is not None and other.speed is not None:
         prefill = _ratio(model.speed.prefill_runs, other.speed.prefill_runs)
         decode = _ratio(model.speed.decode_runs, other.speed.decode_runs)
-    ratios = [ratio for ratio in (size, prefill, decode) if ratio is not None]
+    ratios = [ratio for ratio in (size, kv_size, prefill, decode) if ratio is not None]
     has_gain, has_loss = max(ratios) > 1, min(ratios) < 1
     change = math.expm1(divergence.nll_change.value)
     measurable = divergence.nll_change.excludes_zero
@@ -38,11 +40,12 @@ def judge(model: ModelReport, other: ModelReport, divergence: Divergence) -> Wor
         worth = "mixed" if has_loss else "trade" if worse else "yes"
     if divergence.max != 0 and worth != "no" and not _is_enough_text(divergence):
         worth = "unknown"
+    first, second = names_of((model, other))
     return WorthVerdict(
         worth,
-        f"{_SENTENCES[worth]}{name_of(model)} is {_gains(size, prefill, decode)} {name_of(other)}, "
-        f"{_cost(divergence)}.",
+        f"{_SENTENCES[worth]}{first} is {_gains(size, kv_size, prefill, decode)} {second}, {_cost(divergence)}.",
         size,
+        kv_size,
         prefill,
         decode,
         change,
@@ -65,10 +68,12 @@ _SENTENCES: Final = {
 }
 
 
-def name_of(model: ModelReport) -> str:
-    """Return the name of a model in tables and sentences."""
-    name = model.model.rstrip("/").rsplit("/", 1)[-1]
-    return f"{name} ({model.scheme})"
+def names_of(models: Sequence[ModelReport]) -> list[str]:
+    """Return the names of models in tables and sentences; those that are alike tell the type of keys and values."""
+    names = [(model.model.rstrip("/").rsplit("/", 1)[-1], model.scheme) for model in models]
+    if len(set(names)) < len(names):
+        return [f"{name} ({scheme}, {model.kv_cache})" for (name, scheme), model in zip(names, models, strict=True)]
+    return [f"{name} ({scheme})" for name, scheme in names]
 
 
 def change_in_percent(log_ratio: float) -> str:
@@ -89,9 +94,10 @@ def _ratio(runs: Sequence[float], others: Sequence[float]) -> float:
     return _rounded(sorted(runs)[len(runs) // 2] / sorted(others)[len(others) // 2])
 
 
-def _gains(size: float, prefill: float | None, decode: float | None) -> str:
+def _gains(size: float, kv_size: float, prefill: float | None, decode: float | None) -> str:
     """Return what is smaller or faster, up to "than"."""
     parts = [_part(size, "smaller", "larger")] if size != 1 else []
+    parts += [f"{_part(kv_size, 'smaller', 'larger')} in keys and values"] if kv_size != 1 else []
     speeds = [(name, ratio) for name, ratio in (("prefill", prefill), ("decode", decode)) if ratio is not None]
     parts += [f"{_part(ratio, 'faster', 'slower')} in {name}" for name, ratio in speeds if ratio != 1]
     equal = [name for name, ratio in speeds if ratio == 1]
@@ -111,10 +117,10 @@ def _cost(divergence: Divergence) -> str:
     change, kl = divergence.nll_change, divergence.mean.value
     if divergence.max == 0:
         return "and computes the same distributions"
-    found = f"{change_in_percent(change.value)} perplexity, KL {kl:.2g} nats per token"
+    cost = f"{change_in_percent(change.value)} perplexity, KL {kl:.2g} nats per token"
     if change.low is None or change.detectable is None:
-        return f"at {found}; fewer than {MIN_WINDOWS} windows are too little text to say whether that is a difference"
+        return f"at {cost}; fewer than {MIN_WINDOWS} windows are too little text to say whether that is a difference"
     if change.excludes_zero:
         verb = "at a cost of" if change.value > 0 else "with"
-        return f"{verb} {found}"
-    return f"at no measurable cost in perplexity ({found}; detectable from {change_in_percent(change.detectable)} on)"
+        return f"{verb} {cost}"
+    return f"at no measurable cost in perplexity ({cost}; detectable from {change_in_percent(change.detectable)} on)"

@@ -72,12 +72,12 @@ def read_imatrix(path: Path, model_type: str) -> InputStatistics:
 
 
 def _architecture(model_type: str) -> Architecture:
-    found = architecture_of(model_type)
-    if found is None:
+    entry = architecture_of(model_type)
+    if entry is None:
         raise UnsupportedError(
             f"model_type: expected a family that GGUF has names for, got {show(model_type)}", param="model_type"
         )
-    return found[1]
+    return entry[1]
 
 
 def _own_names(architecture: Architecture, name: str) -> list[str]:
@@ -142,7 +142,7 @@ def write_imatrix(path: Path, statistics: InputStatistics, model_type: str) -> i
 
     Raises FileAccessError if the file exists or cannot be written.
     """
-    stored = _gguf_rows(_architecture(model_type), statistics.weights)
+    stored = _gguf_rows(_architecture(model_type), statistics.weights | statistics.heads)
     metadata: dict[str, Any] = {
         "general.type": "imatrix",
         "imatrix.datasets": [statistics.source],
@@ -165,6 +165,7 @@ def write_imatrix(path: Path, statistics: InputStatistics, model_type: str) -> i
 
 def _gguf_rows(architecture: Architecture, weights: Mapping[str, WeightInputs]) -> dict[str, Rows]:
     parts = {module: part for part, module in architecture.layer_names.items()}
+    tops = {f"{own}.weight": f"{name}.weight" for name, own in TOP_NAMES.items()}
     rows: dict[str, list[WeightInputs]] = {}
     for own, inputs in weights.items():
         prefix = f"{architecture.layers}."
@@ -172,7 +173,9 @@ def _gguf_rows(architecture: Architecture, weights: Mapping[str, WeightInputs]) 
         part = parts.get(_EXPERT.sub(r"\1{}\3", module))
         if own.startswith(prefix) and part is not None and (inputs.squares.any() or _EXPERT.search(module)):
             rows.setdefault(f"blk.{layer}.{part}.weight", []).append(inputs)
+        elif own in tops and inputs.squares.any():  # the head, or the embedding that is tied to it
+            rows[tops[own]] = [inputs]
     return {
-        name: (np.stack([one.squares for one in found]), np.array([one.count for one in found]))
-        for name, found in rows.items()
+        name: (np.stack([stat.squares for stat in stats]), np.array([stat.count for stat in stats]))
+        for name, stats in rows.items()
     }

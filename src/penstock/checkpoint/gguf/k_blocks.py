@@ -3,7 +3,7 @@
 Q4_K: eight groups of 32 values d * s * q - m * t, with q from 0 to 15, the integers s and t from 0 to 63, and float16
 numbers d and m for the block.  Q6_K: sixteen groups of 16 values d * s * q with q from -32 to 31 and s an int8.  For
 each group several ranges are tried, and scale and minimum are fitted to the rounded values by least squares; then the
-integer scales next to the best are tried.  Errors are squares of differences.
+integer scales next to the best are tried.  Errors are squares of differences; each column may have a weight.
 """
 
 from __future__ import annotations
@@ -27,23 +27,33 @@ _SHRINKS_6: Final = np.linspace(0.84, 1.02, 10, dtype=np.float32)
 _STEPS: Final = (-1, 0, 1)
 
 
-def quantize_q4_k(rows: Floats) -> NDArray[np.uint8]:
-    """Return the blocks [rows, bytes] of rows whose length is a multiple of 256."""
-    return _in_pieces(rows, _q4_k)
+def quantize_q4_k(rows: Floats, column_weights: Floats | None = None) -> NDArray[np.uint8]:
+    """Return the blocks [rows, bytes] of rows whose length is a multiple of 256.
+
+    ``column_weights`` [columns], not negative: the squared error of a column counts so much; None counts all alike.
+    """
+    return _in_pieces(rows, column_weights, _q4_k)
 
 
-def quantize_q6_k(rows: Floats) -> NDArray[np.uint8]:
-    """Return the blocks [rows, bytes] of rows whose length is a multiple of 256."""
-    return _in_pieces(rows, _q6_k)
+def quantize_q6_k(rows: Floats, column_weights: Floats | None = None) -> NDArray[np.uint8]:
+    """Return the blocks [rows, bytes] of rows whose length is a multiple of 256; arguments as of ``quantize_q4_k``."""
+    return _in_pieces(rows, column_weights, _q6_k)
 
 
-def _in_pieces(rows: Floats, blocks_of: Callable[[Floats], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def _in_pieces(
+    rows: Floats, column_weights: Floats | None, blocks_of: Callable[[Floats, Floats | None], NDArray[np.uint8]]
+) -> NDArray[np.uint8]:
+    """Return the blocks of rows; ``blocks_of`` gets the values of some blocks [n, 256] and the weights of each."""
     values = rows.reshape(-1, BLOCK_LEN)
     if not np.isfinite(values).all():
         raise InvalidArgumentError("expected finite values", param="dtype")
-    starts = range(0, len(values), _PIECE_BLOCKS)
-    parts = [blocks_of(values[start : start + _PIECE_BLOCKS]) for start in starts]
-    return np.concatenate(parts).reshape(len(rows), -1)
+    weights = None if column_weights is None else column_weights.reshape(-1, BLOCK_LEN)
+    places = np.arange(len(values))
+    blocks = [
+        blocks_of(values[own], None if weights is None else weights[places[own] % len(weights)])
+        for own in (slice(start, start + _PIECE_BLOCKS) for start in range(0, len(values), _PIECE_BLOCKS))
+    ]
+    return np.concatenate(blocks).reshape(len(rows), -1)
 
 
 def _divided(a: Floats, b: Floats) -> Floats:
@@ -52,11 +62,15 @@ def _divided(a: Floats, b: Floats) -> Floats:
     return result
 
 
-def _errors(x: Floats, scale: Floats, low: Floats, q: Floats) -> Floats:
+def _errors(x: Floats, scale: Floats, low: Floats, q: Floats, weights: Floats | None = None) -> Floats:
     """Return the squared error [..., 1] of scale * q - low, with q rounded for these two."""
     difference = scale * q - low - x
-    result: Floats = np.einsum("...i,...i->...", difference, difference)[..., None]
+    result: Floats = np.einsum("...i,...i->...", _times(difference, weights), difference)[..., None]
     return result
+
+
+def _times(values: Floats, weights: Floats | None) -> Floats:
+    return values if weights is None else values * weights
 
 
 def _rounded(x: Floats, scale: Floats, low: Floats, least: int, most: int) -> Floats:
@@ -65,35 +79,39 @@ def _rounded(x: Floats, scale: Floats, low: Floats, least: int, most: int) -> Fl
     return result
 
 
-def _fit_with_minimum(x: Floats) -> tuple[Floats, Floats]:
+def _fit_with_minimum(x: Floats, weights: Floats | None) -> tuple[Floats, Floats]:
     """Return scale and minimum [N, groups, 1] of groups x [N, groups, 32]: the values are scale * q - minimum."""
     least, most = np.minimum(x.min(-1, keepdims=True), 0), x.max(-1, keepdims=True)
-    count, total, best = x.shape[-1], x.sum(-1, keepdims=True), np.full((*x.shape[:-1], 1), np.inf, np.float32)
+    count: Floats | int = x.shape[-1] if weights is None else weights.sum(-1, keepdims=True)
+    total, best = _times(x, weights).sum(-1, keepdims=True), np.full((*x.shape[:-1], 1), np.inf, np.float32)
     scale, low = np.zeros_like(best), np.zeros_like(best)
     for shrink in _SHRINKS_4:
         q = _rounded(x, np.maximum(most - least, 0) * (shrink / np.float32(15)), -least * shrink, 0, 15)
-        sum_q, sum_qq = q.sum(-1, keepdims=True), np.einsum("...i,...i->...", q, q)[..., None]
-        sum_qx = np.einsum("...i,...i->...", q, x)[..., None]
+        p = _times(q, weights)
+        sum_q, sum_qq = p.sum(-1, keepdims=True), np.einsum("...i,...i->...", p, q)[..., None]
+        sum_qx = np.einsum("...i,...i->...", p, x)[..., None]
         own = _divided(count * sum_qx - sum_q * total, count * sum_qq - sum_q * sum_q)
-        own_low = (own * sum_q - total) / np.float32(count)
+        own_low = _divided(own * sum_q - total, np.broadcast_to(np.float32(count), own.shape))
         is_below = own_low < 0  # a minimum above 0 has no form
         own = np.where(is_below, _divided(sum_qx, sum_qq), own)
         own, own_low = np.maximum(own, 0), np.where(is_below, np.float32(0), own_low)
-        errors = _errors(x, own, own_low, _rounded(x, own, own_low, 0, 15))
+        errors = _errors(x, own, own_low, _rounded(x, own, own_low, 0, 15), weights)
         is_better = errors < best
         best, scale = np.where(is_better, errors, best), np.where(is_better, own, scale)
         low = np.where(is_better, own_low, low)
     return scale, low
 
 
-def _best_steps(x: Floats, units: tuple[Floats, Floats], found: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
-    """Return the integers of scale and minimum next to ``found`` with the least error; ``units`` multiply them."""
-    best, result = np.full((*x.shape[:-1], 1), np.inf, np.float32), found
+def _best_steps(
+    x: Floats, units: tuple[Floats, Floats], start: tuple[Floats, Floats], weights: Floats | None
+) -> tuple[Floats, Floats]:
+    """Return the integers of scale and minimum next to ``start`` with the least error; ``units`` multiply them."""
+    best, result = np.full((*x.shape[:-1], 1), np.inf, np.float32), start
     for step in _STEPS:
         for low_step in _STEPS:
-            s, t = (np.clip(old + by, 0, 63) for old, by in zip(found, (step, low_step), strict=True))
+            s, t = (np.clip(old + by, 0, 63) for old, by in zip(start, (step, low_step), strict=True))
             scale, low = s * units[0], t * units[1]
-            errors = _errors(x, scale, low, _rounded(x, scale, low, 0, 15))
+            errors = _errors(x, scale, low, _rounded(x, scale, low, 0, 15), weights)
             is_better = errors < best
             best = np.where(is_better, errors, best)
             result = (np.where(is_better, s, result[0]), np.where(is_better, t, result[1]))
@@ -109,12 +127,13 @@ def _half(values: Floats) -> Floats:
     return half
 
 
-def _q4_k(values: Floats) -> NDArray[np.uint8]:
+def _q4_k(values: Floats, column_weights: Floats | None) -> NDArray[np.uint8]:
     x = values.reshape(-1, 8, 32)
-    scale, low = _fit_with_minimum(x)
+    weights = None if column_weights is None else column_weights.reshape(-1, 8, 32)
+    scale, low = _fit_with_minimum(x, weights)
     units = (_half(scale.max(1, keepdims=True) / np.float32(63)), _half(low.max(1, keepdims=True) / np.float32(63)))
-    found = tuple(np.clip(np.rint(_divided(part, unit)), 0, 63) for part, unit in zip((scale, low), units, strict=True))
-    s, t = _best_steps(x, units, (found[0], found[1]))
+    steps = tuple(np.clip(np.rint(_divided(part, unit)), 0, 63) for part, unit in zip((scale, low), units, strict=True))
+    s, t = _best_steps(x, units, (steps[0], steps[1]), weights)
     q = _rounded(x, s * units[0], t * units[1], 0, 15).astype(np.uint8)
     blocks = np.empty((len(x), 144), np.uint8)
     for at, unit in zip((0, 2), units, strict=True):
@@ -128,23 +147,25 @@ def _q4_k(values: Floats) -> NDArray[np.uint8]:
     return blocks
 
 
-def _q6_k(values: Floats) -> NDArray[np.uint8]:
+def _q6_k(values: Floats, column_weights: Floats | None) -> NDArray[np.uint8]:
     x = values.reshape(-1, 16, 16)
+    weights = None if column_weights is None else column_weights.reshape(-1, 16, 16)
     at = np.abs(x).argmax(-1)[..., None]
     most = np.take_along_axis(x, at, -1)  # with its sign: the largest value becomes -32 times the scale
     zero, best = np.zeros_like(most), np.full(most.shape, np.inf, np.float32)
     scale = zero
     for shrink in _SHRINKS_6:
         q = _rounded(x, most * (shrink / np.float32(-32)), zero, -32, 31)
-        own = _divided(np.einsum("...i,...i->...", q, x), np.einsum("...i,...i->...", q, q))[..., None]
-        errors = _errors(x, own, zero, _rounded(x, own, zero, -32, 31))
+        p = _times(q, weights)
+        own = _divided(np.einsum("...i,...i->...", p, x), np.einsum("...i,...i->...", p, q))[..., None]
+        errors = _errors(x, own, zero, _rounded(x, own, zero, -32, 31), weights)
         is_better = errors < best
         best, scale = np.where(is_better, errors, best), np.where(is_better, own, scale)
     unit = _half(np.abs(scale).max(1, keepdims=True) / np.float32(127))
     nearest, best, s = np.rint(_divided(scale, unit)), np.full(most.shape, np.inf, np.float32), zero
     for step in _STEPS:
         own = np.clip(nearest + step, -128, 127)
-        errors = _errors(x, own * unit, zero, _rounded(x, own * unit, zero, -32, 31))
+        errors = _errors(x, own * unit, zero, _rounded(x, own * unit, zero, -32, 31), weights)
         is_better = errors < best
         best, s = np.where(is_better, errors, best), np.where(is_better, own, s)
     bits = (_rounded(x, s * unit, zero, -32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)

@@ -23,8 +23,8 @@ class Metadata:
 
     def error(self, key: str, expected: str) -> InvalidFileError:
         """Return the error of a key."""
-        found = self.values.get(key)
-        text = f"an array of {len(found)}" if isinstance(found, (list, Texts, np.ndarray)) else show(found)
+        actual = self.values.get(key)
+        text = f"an array of {len(actual)}" if isinstance(actual, (list, Texts, np.ndarray)) else show(actual)
         return InvalidFileError(f"{self.file}: {key}: expected {expected}, got {text}", param=key)
 
     def integer(self, key: str, default: int | None = None, *, min: int = 0, max: int = (1 << 31) - 1) -> int:

@@ -282,7 +282,7 @@ def _read_entry(cursor: _Cursor) -> StoredTensor:
     number, offset = cursor.u32(what), cursor.u64(what)
     kind = ELEMENT_TYPES.get(number)
     if kind is None or not kind.is_supported:
-        found = f"type {number}" if kind is None else kind.name
+        actual = f"type {number}" if kind is None else kind.name
         names = ", ".join(entry.name for entry in ELEMENT_TYPES.values() if entry.is_supported)
         remedy = (
             ""
@@ -292,7 +292,7 @@ def _read_entry(cursor: _Cursor) -> StoredTensor:
                 f"{kind.instead}` makes one from the original in F16 or BF16"
             )
         )
-        raise UnsupportedError(f"{cursor.file}: {what}: expected one of {names}, got {found}{remedy}", param=name)
+        raise UnsupportedError(f"{cursor.file}: {what}: expected one of {names}, got {actual}{remedy}", param=name)
     if sizes[0] % kind.block_len:
         raise cursor.error(f"{what}: expected rows of a multiple of {kind.block_len} values, got {sizes[0]}")
     num_bytes = kind.block_bytes

@@ -85,9 +85,9 @@ def _longrope_scaling(metadata: Metadata, name: str, factors: Mapping[str, NDArr
     """Return the scaling with a table for long contexts and one for short ones."""
     missing = next((tensor for tensor in (_LONG, _SHORT) if tensor not in factors), None)
     if missing is not None or ROPE_FACTORS in factors:
-        found = f"no {missing}" if missing is not None else f"{ROPE_FACTORS} too"
+        actual = f"no {missing}" if missing is not None else f"{ROPE_FACTORS} too"
         raise InvalidFileError(
-            f"{metadata.file}: expected tensors {_LONG} and {_SHORT} of longrope, got {found}",
+            f"{metadata.file}: expected tensors {_LONG} and {_SHORT} of longrope, got {actual}",
             param=missing or ROPE_FACTORS,
         )
     attention = f"{name}.rope.scaling.attn_factor"

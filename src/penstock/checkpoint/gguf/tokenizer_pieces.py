@@ -75,13 +75,13 @@ def unigram(metadata: Metadata, vocab: Vocab) -> dict[str, Any]:
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     unknown = vocab.id_of("unknown")
     if unknown is None:
-        found = [token for token, kind in enumerate(vocab.types) if kind == TokenType.UNKNOWN]
-        if not found:
+        unknown_tokens = [token for token, kind in enumerate(vocab.types) if kind == TokenType.UNKNOWN]
+        if not unknown_tokens:
             raise InvalidFileError(
                 f"{metadata.file}: tokenizer.ggml.unknown_token_id: expected a token, got {show(None)}",
                 param="tokenizer.ggml.unknown_token_id",
             )
-        unknown = found[0]
+        unknown = unknown_tokens[0]
     metaspace = {
         "type": "Metaspace",
         "replacement": _SPACE_MARK,

@@ -102,8 +102,8 @@ class Vocab:
         ``keep_space``: control tokens that leave the white space behind them in the text, where others take it; None
         is all of them.
         """
-        found = {int(kind) for kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)}
-        added = [token for token, kind in enumerate(self.types) if kind in found]
+        kinds = {int(kind) for kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)}
+        added = [token for token, kind in enumerate(self.types) if kind in kinds]
         return [
             {
                 "id": token,

@@ -30,13 +30,13 @@ def awq_matrices(section: ConfigReader, stored: StoredTensors) -> dict[str, Quan
     group_len = section.int("group_size" if section.has("group_size") else "q_group_size", min=-1)
     if group_len == 0:
         raise section.error("group_size", "-1 or a positive number", 0)
-    for key, expected, found in (
+    for key, expected, actual in (
         ("bits", _BITS, bits),
         ("version", "gemm", section.str("version", "gemm").lower()),
         ("zero_point", True, section.bool("zero_point", True)),
     ):
-        if found != expected:
-            raise UnsupportedError(f"{section.file}: {key}: expected {show(expected)}, got {show(found)}", param=key)
+        if actual != expected:
+            raise UnsupportedError(f"{section.file}: {key}: expected {show(expected)}, got {show(actual)}", param=key)
     return {f"{base}.weight": _matrix(group_len, stored, base) for base in stored.bases(".qweight")}
 
 

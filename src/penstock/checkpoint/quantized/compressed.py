@@ -37,8 +37,8 @@ _MAX_ROWS: Final = 1 << 31
 _LOG: Final = logging.getLogger("penstock.checkpoint")
 
 
-def _refusal(section: ConfigReader, key: str, expected: str, found: object) -> UnsupportedError:
-    return UnsupportedError(f"{section.file}: {key}: expected {expected}, got {show(found)}", param=key)
+def _refusal(section: ConfigReader, key: str, expected: str, actual: object) -> UnsupportedError:
+    return UnsupportedError(f"{section.file}: {key}: expected {expected}, got {show(actual)}", param=key)
 
 
 def compressed_matrices(section: ConfigReader, stored: StoredTensors) -> dict[str, QuantizedMatrix]:

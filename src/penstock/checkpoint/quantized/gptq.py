@@ -38,8 +38,8 @@ class _Format:
         return 32 // self.bits
 
 
-def _refusal(section: ConfigReader, key: str, expected: str, found: object) -> UnsupportedError:
-    return UnsupportedError(f"{section.file}: {key}: expected {expected}, got {show(found)}", param=key)
+def _refusal(section: ConfigReader, key: str, expected: str, actual: object) -> UnsupportedError:
+    return UnsupportedError(f"{section.file}: {key}: expected {expected}, got {show(actual)}", param=key)
 
 
 def _read_format(section: ConfigReader) -> _Format:
@@ -105,15 +105,15 @@ def _zeros(form: _Format, stored: StoredTensors, name: str) -> NDArray[np.int16]
     Writers disagree about the name of the format, so symmetric zero points tell by their value which one it is.  A
     zero point of 0 does not fit the format "gptq", and writers disagree about its bits: it is refused.
     """
-    found = unpack_words(stored.read(name), form.bits).astype(np.int16)
+    zeros = unpack_words(stored.read(name), form.bits).astype(np.int16)
     middle, largest = 1 << (form.bits - 1), (1 << form.bits) - 1
     if form.is_symmetric:
-        if found.size and (found[0, 0] not in (middle - 1, middle) or (found != found[0, 0]).any()):
+        if zeros.size and (zeros[0, 0] not in (middle - 1, middle) or (zeros != zeros[0, 0]).any()):
             expected = f"{middle - 1} or {middle} in each place, because sym is true"
-            raise stored.error(name, "values", expected, sorted({int(value) for value in np.unique(found)[:8]}))
-        return np.full_like(found, middle)
+            raise stored.error(name, "values", expected, sorted({int(value) for value in np.unique(zeros)[:8]}))
+        return np.full_like(zeros, middle)
     if form.checkpoint_format == "gptq_v2":
-        return found
-    if (found == largest).any():
+        return zeros
+    if (zeros == largest).any():
         raise stored.error(name, "values", f"at most {largest - 1} in a checkpoint_format of gptq", largest)
-    return found + np.int16(1)
+    return zeros + np.int16(1)

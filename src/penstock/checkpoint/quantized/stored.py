@@ -63,11 +63,11 @@ class StoredTensors:
             raise self.error(name, "shape", " or ".join(str(list(shape)) for shape in shapes), list(info.shape))
         return info
 
-    def error(self, name: str, field: str, expected: str, found: object) -> InvalidFileError:
+    def error(self, name: str, field: str, expected: str, actual: object) -> InvalidFileError:
         """Return the error of a tensor whose ``field`` is not as ``expected``."""
         file = self._home[name].path.name
         return InvalidFileError(
-            f"{file}: tensor {show(name)}: {field}: expected {expected}, got {show(found)}", param=name
+            f"{file}: tensor {show(name)}: {field}: expected {expected}, got {show(actual)}", param=name
         )
 
     def read(self, name: str) -> NDArray[Any]:

@@ -131,8 +131,8 @@ def tiktoken_tokenizer(
         if not line:
             continue
         if _LINE.fullmatch(line) is None:
-            found = show(line[:80].decode("latin-1"))
-            raise InvalidFileError(f"{file}: line {number}: expected a token in base64 and its rank, got {found}")
+            actual = show(line[:80].decode("latin-1"))
+            raise InvalidFileError(f"{file}: line {number}: expected a token in base64 and its rank, got {actual}")
         token, _, rank = line.partition(b" ")
         try:
             ranks[base64.b64decode(token, validate=True)] = int(rank)

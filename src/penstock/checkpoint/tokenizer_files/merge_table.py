@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from operator import add
 from typing import Final
 
@@ -22,9 +23,28 @@ def merge_table(vocab: Mapping[str, int], lefts: Sequence[str], rights: Sequence
     """Return the table of merges, uint32 [merges, 4]: left, right, rank, token; KeyError for one without an id."""
     table = np.empty((len(lefts), 4), np.uint32)
     table[:, 2] = np.arange(len(lefts))
-    for i, column in ((0, lefts), (1, rights), (3, map(add, lefts, rights))):
+    for i, column in ((0, lefts), (1, rights)):
         table[:, i] = np.fromiter(map(vocab.__getitem__, column), np.uint32, len(lefts))
+    made = list(map(add, lefts, rights))
+    first = _first_of_run(vocab, made)
+    if first is None:
+        table[:, 3] = np.fromiter(map(vocab.__getitem__, made), np.uint32, len(made))
+    else:
+        table[:, 3] = table[:, 2] + np.uint32(first)
     return table
+
+
+def _first_of_run(vocab: Mapping[str, int], made: Sequence[str]) -> int | None:
+    """Return the id of the first of these tokens if the others follow it in ``vocab``, else None.
+
+    Most vocabularies have their tokens in the order of the merges, and to compare texts is faster than to look them up.
+    """
+    first = vocab.get(made[0]) if made else None
+    if first is None:
+        return None
+    end = first + len(made)
+    follow = list(islice(vocab.values(), first, end)) == list(range(first, end))
+    return first if follow and list(islice(vocab, first, end)) == made else None
 
 
 class MadeMerges:

@@ -53,7 +53,7 @@ def add_online_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--shared-tokens", type=int, metavar="N", help="tokens that all prompts start with (default: 0)")
     group.add_argument("--max-requests", type=int, metavar="N", help="requests per step (default: 32)")
     group.add_argument(
-        "--kv-cache", choices=("auto", "f32", "bf16", "int8"), help="type of keys and values (default: auto)"
+        "--kv-cache", choices=("auto", "f32", "bf16", "int8", "int4"), help="type of keys and values (default: auto)"
     )
     group.add_argument(
         "--no-prefix-cache",

@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_options(parser, "--kv-cache")
     parser.add_argument(
         "--against-kv-cache",
-        choices=("auto", "f32", "bf16", "int8"),
+        choices=("auto", "f32", "bf16", "int8", "int4"),
         help="--kv-cache of OTHER; without --against, OTHER is MODEL with this type (default: auto)",
     )
     add_options(parser, "--threads", "--network", "--verify", "--ops")
@@ -182,14 +182,13 @@ def _count(number: int, noun: str) -> str:
 
 def _figures(models: Sequence[ModelReport], tasks: Sequence[TaskReport]) -> list[str]:
     """Return the table with a column for each model."""
-    from penstock.bench.quality.verdict import name_of
+    from penstock.bench.quality.verdict import names_of
 
-    rows: list[tuple[str, list[str]]] = []
+    rows: list[tuple[str, list[str]]] = [("", names_of(models))]
 
     def add(name: str, value: Callable[[ModelReport], str]) -> None:
         rows.append((name, [value(model) for model in models]))
 
-    add("", name_of)
     add("weights", lambda model: format_bytes(model.weight_bytes))
     add("bits per weight", lambda model: f"{model.bits_per_weight:.2f}")
     add("keys and values", lambda model: model.kv_cache)
@@ -202,9 +201,9 @@ def _figures(models: Sequence[ModelReport], tasks: Sequence[TaskReport]) -> list
     )
     add("  95 % interval", _perplexity_interval)
     for task in tasks:
-        found = [task.model, *([task.against] if task.against is not None else [])]
-        rows.append((f"{task.name}, acc", [_share(one.acc, one.acc_stderr) for one in found]))
-        rows.append((f"{task.name}, acc_norm", [_share(one.acc_norm, one.acc_norm_stderr) for one in found]))
+        results = [task.model, *([task.against] if task.against is not None else [])]
+        rows.append((f"{task.name}, acc", [_share(result.acc, result.acc_stderr) for result in results]))
+        rows.append((f"{task.name}, acc_norm", [_share(result.acc_norm, result.acc_norm_stderr) for result in results]))
     first = max(len(name) for name, _ in rows)
     widths = [max(len(cells[column]) for _, cells in rows) for column in range(len(models))]
     return [
@@ -246,10 +245,14 @@ def _comparison(divergence: Divergence, tasks: Sequence[TaskReport]) -> list[str
     ]
     for task in tasks:
         if task.change is not None:
-            one = task.change
-            margin = f"{one.margin:+.3f}" + ("" if one.margin_stderr is None else f" ± {one.margin_stderr:.3f}")
-            about = f"acc; {one.lost} of {task.num_questions:,} lost, {one.won} won; margin {margin} nats"
-            rows.append((task.name, f"{100 * one.acc:+.1f} %", about))
+            task_change = task.change
+            margin = f"{task_change.margin:+.3f}" + (
+                "" if task_change.margin_stderr is None else f" ± {task_change.margin_stderr:.3f}"
+            )
+            about = (
+                f"acc; {task_change.lost} of {task.num_questions:,} lost, {task_change.won} won; margin {margin} nats"
+            )
+            rows.append((task.name, f"{100 * task_change.acc:+.1f} %", about))
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return [f"{name:<{first}}  {value:>{second}}  {about}".rstrip() for name, value, about in rows]
 

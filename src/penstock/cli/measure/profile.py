@@ -155,8 +155,8 @@ def run(args: argparse.Namespace) -> int:
 
         Path(args.timeline).write_text(draw_timeline(report, Path(args.model).name), encoding="utf-8")
     if args.json:
-        found = _object(report, args.per_node)
-        print(json.dumps({**found, **live}))
+        values = _object(report, args.per_node)
+        print(json.dumps({**values, **live}))
     else:
         print("\n".join([_text(args, report, live.get("worker", "")), *(_requests(live["requests"]) if live else [])]))
     for path in (args.trace, args.plot, args.timeline):

@@ -22,7 +22,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "in .gguf. SOURCE may also have pickled PyTorch weights. What no option changes stays as it is, bit for bit.",
         "penstock convert my-model my-model-bf16 --dtype bf16\npenstock convert old-model-with-bin my-model\n"
         "penstock convert my-model.psm my-model\npenstock convert phi3-model split-model --layout split\n"
-        "penstock convert my-model my-model-tuned --lora adapter\npenstock convert my-model my-model.gguf --dtype q8_0",
+        "penstock convert my-model my-model-tuned --lora adapter\n"
+        "penstock convert my-model my-model.gguf --dtype q8_0\n"
+        "penstock convert my-model-w8a8 my-model-vllm --format compressed-tensors",
     )
     parser.add_argument(
         "source",
@@ -56,6 +58,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="begin another file of weights before one exceeds N million bytes (default: 0, one file)",
     )
+    parser.add_argument(
+        "--imatrix",
+        metavar="FILE",
+        help="importance matrix of llama.cpp or of penstock quantize --imatrix-out: the error of a column counts by "
+        "the mean square of its inputs, for --dtype q4_k and q6_k (default: all count alike)",
+    )
+    parser.add_argument(
+        "--format",
+        metavar="FORMAT",
+        help="compressed-tensors: the folder of a model quantized as w8a8 or w8a16, as transformers and vLLM read it; "
+        "the output head and a tied embedding become floats (default: a folder of Penstock)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -65,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     from penstock.runtime.build import Progress
     from penstock.runtime.convert import convert
 
-    lora = None if args.lora is None else Path(args.lora)
-    conversion = Conversion(args.dtype, args.layout, lora, args.max_file_mb)
+    lora, imatrix = (None if path is None else Path(path) for path in (args.lora, args.imatrix))
+    conversion = Conversion(args.dtype, args.layout, lora, args.max_file_mb, args.format, imatrix)
     start = time.monotonic()
     with ProgressLine() as line:
         report = convert(

@@ -52,6 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_onnx_options(parser)
     _add_check(parser)
+    _add_no_winograd(parser)
     add_options(parser, "--yes", "--ops")
     for name, text in (("--tp", "ranks"), ("--pp", "stages"), ("--cp", "parts of a context")):
         parser.add_argument(
@@ -79,6 +80,15 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_no_winograd(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-winograd",
+        action="store_true",
+        help="of an ONNX file: compute all 3x3 convolutions directly, which is slower, with weights of 9/16 of the "
+        "size (default: by Winograd's F(2x2, 3x3) where that is faster)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Export; show progress on standard error and print one line of figures."""
     from penstock.graph.passes.append_tail import check_tail
@@ -88,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.model is not None and is_onnx_file(args.model):
         return _export_onnx(args)
-    for name in ("size", "check", "custom_ops"):
+    for name in ("size", "check", "custom_ops", "no_winograd"):
         if getattr(args, name):
             option = name.replace("_", "-")
             raise InvalidArgumentError(f"--{option}: expected an ONNX file as MODEL", param=name)
@@ -138,10 +148,10 @@ def _export_onnx(args: argparse.Namespace) -> int:
         raise InvalidArgumentError(f"OUT.psm: expected a name that ends in .psm, got {args.out}", param="out")
     start = time.monotonic()
     network = read_onnx_file(args.model, args)
-    checked = network.check() if args.check else None
+    checked = network.check(winograd=not args.no_winograd) if args.check else None
     if checked is not None:
         checked.expect_passed()
-    saved = network.save(args.out)
+    saved = network.save(args.out, winograd=not args.no_winograd)
     nodes = f"{saved.num_nodes} node{'s' if saved.num_nodes != 1 else ''}"
     print(
         f"{saved.path}: {network.name}, {nodes}, {format_bytes(saved.file_bytes)} in {time.monotonic() - start:.1f} s"

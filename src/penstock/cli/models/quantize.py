@@ -97,7 +97,7 @@ def _add_method(parser: argparse.ArgumentParser) -> None:
         "--smooth-keys",
         action="store_true",
         help="with a --method that has calibration data: also make the dimensions of keys more equal, for --kv-cache "
-        "int8 (default: leave them)",
+        "int8 and int4 (default: leave them)",
     )
     parser.add_argument(
         "--rotate",
@@ -139,7 +139,7 @@ def _prepared(args: argparse.Namespace) -> Callable[[], int]:
         return prepare_mixed(args)
     if args.method == "auto":
         return prepare_auto(args)
-    return (lambda: _round(args)) if args.method == "rtn" else _prepare_data(args)
+    return _prepare_round(args) if args.method == "rtn" else _prepare_data(args)
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -160,6 +160,17 @@ def _check_options(args: argparse.Namespace) -> None:
         if getattr(args, option) is not None:
             name = "--" + option.replace("_", "-")
             raise InvalidArgumentError(f"{name}: expected another --method than rtn, which uses no data", param=option)
+
+
+def _prepare_round(args: argparse.Namespace) -> Callable[[], int]:
+    from penstock.checkpoint.quantize import check_float_weights, plan_weights
+    from penstock.models.mapped import open_mapped
+    from penstock.quant.scheme import quantizing_scheme
+
+    checkpoint = open_mapped(downloaded_path(args.checkpoint))
+    check_float_weights(checkpoint)
+    plan_weights(checkpoint, quantizing_scheme(args.scheme), head=args.head)
+    return lambda: _round(args)
 
 
 def _round(args: argparse.Namespace) -> int:
@@ -185,6 +196,7 @@ def _round(args: argparse.Namespace) -> int:
 def _prepare_data(args: argparse.Namespace) -> Callable[[], int]:
     from penstock.calibration.quantize import DataOptions, check_data
     from penstock.calibration.texts import DEFAULT_TOKENS
+    from penstock.models.mapped import open_mapped
 
     tokens = DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens
     file = None if args.calibration is None else Path(args.calibration)
@@ -192,7 +204,7 @@ def _prepare_data(args: argparse.Namespace) -> Callable[[], int]:
     options = DataOptions(
         args.method, file, tokens, args.threads, imatrix_out, smooth_keys=args.smooth_keys, head=args.head
     )
-    check_data(Path(args.out), options)
+    check_data(open_mapped(downloaded_path(args.checkpoint)), Path(args.out), args.scheme, options)
     return lambda: _run_with_data(args, options)
 
 
@@ -225,6 +237,9 @@ def _print_report(args: argparse.Namespace, report: DataReport) -> None:
         if names:
             others = f" and {len(names) - 1} more" if len(names) > 1 else ""
             print(f"penstock: {printable(names[0])}{others}: {what}", file=sys.stderr)
+    for step in SCALING_METHODS:
+        if kinds := recipe.get(f"without_{step}"):
+            print(f"penstock: no scales of {step} fit {printable(kinds)}", file=sys.stderr)
     if counts := list(report.expert_tokens.values()):
         few = sum(name in report.expert_tokens for name in report.without_data)
         what = f"{few} of {len(counts)} weights of experts saw too few, and are rounded to nearest"

@@ -194,9 +194,10 @@ def _plot(path: Path, name: str, report: MixedReport) -> None:
 
 def prepare_auto(args: argparse.Namespace) -> Callable[[], int]:
     """Check the options; return what tries the methods, keeps the best, and prints the figures of each."""
-    from penstock.calibration.judge import check_texts
+    from penstock.calibration.auto import check_auto
     from penstock.calibration.quantize import DataOptions
     from penstock.calibration.texts import DEFAULT_TOKENS
+    from penstock.models.mapped import open_mapped
 
     if args.imatrix_out is not None:
         raise InvalidArgumentError("--imatrix-out: expected a single --method with it, got auto", param="imatrix_out")
@@ -207,8 +208,7 @@ def prepare_auto(args: argparse.Namespace) -> Callable[[], int]:
         args.threads,
         head=args.head,
     )
-    if options.calibration is not None:
-        check_texts(options.calibration)
+    check_auto(open_mapped(downloaded_path(args.checkpoint)), Path(args.out), args.scheme, options)
     return lambda: _run_auto(args, options)
 
 

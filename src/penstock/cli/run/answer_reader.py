@@ -67,7 +67,7 @@ class AnswerReader:
             raise UnsupportedError("tools: the model's chat template has no tools of a known format", param="tools")
         self._form = AnswerFormat(form, find_reasoning_format("auto", template, declared=declared))
         functions = [tool["function"] for tool in tools]
-        self._tools = {one["name"]: one.get("parameters") or _NO_ARGUMENTS for one in functions}
+        self._tools = {function["name"]: function.get("parameters") or _NO_ARGUMENTS for function in functions}
         self._specials = tokenizer.special_ids(self._form.markers)
         reasoning = self._form.reasoning
         self._begins = reasoning is not None and not reasoning.has_channels

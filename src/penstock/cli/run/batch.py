@@ -288,9 +288,10 @@ async def _answer_all(opened: OpenModels, todo: list[_Line], output: Any) -> int
             while lines or tasks:
                 num_more = min(opened.limit() - len(tasks), len(lines))
                 tasks |= {asyncio.create_task(work()) for _ in range(num_more)}
-                done, tasks = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
+                tasks -= done  # only now: an outage ends several at once, and ``gather`` takes the errors of the others
         finally:
             for task in tasks:
                 task.cancel()

@@ -111,10 +111,10 @@ def file_pairs(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
         return [(sources[0], output)]
     files: list[Path] = []
     for source in sources:
-        found = sorted(Path(source).glob("*.jsonl")) if Path(source).is_dir() else [Path(source)]
-        if not found:
+        matches = sorted(Path(source).glob("*.jsonl")) if Path(source).is_dir() else [Path(source)]
+        if not matches:
             raise InvalidArgumentError(f"{source}: expected a folder with *.jsonl files, got none")
-        files += found
+        files += matches
     names = [file.name for file in files]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InvalidArgumentError(

@@ -57,15 +57,19 @@ def run(args: argparse.Namespace) -> int:
     ):
         index, lines = 0, text_lines(file, args.file)
         while texts := list(islice(lines, _LINES_AT_ONCE)):
-            found: Any = llm.embed(
+            embeddings: Any = llm.embed(
                 texts,
                 args.pooling,
                 args.normalize or None,
                 prompt_name=args.prompt_name,
                 dimensions=args.dimensions,
             )
-            for one in found:
-                values = {"index": index, "num_tokens": len(one.token_ids), "embedding": one.vector.tolist()}
+            for embedding in embeddings:
+                values = {
+                    "index": index,
+                    "num_tokens": len(embedding.token_ids),
+                    "embedding": embedding.vector.tolist(),
+                }
                 print(json.dumps(values))
                 index += 1
     return 0

@@ -7,7 +7,7 @@ import json
 import math
 import time
 import zipfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from penstock.cli.options import add_options, add_parser_of
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
 if TYPE_CHECKING:
-    from penstock.core.predict import NetworkValue
+    from penstock.core.predict import NetworkSize, NetworkValue
     from penstock.networks.node_times import NodeTime
     from penstock.networks.predictor import Predictor
 
@@ -153,31 +153,48 @@ def _inputs(args: argparse.Namespace, predictor: Predictor) -> dict[str, Any]:
 
 def _sizes(texts: list[str], predictor: Predictor) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    known = {size.name: size for size in predictor.sizes}
+    known = _known_sizes(predictor)
     for text in texts:
         name, number = _size(text)
         if name not in known:
-            raise InvalidArgumentError(
-                f"--size: expected {', '.join(known) or 'none, as all sizes are fixed'}, got {name!r}", param="size"
-            )
-        if name in sizes:
-            raise InvalidArgumentError(f"--size: expected one number for {name}, got two", param="size")
+            own = {size.name: shown for shown, size in known.items()}  # H, which comes behind H_8
+            names = ", ".join(own.values()) or "none, as all sizes are fixed"
+            raise InvalidArgumentError(f"--size: expected {names}, got {name!r}", param="size")
         size = known[name]
+        step = size.multiple if name != size.name else 1
+        if size.name in sizes:
+            raise InvalidArgumentError(f"--size: expected one number for {name}, got two", param="size")
         if not size.min <= number <= size.max or number % size.multiple:
             steps = f" in steps of {size.multiple}" if size.multiple > 1 else ""
             raise InvalidArgumentError(
                 f"--size: {name}: expected {size.min} to {size.max}{steps}, got {number}", param="size"
             )
-        sizes[name] = number
+        sizes[size.name] = number // step
     return sizes
+
+
+def _known_sizes(predictor: Predictor) -> dict[str, NetworkSize]:
+    """Return the sizes by name, also by that of one in steps: H, of which the inputs have ``8*H_8``."""
+    known = {size.name: size for size in predictor.sizes}
+    axes = {text for value in predictor.inputs for text in value.sizes}
+    for size in predictor.sizes:
+        name, _, step = size.name.rpartition("_")
+        if step.isdecimal() and f"{step}*{size.name}" in axes and size.multiple == 1:
+            own = replace(size, min=size.min * int(step), max=size.max * int(step), multiple=int(step))
+            known.setdefault(name, own)
+    return known
 
 
 def _check_sizes(value: NetworkValue, array: Any, sizes: dict[str, int]) -> None:
     """Compare the sizes that the command line gives with those of an input's file."""
-    for axis, (text, found) in enumerate(zip(value.sizes, array.shape, strict=False)):
-        if text in sizes and sizes[text] != found:
+    for axis, (text, actual) in enumerate(zip(value.sizes, array.shape, strict=False)):
+        step, _, name = text.rpartition("*")
+        if name not in sizes or not (step.isdecimal() or name == text):
+            continue
+        expected = sizes[name] * int(step or 1)
+        if expected != actual:
             raise InvalidArgumentError(
-                f"--size: {text}: expected {found}, as axis {axis} of {value.name} is, got {sizes[text]}", param="size"
+                f"--size: {text}: expected {actual}, as axis {axis} of {value.name} is, got {expected}", param="size"
             )
 
 

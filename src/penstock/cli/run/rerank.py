@@ -53,6 +53,6 @@ def run(args: argparse.Namespace) -> int:
             options=RequestOptions(truncate_prompt=args.truncate),
             instruction=args.instruction,
         )
-    for one in ranked:
-        print(json.dumps({"index": one.index, "score": one.score, "document": one.document}))
+    for result in ranked:
+        print(json.dumps({"index": result.index, "score": result.score, "document": result.document}))
     return 0

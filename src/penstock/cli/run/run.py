@@ -125,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
         if sys.stdout.isatty() and sys.stderr.isatty():
             print(file=sys.stderr)
         print(_figures(llm, result, load_s), file=sys.stderr)
+        if llm.tokenizer.chat_templates and not args.chat and sys.stderr.isatty():
+            print("The prompt was continued as plain text. --chat asks it as a message.", file=sys.stderr)
     return 0
 
 

@@ -58,13 +58,13 @@ def _result(llm: LLM, task: str, text: str) -> Any:
 
 def _lines(task: str, result: Any) -> Iterable[str]:
     if task == "text_classification":
-        return [f"{one['score']:.4f}  {one['label']}" for one in result]
+        return [f"{item['score']:.4f}  {item['label']}" for item in result]
     if task == "token_classification":
         return [
-            f"{one['score']:.4f}  {one['entity_group']}  {one['word']}  ({one['start']} to {one['end']})"
-            for one in result
+            f"{item['score']:.4f}  {item['entity_group']}  {item['word']}  ({item['start']} to {item['end']})"
+            for item in result
         ]
     if task == "question_answering":
         return [f"{result['score']:.4f}  {result['answer']}  ({result['start']} to {result['end']})"]
     masks = result if result and isinstance(result[0], list) else [result]
-    return [f"{one['score']:.4f}  {one['token_str']}  {one['sequence']}" for mask in masks for one in mask]
+    return [f"{item['score']:.4f}  {item['token_str']}  {item['sequence']}" for mask in masks for item in mask]

@@ -179,10 +179,10 @@ def run(args: argparse.Namespace) -> int:
 def _apply_msrun(args: argparse.Namespace) -> None:
     """Replace the options of msrun by those that they stand for, and refuse values that have no meaning here."""
     for name, (value, why, advice) in _MSRUN.items():
-        given = getattr(args, name)
-        if given is not None and given.lower() != value.lower():
+        actual = getattr(args, name)
+        if actual is not None and actual.lower() != value.lower():
             expected = value or "no value"
-            raise UnsupportedError(f"--{name}: expected {expected}, because {why}; got {given}. {advice}", param=name)
+            raise UnsupportedError(f"--{name}: expected {expected}, because {why}; got {actual}. {advice}", param=name)
     if args.join == "false":
         raise UnsupportedError(
             "--join: expected True, got False. The launcher waits for the ranks; start it with & to go on.",

@@ -132,7 +132,7 @@ def _links(args: argparse.Namespace, layouts: list[RankLayout]) -> dict[int, Lin
         return {}
     fixed_s = None if args.link_us is None else args.link_us / 1e6
     byte_s = None if args.link_gbps is None else 8e-9 / args.link_gbps
-    return {world: LinkProbe(max(2, world), fixed_s, byte_s) for world in {one.stage_ranks for one in layouts}}
+    return {world: LinkProbe(max(2, world), fixed_s, byte_s) for world in {layout.stage_ranks for layout in layouts}}
 
 
 def _title(model: str, strategy: Strategy | None, graph: Graph) -> str:

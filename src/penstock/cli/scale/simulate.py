@@ -143,8 +143,8 @@ def run(args: argparse.Namespace) -> int:
     from penstock.cluster.roles import WorkerRoles
     from penstock.cluster.simulate import Simulation, simulate
 
-    given = {name: getattr(args, option.replace("-", "_")) for option, (name, _) in _LIMITS.items()}
-    limits = ReplicaLimits(**{name: value for name, value in given.items() if value is not None})
+    fields = {name: getattr(args, option.replace("-", "_")) for option, (name, _) in _LIMITS.items()}
+    limits = ReplicaLimits(**{name: value for name, value in fields.items() if value is not None})
     costs = COSTS_348M if args.costs is None else read_costs(args.costs)
     tp = costs.tp if args.tp is None else args.tp
     _refuse_unused(args)
@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
 
         write_file("svg", args.svg, draw_policies(reports, f"{_name(args.trace)} on simulated replicas"))
     if args.json:
-        print(json.dumps(asdict(reports[0]) if len(reports) == 1 else {"runs": [asdict(one) for one in reports]}))
+        print(json.dumps(asdict(reports[0]) if len(reports) == 1 else {"runs": [asdict(report) for report in reports]}))
     else:
         print(_table(reports[0]) if len(reports) == 1 else _comparison(reports))
     return 0

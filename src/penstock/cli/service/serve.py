@@ -368,23 +368,23 @@ def _roles_of(args: argparse.Namespace) -> WorkerRoles:
     if args.no_prefix_cache:
         message = "--no-prefix-cache: expected a prefix cache with roles, because the pages of prompts move through it"
         raise UnsupportedError(message, param="no_prefix_cache")
-    given = [1 if number is None else number for number in numbers]
-    return WorkerRoles(*given)
+    counts = [1 if number is None else number for number in numbers]
+    return WorkerRoles(*counts)
 
 
 def _workers_of(args: argparse.Namespace) -> tuple[int, ScalePolicy | None]:
     """Return how many workers start, and how their number changes; None: it does not."""
     from penstock.cluster.autoscale import ScalePolicy, parse_range
 
-    given = {"queue_s": args.scale_queue_seconds, "down_after_s": args.scale_down_seconds}
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {"queue_s": args.scale_queue_seconds, "down_after_s": args.scale_down_seconds}
+    options = {name: value for name, value in options.items() if value is not None}
     if args.replicas is None:
-        if given:
+        if options:
             raise InvalidArgumentError("--scale-queue-seconds and --scale-down-seconds require --replicas")
         return check_integer("workers", 1 if args.workers is None else args.workers, 1, 256), None
     low, high = parse_range(args.replicas)
     check_integer("replicas", high, max(1, low), 256)
-    scale = ScalePolicy(low, high, **given)
+    scale = ScalePolicy(low, high, **options)
     least = max(1, low)
     return check_integer("workers", least if args.workers is None else args.workers, least, high), scale
 
@@ -451,13 +451,19 @@ def _split_sources(sources: list[str]) -> tuple[tuple[tuple[str, str], ...], tup
 
 
 def _check_kind(source: str, path: Path) -> None:
-    """Refuse a folder that is neither a checkpoint nor holds servables.
+    """Refuse an ONNX file, and a folder that is neither a checkpoint nor holds servables.
 
     Folders with GGUF files pass: opening them gives a better error.
     """
     from penstock.checkpoint.side_files import model_folder
     from penstock.servables.lifecycle.folder_scan import holds_servables
 
+    if path.suffix == ".onnx" and path.is_file():
+        raise InvalidArgumentError(
+            f"{source}: expected a language model, got an ONNX file; make a bundle with penstock export, and serve it "
+            "with servable.model",
+            param="model",
+        )
     if not path.is_dir() or holds_servables(path) or (model_folder(path) / "config.json").exists():
         return
     if any(entry.suffix.lower() == ".gguf" for entry in path.iterdir()):

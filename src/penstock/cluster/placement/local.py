@@ -73,7 +73,7 @@ class LocalPlacement:
         if process.stdin is not None:  # the line fits into the pipe, so there is nothing to wait for
             process.stdin.write(config.encode() + b"\n")
         group = LocalProcess(process)
-        self._processes = [*(one for one in self._processes if not one.has_ended), group]
+        self._processes = [*(running for running in self._processes if not running.has_ended), group]
         return group
 
     async def close(self) -> None:

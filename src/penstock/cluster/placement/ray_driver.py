@@ -228,9 +228,9 @@ def _free_resources() -> str:
         num_cpus = own.get("CPU", 0)
         text = f"{node['NodeManagerAddress']}: {num_cpus:g} core{'s' if num_cpus != 1 else ''}, "
         text += f"{own.get('memory', 0) / 1e9:.2f} GB"
-        found = node.get("Labels", {}).get(VERSION_LABEL, "none")
-        if found != __version__.replace("+", "_"):
-            text += f" (not usable: Penstock {found} there, {__version__} here)"
+        node_version = node.get("Labels", {}).get(VERSION_LABEL, "none")
+        if node_version != __version__.replace("+", "_"):
+            text += f" (not usable: Penstock {node_version} there, {__version__} here)"
         parts.append(text)
     return "; ".join(parts) or "no node"
 

@@ -48,12 +48,12 @@ _LOOK_S: Final = 0.5
 def check_ray() -> None:
     """Raise UnavailableError, with the command that installs it, unless the pinned minor of Ray is installed."""
     try:
-        found = version("ray")
+        installed = version("ray")
     except PackageNotFoundError:
-        found = "none"
-    if found.split(".")[:2] != RAY_MINOR.split("."):
+        installed = "none"
+    if installed.split(".")[:2] != RAY_MINOR.split("."):
         raise UnavailableError(
-            f"A cluster requires Ray {RAY_MINOR}, got {found}. Run `{install_command('cluster')}`.", param="cluster"
+            f"A cluster requires Ray {RAY_MINOR}, got {installed}. Run `{install_command('cluster')}`.", param="cluster"
         )
 
 

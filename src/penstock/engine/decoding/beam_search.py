@@ -134,22 +134,22 @@ class BeamSearch:
         if self.options.keeps_rows:
             self.scores.append(np.stack([beam.row for beam in self.beams if beam.row is not None]))
             self.logits.append(np.stack([beam.logits for beam in self.beams if beam.logits is not None]))
-        found = self._candidates()
+        candidates = self._candidates()
         length, max_len = len(requests[0].output_ids) + 1, requests[0].max_tokens
-        found.hits = self._hits(found, requests, length >= max_len)
-        later = found.scores + found.hits.astype(np.float32) * _NEVER
+        candidates.hits = self._hits(candidates, requests, length >= max_len)
+        later = candidates.scores + candidates.hits.astype(np.float32) * _NEVER
         chosen = np.argsort(-later, kind="stable")[: len(self.beams)]
-        self._complete = self._completed(found, requests, length)
+        self._complete = self._completed(candidates, requests, length)
         self._running = later[chosen]
         best_len = max_len if self.options.early_stopping == "never" and self.options.length_penalty > 0 else length
         best = self._running[0] / np.float32(best_len**self.options.length_penalty)
-        least = min(one.score for one in self._complete)
-        self._can_improve &= any(best > (least if one.is_complete else _NEVER) for one in self._complete)
-        is_full = self.options.early_stopping is True and all(one.is_complete for one in self._complete)
-        if not self._can_improve or is_full or found.hits.all():
+        least = min(hypothesis.score for hypothesis in self._complete)
+        self._can_improve &= any(best > (least if hypothesis.is_complete else _NEVER) for hypothesis in self._complete)
+        is_full = self.options.early_stopping is True and all(hypothesis.is_complete for hypothesis in self._complete)
+        if not self._can_improve or is_full or candidates.hits.all():
             self._finish()
         else:
-            self._continue([(found.beams[i], found.tokens[i]) for i in chosen])
+            self._continue([(candidates.beams[i], candidates.tokens[i]) for i in chosen])
 
     def _requests(self) -> list[Request]:
         return [beam.request for beam in self.beams if beam.request is not None]
@@ -168,32 +168,32 @@ class BeamSearch:
         order = np.lexsort((tokens, beams, -scores))[:num_kept]
         return _Candidates(scores[order], beams[order].tolist(), tokens[order].tolist())
 
-    def _hits(self, found: _Candidates, requests: list[Request], is_last: bool) -> NDArray[np.bool_]:
+    def _hits(self, candidates: _Candidates, requests: list[Request], is_last: bool) -> NDArray[np.bool_]:
         """Return True for each continuation that is complete."""
-        hits = np.array([is_last or token in self.options.ends for token in found.tokens])
+        hits = np.array([is_last or token in self.options.ends for token in candidates.tokens])
         if self.callables.criteria:
-            for i, (beam, token) in enumerate(zip(found.beams, found.tokens, strict=True)):
+            for i, (beam, token) in enumerate(zip(candidates.beams, candidates.tokens, strict=True)):
                 tokens = [*requests[beam].tokens(requests[beam].num_encoded, requests[beam].num_tokens), token]
                 hits[i] |= self.callables.stop(tokens, self.scores if self.options.keeps_rows else None)
         return hits
 
-    def _completed(self, found: _Candidates, requests: list[Request], length: int) -> list[Hypothesis]:
+    def _completed(self, candidates: _Candidates, requests: list[Request], length: int) -> list[Hypothesis]:
         """Return the best complete continuations, those of this step included."""
-        scores = found.scores / np.float32(length**self.options.length_penalty)
-        if self.options.early_stopping is True and all(one.is_complete for one in self._complete):
+        scores = candidates.scores / np.float32(length**self.options.length_penalty)
+        if self.options.early_stopping is True and all(hypothesis.is_complete for hypothesis in self._complete):
             scores = scores + _NEVER
         if not self._can_improve:
             scores = scores + _NEVER
-        is_complete = found.hits & (np.arange(len(found.tokens)) < len(self.beams))
+        is_complete = candidates.hits & (np.arange(len(candidates.tokens)) < len(self.beams))
         scores = np.where(is_complete, scores, scores + _NEVER)
-        merged = np.concatenate([[one.score for one in self._complete], scores])
+        merged = np.concatenate([[hypothesis.score for hypothesis in self._complete], scores])
         best: list[Hypothesis] = []
         for place in np.argsort(-merged, kind="stable")[: len(self.beams)]:
             if place < len(self._complete):
                 best.append(self._complete[place])
                 continue
             i = place - len(self._complete)
-            beam, token = found.beams[i], found.tokens[i]
+            beam, token = candidates.beams[i], candidates.tokens[i]
             path = (*self.beams[beam].path, beam)
             best.append(Hypothesis(scores[i], (*requests[beam].output_ids, token), path, bool(is_complete[i])))
         return best
@@ -203,13 +203,13 @@ class BeamSearch:
         self.results = self._complete[: self.options.num_results]
         num_others = len(self.group) - len(self.results)
         pairs = [*zip(self.group, [*self.results, *[Hypothesis(_NEVER)] * num_others], strict=True)]
-        for request, one in pairs:  # an error of a text ends all of them, so none may have ended
-            request.output_ids = list(one.token_ids)
+        for request, result in pairs:  # an error of a text ends all of them, so none may have ended
+            request.output_ids = list(result.token_ids)
             if request.text is not None:
-                for token in one.token_ids:
+                for token in result.token_ids:
                     request.text.push(token)
-        for request, one in pairs:
-            request.finish("stop" if one.token_ids and one.token_ids[-1] in self.options.ends else "length")
+        for request, result in pairs:
+            request.finish("stop" if result.token_ids and result.token_ids[-1] in self.options.ends else "length")
 
     def _continue(self, chosen: list[tuple[int, int]]) -> None:
         """Let each beam continue one of the old ones.  A beam that goes on keeps its request and its pages."""

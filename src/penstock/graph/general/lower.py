@@ -57,14 +57,17 @@ class Lowered:
 
 
 def write_network(
-    draft: Draft, path: str | os.PathLike[str], *, properties: Mapping[str, str] | None = None, optimised: bool = True
-) -> Graph:
+    draft: Draft, path: str | os.PathLike[str], *, properties: Mapping[str, str] | None = None, optimised: bool = True,
+    winograd: bool = True,
+) -> Graph:  # fmt: skip
     """Write the bundle of a draft, which is rewritten by passes unless ``optimised`` is False, and return its graph.
+
+    ``winograd``: as ``optimise`` takes it.
 
     The file appears complete or not at all.  Raises UnsupportedError for what the format has no place for.
     """
     if optimised:
-        optimise(draft)
+        optimise(draft, winograd=winograd)
     lowered = lower(draft, properties)
     with native.Context() as context, BundleWriter(path, lowered.graph, durable=False) as writer:
         for name, data in lowered.packed(context):
@@ -202,6 +205,8 @@ def _laid_out(call: DraftCall, use: str, array: NDArray[np.float32]) -> tuple[La
         return Layout.T16_F32, array
     if use == "weight" and call.op in ("conv", "conv_transpose"):
         return _conv_rows(call, array)
+    if use == "weight" and call.op == "conv_winograd":
+        return Layout.T16_F32, array.reshape(len(array), -1)
     if call.op in ("lstm", "gru"):
         return _gate_rows(call, use, array)
     if "::" in call.op:

@@ -6,13 +6,14 @@ size, an open one, so that shapes fit and the calls that read it are found; ``bo
 its place, and makes the number an output of the network.
 
 So the rows behind the selected ones hold anything, and an element that is read must not depend on them.  A tensor has
-one open axis at most, whose size is the number of boxes, or the smaller of that and a constant.  The ops of ``_RULES``
-keep the rows of one box apart from the others, in the cases that are written there.  All else is refused.
+one open axis at most, whose size is the number of boxes, the smaller of that and a constant, or a multiple of either.
+The ops of ``_RULES`` keep the rows of one box apart from the others, in the cases that are written there.  All else is
+refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.errors import InternalError, UnsupportedError
@@ -23,6 +24,7 @@ from penstock.graph.general.sizes import (
     SizeLike,
     SizeSymbol,
     bounds,
+    coefficient,
     parts_of_minimum,
     product,
     substitute,
@@ -55,10 +57,11 @@ def bound_selections(draft: Draft) -> None:
 
 
 class _Number(NamedTuple):
-    """The number of boxes that an ``nms`` selects, or ``limit`` if it is smaller."""
+    """``factor`` times the number of boxes that an ``nms`` selects, or times ``limit`` if that is smaller."""
 
     key: SizeSymbol
     limit: int
+    factor: int = 1
 
 
 class _Selections:
@@ -87,34 +90,58 @@ class _Selections:
 
     def _number(self, size: SizeLike) -> _Number | None:
         """Return the number that an open size is; None for another expression."""
-        parts = set(parts_of_minimum(size))
+        number, factor = coefficient(size)
+        parts = set(parts_of_minimum(number))
         constants = [part for part in parts if isinstance(part, int)]
         (name, *more) = parts.difference(constants)
         for key in self.draft.selections:
-            if not more and name == SizeExpression({(key,): 1}):
-                return _Number(key, min([key.max, *constants]))
+            if not more and factor > 0 and name == SizeExpression({(key,): 1}):
+                return _Number(key, min([key.max, *constants]), factor)
         return None
 
     # Numbers that are read as values.
 
     def _give_count(self, call: DraftCall) -> None:
-        """Let those who read the number of boxes as a value read the count."""
+        """Let those who read numbers of boxes as values, maybe beside other sizes, read the counts."""
         values = call.attrs["values"]
-        number = self._number(values[0]) if len(values) == 1 and self.draft.is_open(values[0]) else None
-        if number is not None:
-            self.draft.replace(call.output, self._count(number, call.name))
+        numbers = [self._number(size) if self.draft.is_open(size) else None for size in values]
+        if not any(numbers) or any(self.draft.is_open(s) and n is None for s, n in zip(values, numbers, strict=True)):
+            return
+        parts = [
+            self.draft.constant([size]) if number is None else self._count(number, call.name)
+            for size, number in zip(values, numbers, strict=True)
+        ]
+        first = len(self.draft.calls)
+        joined = self._joined(parts, call.name)
+        self._move(first, self.draft.calls.index(call))
+        self.draft.replace(call.output, joined)
+
+    def _joined(self, parts: Sequence[Tensor], name: str) -> Tensor:
+        """Return numbers behind one another; a sizes attribute has at most 16."""
+        parts = [
+            self.draft.add("concat", *parts[at : at + 8], name=name, axis=0) if len(parts) > 1 else parts[0]
+            for at in range(0, len(parts), 8)
+        ]
+        return parts[0] if len(parts) == 1 else self.draft.add("concat", *parts, name=name, axis=0)
+
+    def _move(self, first: int, to: int) -> None:
+        """Move the calls from ``first`` on, the last ones, in front of the call ``to``."""
+        calls = self.draft.calls
+        calls[to:] = [*calls[first:], *calls[to:first]]
 
     def _count(self, number: _Number, name: str) -> Tensor:
         """Return a number of boxes as the run computes it, directly behind its ``nms``."""
         count = self.draft.selections[number.key][1]
-        if number.limit == number.key.max:
-            return count
         if number not in self.counts:
             calls = self.draft.calls
-            limit = self.draft.constant([number.limit])
-            self.counts[number] = self.draft.add("binary", count, limit, name=name, kind="min")
-            added = calls.pop()
-            calls.insert(next(i for i, call in enumerate(calls) if count in call.outputs) + 1, added)
+            behind = next(i for i, call in enumerate(calls) if count in call.outputs) + 1
+            first, value = len(calls), count
+            if number.limit < number.key.max:
+                value = self.draft.add("binary", value, self.draft.constant([number.limit]), name=name, kind="min")
+            if number.factor > 1:
+                value = self.draft.add("binary", value, self.draft.constant([number.factor]), name=name, kind="mul")
+            self._move(first, behind)
+            self.counts[number] = value
         return self.counts[number]
 
     def _add_outputs(self) -> None:
@@ -167,7 +194,7 @@ class _Selections:
             for axis in axes
             if tensor is not None
         }
-        if not _is_one_number(begins, ends, call.op == "slice"):
+        if not _is_one_number(begins, ends, call.op):
             return False
         rule = _RULES.get(call.op)
         return rule is not None and rule(call, [axes[0] if axes else None for axes in inputs], outputs[0][0])
@@ -191,13 +218,18 @@ def _sizes(value: Any) -> list[SizeLike]:
     return [item for item in items if isinstance(item, SizeExpression)]
 
 
-def _is_one_number(begins: set[_Number | None], ends: set[_Number | None], is_slice: bool) -> bool:
-    """Return True if all open sizes of a call are one number; a slice may take the first boxes of more."""
+def _is_one_number(begins: set[_Number | None], ends: set[_Number | None], op: str) -> bool:
+    """Return True if all open sizes of a call are one number.
+
+    A slice may take the first boxes of more, and a reshape make a multiple of it, or of a multiple the number.
+    """
     (end, *others) = ends
     if others or end is None:
         return False
-    if is_slice:
-        return all(begin is not None and begin.key == end.key and begin.limit >= end.limit for begin in begins)
+    if op == "slice":
+        return all(b is not None and b._replace(limit=end.limit) == end and b.limit >= end.limit for b in begins)
+    if op == "reshape":
+        return all(begin is not None and begin._replace(factor=end.factor) == end for begin in begins)
     return begins <= {end}
 
 
@@ -267,11 +299,11 @@ def _slice(call: DraftCall, axes: _Axes, to: int) -> bool:
 
 
 def _reshape(call: DraftCall, axes: _Axes, to: int) -> bool:
-    """The boxes stay in front if as many elements are outside and inside their axis as before."""
+    """The boxes stay in front if as many elements are outside of their axis as before, and behind its begin."""
     axis, before, after = axes[0], call.argument(0).shape, call.output.shape
     if axis is None:
         return False
-    return product(before[:axis]) == product(after[:to]) and product(before[axis + 1 :]) == product(after[to + 1 :])
+    return product(before[:axis]) == product(after[:to]) and product(before[axis:]) == product(after[to:])
 
 
 def _iota(call: DraftCall, axes: _Axes, to: int) -> bool:

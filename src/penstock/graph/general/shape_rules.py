@@ -153,6 +153,15 @@ def _conv(inputs: Sequence[Any], a: dict[str, Any]) -> _Types:
     return [(x.dtype, (x.shape[0], *_windows(x.shape, a), a["out_channels"]))]
 
 
+def _conv_winograd(inputs: Sequence[Any], a: dict[str, Any]) -> _Types:
+    x, weight = inputs[0], inputs[1]
+    _expect_rank(x, 4)
+    _expect_rank(weight, 4)
+    _expect_size(weight.shape[3], x.shape[3], "channels")
+    window = {"kernel": (3, 3), "strides": (1, 1), "pads": a["pads"], "dilations": (1, 1)}
+    return [(x.dtype, (x.shape[0], *_windows(x.shape, window), a["out_channels"]))]
+
+
 def _conv_transpose(inputs: Sequence[Any], a: dict[str, Any]) -> _Types:
     x, weight = inputs[0], inputs[1]
     _expect_rank(x, 4)
@@ -390,7 +399,8 @@ def _linear(inputs: Sequence[Any], a: dict[str, Any]) -> _Types:
 
 
 _RULES: Final[dict[str, Callable[[Sequence[Any], dict[str, Any]], _Types]]] = {
-    "conv": _conv, "conv_transpose": _conv_transpose, "max_pool": _pool, "avg_pool": _pool, "resize": _resize,
+    "conv": _conv, "conv_winograd": _conv_winograd, "conv_transpose": _conv_transpose, "max_pool": _pool,
+    "avg_pool": _pool, "resize": _resize,
     "matmul": _matmul, "sdpa": _sdpa, "lstm": lambda i, a: _recurrent(i, a, 2), "gru": lambda i, a: _recurrent(i, a, 1),
     "group_norm": _same, "unary": _unary, "binary": _binary, "where": _where, "cast": _cast, "chain": _same,
     "softmax": _along_axis, "reduce": _reduce, "arg_reduce": _arg_reduce, "top_k": _top_k, "cumsum": _along_axis,

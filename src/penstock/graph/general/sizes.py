@@ -154,6 +154,14 @@ def smallest(a: SizeLike, b: SizeLike) -> SizeLike:
     return _choose("min", a, b)
 
 
+def coefficient(size: SizeLike) -> tuple[SizeLike, int]:
+    """Return a size and the number that it is multiplied by in ``size``; 1 for a number and for a sum."""
+    if not isinstance(size, SizeExpression) or len(size.terms) > 1:
+        return size, 1
+    ((monomial, factor),) = size.terms.items()
+    return SizeExpression({monomial: 1}), factor
+
+
 def parts_of_minimum(size: SizeLike) -> list[SizeLike]:
     """Return the sizes of which ``size`` is the smallest; only itself if it is no minimum."""
     match list(_terms(size).items()):

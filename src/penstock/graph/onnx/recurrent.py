@@ -1,15 +1,18 @@
-"""LSTM and GRU."""
+"""LSTM, GRU and RNN."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.graph.general.draft import Tensor
 from penstock.graph.onnx.context import Site
 from penstock.graph.onnx.registry import reads
 
 __all__: list[str] = []
+
+_MAX_STEPS: Final = 512
 
 
 def _checked(site: Site, gates: int, activations: Sequence[str]) -> tuple[int, str]:
@@ -74,3 +77,36 @@ def _gru(site: Site) -> tuple[Tensor, ...]:
         direction=direction, linear_before_reset=site.flag("linear_before_reset"),
     )  # fmt: skip
     return _finished(site, made)
+
+
+@reads("RNN")
+def _rnn(site: Site) -> tuple[Tensor, ...]:
+    """Write the steps one by one, as no op of the table has them; so their number is constant."""
+    given = [str(name).lower() for name in site.attr("activations", [])]
+    kind = given[0] if given else "tanh"
+    site.require(kind in ("tanh", "relu"), f"activations {given} are not supported")
+    hidden, direction = _checked(site, 1, (kind,))
+    site.require(site.optional(4) is None, "sequence_lens is not supported")
+    x, w, r, bias, states = _input(site), site.x(1), site.x(2), site.optional(3), _rows(site, 5)
+    steps = site.fixed(x.shape[0], "the number of steps")
+    site.require(0 < steps <= _MAX_STEPS, f"{steps} steps are not supported; 1 to {_MAX_STEPS} are")
+    directions = ("forward", "reverse") if direction == "bidirectional" else (direction,)
+    shape = (x.shape[1], hidden)
+    outputs, last = [], []
+    for at, way in enumerate(directions):
+        own = site.add("matmul", x, site.reshape(site.cut(w, 0, at, at + 1), w.shape[1:]), transpose_b=True)
+        for part in range(2 if bias is not None else 0):
+            row = site.cut(site.cut(bias, 0, at, at + 1), 1, part * hidden, (part + 1) * hidden)  # type: ignore[arg-type]
+            own = site.binary("add", own, row)
+        back = site.reshape(site.cut(r, 0, at, at + 1), r.shape[1:])
+        state = None if states is None else site.reshape(site.cut(states, 0, at, at + 1), shape)
+        rows = []
+        for step in range(steps) if way == "forward" else range(steps - 1, -1, -1):
+            total = site.reshape(site.cut(own, 0, step, step + 1), shape)
+            if state is not None:
+                total = site.binary("add", total, site.add("matmul", state, back, transpose_b=True))
+            state = site.unary(kind, total)
+            rows.append(site.reshape(state, (1, 1, *shape)))
+        outputs.append(site.concat(rows if way == "forward" else rows[::-1], 0))
+        last.append(site.reshape(rows[-1], (1, *shape)))
+    return _finished(site, (site.concat(outputs, 1), site.concat(last, 0)))

@@ -1,4 +1,4 @@
-"""Resize and Upsample."""
+"""Resize, Upsample and GridSample."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.graph.general.draft import Tensor
+from penstock.graph.general.sampling import grid_sampled
 from penstock.graph.general.sizes import SizeLike, product
 from penstock.graph.ir import DType
 from penstock.graph.onnx.context import Site, rational
@@ -139,3 +140,22 @@ def _resized_axes(
     made = site.add("resize", rows, sizes=tuple(wanted), scale_h=factors[0], scale_w=factors[1], **rules)
     back = site.reshape(made, [sizes[at] for at in axes] + [x.shape[at] for at in others])
     return site.permute(back, [order.index(at) for at in range(x.rank)])
+
+
+@reads("GridSample")
+def _grid_sample(site: Site) -> Tensor:
+    x, grid = site.x(0), site.x(1)
+    axes = x.rank - 2
+    site.require(axes in (1, 2, 3), f"images of {axes} dimensions are not supported; 1 to 3 are")
+    site.expect(grid.rank == x.rank, f"a grid of {x.rank} dimensions")
+    count = site.fixed(grid.shape[-1], "the last size of the grid")
+    site.expect(count == axes, f"a grid of {axes} numbers for each place")
+    mode = site.str_attr("mode", "linear").removeprefix("bi")
+    site.expect(mode in ("nearest", "linear", "cubic"), "a mode of nearest, linear or cubic")
+    padding = site.str_attr("padding_mode", "zeros")
+    site.expect(padding in ("zeros", "border", "reflection"), "a padding_mode of zeros, border or reflection")
+    kind = x.dtype
+    sampled = grid_sampled(
+        site, site.cast(x, DType.F32), site.cast(grid, DType.F32), mode, padding, site.flag("align_corners")
+    )
+    return site.cast(sampled, kind)

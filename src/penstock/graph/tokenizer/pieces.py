@@ -96,7 +96,7 @@ def make_trie(tokens: Mapping[bytes, int]) -> npt.NDArray[np.uint32]:
     lengths = np.array([len(word) for word in words], np.int64)
     begins = np.cumsum(lengths) - lengths
     data = np.frombuffer(b"".join(words), np.uint8)
-    labels, found, num_children = [np.zeros(1, np.int64)], [np.full(1, _NO_TRIE_TOKEN)], []
+    labels, level_tokens, num_children = [np.zeros(1, np.int64)], [np.full(1, _NO_TRIE_TOKEN)], []
     rows, nodes, num_nodes, depth = np.arange(len(words)), np.zeros(len(words), np.int64), 1, 0
     while rows.size:  # words longer than `depth`, and the node of their first `depth` bytes within its level
         keys = nodes << 8 | data[begins[rows] + depth]
@@ -107,11 +107,11 @@ def make_trie(tokens: Mapping[bytes, int]) -> npt.NDArray[np.uint32]:
         ends = lengths[rows] == depth
         level = np.full(num_nodes, _NO_TRIE_TOKEN)
         level[nodes[ends]] = ids[rows[ends]]
-        found.append(level)
+        level_tokens.append(level)
         rows, nodes = rows[~ends], nodes[~ends]
     num_children += [np.zeros(num_nodes, np.int64), np.zeros(1, np.int64)]
     counts = np.concatenate(num_children)
-    values = np.concatenate([*labels, [0]]) << _BYTE_SHIFT | np.concatenate([*found, [_NO_TRIE_TOKEN]])
+    values = np.concatenate([*labels, [0]]) << _BYTE_SHIFT | np.concatenate([*level_tokens, [_NO_TRIE_TOKEN]])
     return np.stack([1 + np.cumsum(counts) - counts, values], axis=1).astype(np.uint32)
 
 

@@ -51,8 +51,8 @@ def callables_of(read: GenerateOptions, uses_tensors: bool, row: int, prompt_len
         own.append(_allowing(read.prefix_allowed_tokens_fn, uses_tensors, row))
     if read.suppress_tokens or read.begin_suppress_tokens:
         own.append(_suppressing(read, prompt_len))
-    processors = [_processor(one, uses_tensors) for one in _listed("logits_processor", read.logits_processor)]
-    criteria = [_criterion(one, uses_tensors) for one in _listed("stopping_criteria", read.stopping_criteria)]
+    processors = [_processor(function, uses_tensors) for function in _listed("logits_processor", read.logits_processor)]
+    criteria = [_criterion(function, uses_tensors) for function in _listed("stopping_criteria", read.stopping_criteria)]
     return Callables([*own, *processors], criteria)
 
 
@@ -96,9 +96,9 @@ def _suppressing(read: GenerateOptions, prompt_len: int) -> _Process:
 
 def _listed(name: str, value: object) -> Sequence[Callable[..., Any]]:
     several = () if value is None else value if isinstance(value, (list, tuple)) else (value,)
-    for one in several:
-        if not callable(one):
-            raise wrong_type(name, "functions of (input_ids, scores), or a list of them", one)
+    for function in several:
+        if not callable(function):
+            raise wrong_type(name, "functions of (input_ids, scores), or a list of them", function)
     return several
 
 

@@ -123,10 +123,10 @@ def _answers_of(search: BeamSearch, read: GenerateOptions) -> list[HookedAnswer]
 
     return [
         HookedAnswer(
-            list(one.token_ids), along(scores, one.path), along(logits, one.path), scores, logits, one.path,
-            float(one.score),
+            list(result.token_ids), along(scores, result.path), along(logits, result.path), scores, logits, result.path,
+            float(result.score),
         )
-        for one in search.results
+        for result in search.results
     ]  # fmt: skip
 
 

@@ -142,9 +142,9 @@ def read_kinds(reader: ConfigReader, key: str, names: Mapping[str, str], num_lay
 
 def expect_value(reader: ConfigReader, key: str, expected: object) -> None:
     """Raise UnsupportedError, which names the key, unless its value is ``expected`` or it is missing."""
-    found = reader.values.get(key)
-    if found is not None and found != expected:
-        raise UnsupportedError(f"{reader.file}: {key}: expected {show(expected)}, got {show(found)}", param=key)
+    actual = reader.values.get(key)
+    if actual is not None and actual != expected:
+        raise UnsupportedError(f"{reader.file}: {key}: expected {show(expected)}, got {show(actual)}", param=key)
 
 
 class MambaMixer(Module):

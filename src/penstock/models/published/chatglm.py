@@ -45,8 +45,8 @@ class Config:
         """Read and check config.json; errors name the key."""
         for key, expected in _FIXED.items():
             if reader.bool(key, expected) is not expected:
-                found = show(not expected)
-                raise UnsupportedError(f"{reader.file}: {key}: expected {show(expected)}, got {found}", param=key)
+                actual = show(not expected)
+                raise UnsupportedError(f"{reader.file}: {key}: expected {show(expected)}, got {actual}", param=key)
         for key in ("pre_seq_len", "quantization_bit"):
             if reader.int(key, 0, min=0):
                 raise reader.error(key, "0 or null", reader.values[key])

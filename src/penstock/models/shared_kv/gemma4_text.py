@@ -99,12 +99,12 @@ def _overridden(own: ConfigReader, index: int, sizes: tuple[int, int]) -> tuple[
 
 def _head_dim(reader: ConfigReader, layers: list[LayerSizes], *, is_local: bool) -> int:
     """Return the common size of heads of one kind of layers."""
-    found = {sizes.head_dim for sizes in layers if (sizes.window > 0) == is_local}
-    if len(found) > 1:
+    head_dims = {sizes.head_dim for sizes in layers if (sizes.window > 0) == is_local}
+    if len(head_dims) > 1:
         raise reader.error(
-            "head_dim", f"one size in all layers with{'' if is_local else 'out'} a window", sorted(found)
+            "head_dim", f"one size in all layers with{'' if is_local else 'out'} a window", sorted(head_dims)
         )
-    return found.pop() if found else layers[0].head_dim
+    return head_dims.pop() if head_dims else layers[0].head_dim
 
 
 class Config:

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from penstock.core.native import Context, layout_bytes
+from penstock.graph.general.passes.winograd import kernels_of
 from penstock.graph.ir import DType, Graph, Layout, Node, Operand, Value, Weight
 from penstock.networks.int8.ranges import Range
 from penstock.networks.int8.stored import Bytes, StoredNetwork
@@ -25,11 +26,18 @@ _MOVES: Final = ("max_pool", "concat", "reshape", "permute", "slice")
 _X, _WEIGHT, _RESIDUAL = 0, 1, 3
 _MAX_COLUMNS: Final = {"conv": 1 << 16, "linear": 1 << 17}
 _CHANNEL_STEP: Final = 4
+_WINOGRAD_PLACES: Final = 16
+_WINOGRAD_WINDOW: Final[dict[str, int | float | str]] = {
+    "kernel": "3,3",
+    "strides": "1,1",
+    "dilations": "1,1",
+    "groups": 1,
+}
 
 
 def is_conv(node: Node) -> bool:
     """Return True for a convolution."""
-    return node.op == "conv"
+    return node.op in ("conv", "conv_winograd")
 
 
 def candidates(graph: Graph) -> list[Node]:
@@ -38,15 +46,19 @@ def candidates(graph: Graph) -> list[Node]:
 
 
 def _has_form(graph: Graph, node: Node) -> bool:
-    if node.op not in ("conv", "linear") or graph.values[node.inputs[_X].name].weight is not None:
+    if not (is_conv(node) or node.op == "linear") or graph.values[node.inputs[_X].name].weight is not None:
         return False
     weight = graph.weights[node.inputs[_WEIGHT].name]
     if node.op == "linear":
         return weight.layout == Layout.T16_F32 and weight.cols <= _MAX_COLUMNS["linear"]
     if weight.layout == Layout.ROWS_F32:
         return True
-    taps = int(np.prod([int(size) for size in str(node.attrs["kernel"]).split(",")]))
-    return weight.cols // taps % _CHANNEL_STEP == 0 and weight.cols <= _MAX_COLUMNS["conv"]
+    if node.op == "conv_winograd":
+        channels, taps = weight.cols // _WINOGRAD_PLACES, 9
+    else:
+        taps = int(np.prod([int(size) for size in str(node.attrs["kernel"]).split(",")]))
+        channels = weight.cols // taps
+    return channels % _CHANNEL_STEP == 0 and taps * channels <= _MAX_COLUMNS["conv"]
 
 
 def observed_values(graph: Graph, nodes: list[Node]) -> list[str]:
@@ -72,16 +84,19 @@ class Int8Weights:
 
     network: StoredNetwork
     context: Context
-    packed: dict[str, Bytes] = field(default_factory=dict)
+    packed: dict[str, tuple[int, Bytes]] = field(default_factory=dict)
 
-    def get(self, name: str) -> Bytes:
-        """Return the bytes of a weight: int8 with a scale for each row."""
+    def get(self, name: str, op: str) -> tuple[int, Bytes]:
+        """Return the columns and the bytes of the weight of an ``op``: int8 with a scale for each row."""
         if name not in self.packed:
             weight = self.network.graph.weights[name]
             rows = np.ascontiguousarray(self.network.rows(self.context, weight))
-            memory = np.zeros(layout_bytes(Layout.T16_I8, weight.rows, weight.cols), np.uint8)
-            self.context.pack(Layout.T16_I8, weight.rows, weight.cols, 0, weight.rows, int(DType.F32), rows, memory)
-            self.packed[name] = memory
+            if op == "conv_winograd":
+                rows = kernels_of(rows.reshape(weight.rows, 4, 4, -1)).reshape(weight.rows, -1)
+            cols = rows.shape[1]
+            memory = np.zeros(layout_bytes(Layout.T16_I8, weight.rows, cols), np.uint8)
+            self.context.pack(Layout.T16_I8, weight.rows, cols, 0, weight.rows, int(DType.F32), rows, memory)
+            self.packed[name] = cols, memory
         return self.packed[name]
 
 
@@ -177,8 +192,10 @@ class _Rewrite:
         inputs[_X] = Operand("value", self._as_int8(x))
         weight = self.graph.weights.get(inputs[_WEIGHT].name) or self.source.graph.weights[inputs[_WEIGHT].name]
         if weight.layout != Layout.ROWS_F32:
-            inputs[_WEIGHT] = Operand("weight", self._int8_weight(weight))
+            inputs[_WEIGHT] = Operand("weight", self._int8_weight(weight, node.op))
         attrs = dict(node.attrs)
+        if node.op == "conv_winograd":
+            attrs |= _WINOGRAD_WINDOW
         attrs["x_scale"], attrs["residual_scale"], attrs["y_scale"] = self.scales[x], 0.0, 0.0
         if residual.kind == "value" and residual.name in self.int8:
             attrs["residual_scale"] = self.scales[residual.name]
@@ -191,7 +208,7 @@ class _Rewrite:
 
     def _linear(self, node: Node) -> Node:
         inputs = list(node.inputs)
-        inputs[_WEIGHT] = Operand("weight", self._int8_weight(self.source.graph.weights[inputs[_WEIGHT].name]))
+        inputs[_WEIGHT] = Operand("weight", self._int8_weight(self.source.graph.weights[inputs[_WEIGHT].name], node.op))
         return Node("linear", node.name, inputs, node.outputs, {**node.attrs, "scheme": "w8a8"})
 
     def _add_move(self, node: Node) -> None:
@@ -199,12 +216,12 @@ class _Rewrite:
             self.graph.values[name].dtype = self._type_of(name)
         self.nodes.append(node)
 
-    def _int8_weight(self, weight: Weight) -> str:
+    def _int8_weight(self, weight: Weight, op: str) -> str:
         """Return the name of a weight in int8; the first use adds it."""
         if weight.name not in self.int8_weights:
             name = _free_name(f"{weight.name}.int8", self.graph.weights)
-            self.graph.weights[name] = Weight(name, weight.rows, weight.cols, Layout.T16_I8, ())
-            self.result.weights[name] = self.weights.get(weight.name)
+            cols, self.result.weights[name] = self.weights.get(weight.name, op)
+            self.graph.weights[name] = Weight(name, weight.rows, cols, Layout.T16_I8, ())
             self.int8_weights[weight.name] = name
         return self.int8_weights[weight.name]
 

@@ -44,5 +44,5 @@ class FeatureExtraction(TextTask[FeatureOptions]):
         """Return the rows of each text."""
         cut = read_cut(options.truncation)
         limit = self.max_len if cut else 0
-        found = self.rows([self.text_ids(text, None, limit, cut) for text in inputs], "all")
-        return [rows[None] if options.return_tensors else [rows.tolist()] for rows in found]
+        features = self.rows([self.text_ids(text, None, limit, cut) for text in inputs], "all")
+        return [rows[None] if options.return_tensors else [rows.tolist()] for rows in features]

@@ -113,9 +113,11 @@ class FillMask(TextTask[FillMaskOptions]):
         results = []
         for start in range(0, len(prompts), _AT_ONCE):
             part = prompts[start : start + _AT_ONCE]
-            found = [_PlaceLogits([i for i, token in enumerate(ids) if token == self.mask]) for ids in part]
-            run_prompts(self.llm.engine, zip(part, found, strict=True), False, RequestOptions(), first=start)
-            results += [self._fillings(ids, each.rows, options, targets) for ids, each in zip(part, found, strict=True)]
+            logits = [_PlaceLogits([i for i, token in enumerate(ids) if token == self.mask]) for ids in part]
+            run_prompts(self.llm.engine, zip(part, logits, strict=True), False, RequestOptions(), first=start)
+            results += [
+                self._fillings(ids, each.rows, options, targets) for ids, each in zip(part, logits, strict=True)
+            ]
         return results
 
     def _prompt(self, ids: Sequence[int]) -> list[int]:

@@ -120,8 +120,8 @@ class TextTask(ABC, Generic[OptionsT]):
             raise InvalidArgumentError("The pipeline is closed.", code="closed")
         return self._options(self._defaults, options)
 
-    def _options(self, base: OptionsT, given: Mapping[str, Any]) -> OptionsT:
-        return changed_options(base, given, self.name)
+    def _options(self, base: OptionsT, changes: Mapping[str, Any]) -> OptionsT:
+        return changed_options(base, changes, self.name)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -160,7 +160,7 @@ class TextTask(ABC, Generic[OptionsT]):
         """Return the vectors, or the matrices of all rows, of prompts of token ids."""
         engine = self.llm.engine
         checked = check_each(prompts, False, lambda ids: engine.check_prompt(ids, answer_len=0))
-        return [one.vector for one in embed(engine, checked, pooling, None)]
+        return [embedding.vector for embedding in embed(engine, checked, pooling, None)]
 
     def close(self) -> None:
         """Free the memory.  Calling it again, or in a forked child, does nothing."""

@@ -56,12 +56,12 @@ class TextToText(TextTask[TextToTextOptions]):
         chosen = self._begin(_nested(options))
         several, is_one = texts_of(inputs)
         results = self.run(several, chosen)
-        return results[0] if is_one else [one[0] if len(one) == 1 else one for one in results]
+        return results[0] if is_one else [answers[0] if len(answers) == 1 else answers for answers in results]
 
     def run(self, inputs: list[Any], options: TextToTextOptions) -> list[Any]:
         """Return the texts of each input, one unless ``num_return_sequences`` is more."""
-        given = dict(self._defaults.generate) | dict(options.generate)
-        read = read_options((DEFAULTS, self._of_task, self._of_file()), given, self.llm.generation)
+        generate_options = dict(self._defaults.generate) | dict(options.generate)
+        read = read_options((DEFAULTS, self._of_task, self._of_file()), generate_options, self.llm.generation)
         cut, answer_len = read_cut(options.truncation), read.params_of(START_LEN).max_tokens or 0
         limit = input_limit(self.tokenizer.max_len or 0, self.llm.engine.max_len, answer_len) if cut else 0
         prompts = [self.text_ids(self.prefix + text, None, limit, cut) for text in inputs]
@@ -82,10 +82,10 @@ class TextToText(TextTask[TextToTextOptions]):
             check_hooked(read)
             callables = [callables_of(read, False, row, START_LEN) for row in range(len(prompts) * read.num_rows)]
             with self.llm.engine.search_lock if read.num_beams > 1 else nullcontext():
-                found = run_hooked(self.llm, prompts, params, read, callables)
-            return [[answer.token_ids for answer in each] for each in found]
+                answers = run_hooked(self.llm, prompts, params, read, callables)
+            return [[answer.token_ids for answer in each] for each in answers]
         results = self.llm.generate(prompts, params)
-        return [[one.token_ids for one in result.choices or (result,)] for result in results]
+        return [[choice.token_ids for choice in result.choices or (result,)] for result in results]
 
 
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 from penstock.ops.pages import page_elements
 from penstock.ops.reference.linear import round_rows
+from penstock.ops.reference.nibbles import NibblePages, restore_heads, rotate_heads
 
 __all__ = [
     "AttentionAttrs", "RelativeAttentionAttrs", "ShortConvAttrs", "attend", "attention", "disentangled_attention",
@@ -56,7 +57,7 @@ class _Pages:
         expected = page_elements(state.dtype, num_kv_heads, head_dim)
         if state.dtype not in (torch.float32, torch.bfloat16, torch.int8) or state.shape[1] != expected:
             raise InvalidArgumentError(
-                f"[{op}] state: expected float32, bfloat16 or int8 pages of {expected} elements, "
+                f"[{op}] state: expected float32, bfloat16, int8 or uint8 pages of {expected} elements, "
                 f"got {state.dtype} of {state.shape[1]}",
                 param="state",
             )
@@ -92,6 +93,11 @@ class _Pages:
         return k.permute(1, 0, 3, 2).flatten(1, 2), v.permute(1, 0, 2, 3).flatten(1, 2)
 
 
+def _pages(op: str, state: Tensor, num_kv_heads: int, head_dim: int) -> _Pages | NibblePages:
+    of_nibbles = state.dtype == torch.uint8
+    return (NibblePages if of_nibbles else _Pages)(op, state, num_kv_heads, head_dim)
+
+
 def round_half(x: Tensor) -> Tensor:
     """Round ``x`` to bfloat16 as attention does: magnitudes below 2^-50 become zero."""
     return torch.where(x.abs() < _MIN_HALF, 0.0, x).bfloat16()
@@ -110,9 +116,10 @@ def kv_append(
     """Write each token's k and v [T, kv_heads, head_dim] into its slot of its request's page, in place.
 
     positions [T]; request_starts [B+1]; page_tables [groups, B, width]; state [num_pages, page_elements].  A float32
-    state stores the values unchanged, bfloat16 rounds them, and int8 rounds them with one scale per token and head.
+    state stores the values unchanged, bfloat16 rounds them, int8 rounds them with one scale per
+    token and head, and uint8 rounds them to 4 bits after a rotation (``nibbles``).
     """
-    pages = _Pages("kv_append", state, k.shape[1], k.shape[2])
+    pages = _pages("kv_append", state, k.shape[1], k.shape[2])
     starts, table, places = request_starts.tolist(), page_tables[group].tolist(), positions.tolist()
     for request, (start, end) in enumerate(pairwise(starts)):
         for token in range(start, end):
@@ -142,7 +149,8 @@ def attention(
 
     A query at position p attends to positions (p - window, p], and to those below p + window when not causal.  With
     window 0 it attends to [0, p], or to every position of its request when not causal.  Heads share KV heads in groups.
-    ``alibi`` [heads] holds slopes.  Over bfloat16 and int8 pages the queries are rounded to bfloat16 first.  Kernels
+    ``alibi`` [heads] holds slopes.  Over other pages than float32 ones the queries are rounded to bfloat16 first,
+    rotated where the pages are.  Kernels
     also round the probabilities, which the tolerance covers.
     """
     return _attention(q, state, (positions, request_starts, page_tables), (alibi, None), attrs)
@@ -264,7 +272,7 @@ def _attention(
     """
     positions, request_starts, page_tables = step
     elements = page_elements(state.dtype, 1, q.shape[2])
-    pages = _Pages("attention", state, state.shape[1] // elements, q.shape[2])
+    pages = _pages("attention", state, state.shape[1] // elements, q.shape[2])
     num_kv_heads = pages.k.shape[1]
     if num_kv_heads == 0 or q.shape[1] % num_kv_heads:
         raise InvalidArgumentError(
@@ -276,10 +284,16 @@ def _attention(
         places = positions[start:end].long()
         num_tiles = int(places.max()) // PAGE_TOKENS + 1
         k, v = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))
-        queries = q[start:end] if state.dtype == torch.float32 else round_half(q[start:end])
+        queries = _rounded_queries(q[start:end], state.dtype)
         extra = None if added is None else added(slice(start, end), k.shape[1])
         out[start:end] = attend(queries.double(), k, v, places, heads, attrs, extra)
     return out
+
+
+def _rounded_queries(q: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.uint8:  # rounded as they are multiplied: rotated
+        return restore_heads(round_half(rotate_heads(q)).double())
+    return q if dtype == torch.float32 else round_half(q)
 
 
 def short_conv(
@@ -299,7 +313,7 @@ def short_conv(
     itself.  Inputs before position 0 are zero.  This is the convolution of LFM2 (Liquid AI, 2025).
     """
     num_heads, window = gate.shape[1] // 2, attrs["window"]
-    pages = _Pages("short_conv", state, num_heads, gate.shape[2])
+    pages = _pages("short_conv", state, num_heads, gate.shape[2])
     out = torch.empty(gate.shape, dtype=torch.float32)
     for request, (start, end) in enumerate(pairwise(request_starts.tolist())):
         places = positions[start:end].long()
@@ -311,8 +325,8 @@ def short_conv(
             total = total + bias.double().view(gate.shape[1:])
         for tap in range(window):
             taken = places - (window - 1) + tap
-            found = torch.where((taken >= 0)[:, None, None], inputs[taken.clamp(min=0)], 0.0)
-            total = total + found * weight[:, tap].double().view(gate.shape[1:])
+            taken_inputs = torch.where((taken >= 0)[:, None, None], inputs[taken.clamp(min=0)], 0.0)
+            total = total + taken_inputs * weight[:, tap].double().view(gate.shape[1:])
         out[start:end] = (gate[start:end].double() * total).float()
     return out
 

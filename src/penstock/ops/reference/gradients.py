@@ -39,7 +39,7 @@ def recording(
     """
 
     def run(*tensors: Any, **attrs: Any) -> Any:
-        records = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+        records = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
         if name == "kv_append" and tensors[2] in _STEPS:
             return _keep(*tensors, **attrs)
         if name in _ATTENTIONS and tensors[1] in _STEPS:
@@ -82,7 +82,7 @@ def _attend_step(
     **attrs: Any,
 ) -> Tensor:
     """Return attention over the keys and values that ``_keep`` kept."""
-    k, v = (one.double().transpose(0, 1) for one in _STEPS[state])
+    k, v = (tensor.double().transpose(0, 1) for tensor in _STEPS[state])
     rows = []
     for start, end in pairwise(request_starts.tolist()):
         own, places = slice(start, end), positions[start:end].long()

@@ -161,14 +161,14 @@ def _state_before(op: str, cells: Tensor, table: Tensor, position: int) -> Tenso
     """Return the state [key_heads, elements] that the token at ``position`` begins with, in float64."""
     if position == 0:
         return torch.zeros(cells.shape[1:], dtype=torch.float64)
-    found = cells[table[(position - 1) // PAGE_TOKENS]].double()
-    if (found[:, -1] != position).any():
+    state = cells[table[(position - 1) // PAGE_TOKENS]].double()
+    if (state[:, -1] != position).any():
         raise InvalidArgumentError(
-            f"[{op}] positions: expected {found[0, -1]:g}, the number of tokens that the state has seen, "
+            f"[{op}] positions: expected {state[0, -1]:g}, the number of tokens that the state has seen, "
             f"got {position}",
             param="positions",
         )
-    return found
+    return state
 
 
 class _Rule:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.core.native import Context
     from penstock.quant.scheme import Scheme
 
-__all__ = ["Floats", "fit_groups", "round_weighted", "row_scales"]
+__all__ = ["Floats", "fit_groups", "normalized", "round_weighted", "row_scales"]
 
 Floats = NDArray[np.float32]
 _MIN_WEIGHT: Final = 0.01

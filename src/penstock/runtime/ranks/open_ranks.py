@@ -90,7 +90,7 @@ def _with_repeats(plan: RankPlan, whole: Graph | None, layout: RankLayout) -> Ra
     """Add the bytes of repeated heads.  ``whole``: None where there are only the bundles of ranks, which do not say."""
     if whole is None:
         return plan
-    repeated = repeated_kv_bytes(whole, plan.graphs, layout, [one.kv_bytes for one in plan.plans])
+    repeated = repeated_kv_bytes(whole, plan.graphs, layout, [part_plan.kv_bytes for part_plan in plan.plans])
     return dataclasses.replace(plan, repeated_kv_bytes=repeated)
 
 
@@ -112,8 +112,8 @@ def _plan_graphs(
         computing = models[layout.world - layout.num_computing :]
         share = None if available is None else available // layout.num_computing
         fitted = [fit_limits(model, context, limits, share, layout.cp)[0] for model in computing]
-        least = min(fitted, key=lambda one: (one.context_len, one.num_pages))
-        least = dataclasses.replace(least, max_rows=max(one.max_rows for one in fitted))
+        least = min(fitted, key=lambda sizes: (sizes.context_len, sizes.num_pages))
+        least = dataclasses.replace(least, max_rows=max(sizes.max_rows for sizes in fitted))
         plans = [plan_limits(model, context, least, layout.cp) for model in models]
         return RankPlan(graphs, plans, [model.info for model in computing], least, threads, verify_s)
 
@@ -325,12 +325,12 @@ def _rank_graphs(
 
 def check_rank_bundle(path: Path, graph: Graph, rank: int, layout: RankLayout) -> None:
     """Raise InvalidArgumentError, which names the option, unless a bundle is that of a rank of the layout."""
-    world, found = graph.properties.get("world", "1"), layout_of(graph)
-    if found == layout and graph.properties.get("rank") == str(rank):
+    world, bundle_layout = graph.properties.get("world", "1"), layout_of(graph)
+    if bundle_layout == layout and graph.properties.get("rank") == str(rank):
         return
     own_rank = graph.properties.get("rank")
-    about = "is whole" if own_rank is None else f"is that of rank {own_rank} of {world} ({found})"
-    difference = found.first_difference(layout)
+    about = "is whole" if own_rank is None else f"is that of rank {own_rank} of {world} ({bundle_layout})"
+    difference = bundle_layout.first_difference(layout)
     if own_rank is None or difference is None:  # the files are mixed up, whatever the options are
         raise InvalidFileError(
             f"{path}: expected the bundle of rank {rank} of {layout.world} ({layout}), but it {about}"

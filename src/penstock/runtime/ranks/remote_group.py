@@ -297,12 +297,12 @@ class RemoteGroup:
                 lambda: all(rank in member.metadata or member not in self._members for rank, member in owners.items()),
                 _JOIN_S,
             )
-            found = [member.metadata[rank] for rank, member in owners.items() if rank in member.metadata]
-            if len(found) < len(owners):
+            metadata = [member.metadata[rank] for rank, member in owners.items() if rank in member.metadata]
+            if len(metadata) < len(owners):
                 raise UnavailableError(
                     "stage_server: a stage left, or did not send the metadata of its bundles", param="stage_server"
                 )
-            return found
+            return metadata
 
     def connect(self, part_bytes: int) -> None:
         """Begin the group.  ``part_bytes``: the most bytes that a rank sends in one exchange.

@@ -63,8 +63,8 @@ async def join_pipeline(
         loop.add_signal_handler(number, stopped.set)
     while not stopped.is_set():
         with ExitStack() as stack:
-            found = find_bundle(source.model, source.rank, source.scheme)
-            stage = _Stage(await asyncio.to_thread(stack.enter_context, found), threads)
+            bundle = find_bundle(source.model, source.rank, source.scheme)
+            stage = _Stage(await asyncio.to_thread(stack.enter_context, bundle), threads)
             is_absent = False
             try:
                 reason = await stage.serve(address, TlsSession(context, address[0]), token, stopped)

@@ -86,25 +86,25 @@ def find_bundle(model: Path, rank: int = 0, scheme: str | None = None) -> Iterat
         yield StageBundle.read(model, rank)
         return
     name_of = rank_name if is_sharded(model) else rank_bundle
-    found = [number for number in range(1, MAX_RANKS) if (model / name_of(number)).exists()]
-    if not found or (rank and rank not in found):
+    present = [number for number in range(1, MAX_RANKS) if (model / name_of(number)).exists()]
+    if not present or (rank and rank not in present):
         raise FileAccessError(
             f"{model}: expected {name_of(rank or 1)}, got no file; see `penstock shard`", param="model"
         )
     if not is_sharded(model):
         _check_no_scheme(scheme, model)
-    layout = _layout(model, rank or found[0])
+    layout = _layout(model, rank or present[0])
     if layout.pp == 1:
         raise InvalidArgumentError(
             f"{model}: expected a folder that is cut for a pipeline, got one for {layout}", param="model"
         )
-    stages = {layout.place(number)[0] for number in found}
+    stages = {layout.place(number)[0] for number in present}
     if not rank and len(stages) > 1:
-        numbers = ", ".join(map(str, found))
+        numbers = ", ".join(map(str, present))
         raise InvalidArgumentError(f"rank: expected one of {numbers}, the parts in {model}, got none", param="rank")
-    first_rank = layout.rank_of(layout.place(rank or found[0])[0], 0)
+    first_rank = layout.rank_of(layout.place(rank or present[0])[0], 0)
     ranks = range(first_rank, first_rank + layout.stage_ranks)
-    if missing := [number for number in ranks if number not in found]:
+    if missing := [number for number in ranks if number not in present]:
         raise FileAccessError(f"{model}: expected {name_of(missing[0])} of the same stage, got no file", param="model")
     with ExitStack() as stack:
         paths = [model / rank_bundle(number) for number in ranks]

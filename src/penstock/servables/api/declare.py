@@ -187,7 +187,11 @@ def _loaded_declarations() -> Declarations:
 
 def _naming_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Return a function that names its options where it is called with an unknown one."""
-    known = [name for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    known = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
 
     @wraps(function)
     def checked(*args: _P.args, **named: _P.kwargs) -> _T:

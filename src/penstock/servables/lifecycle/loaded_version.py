@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from penstock.servables.api.manifest import MethodManifest, ServableManifest
     from penstock.servables.lifecycle.language_models import LanguageModels, LanguageQueue
     from penstock.servables.lifecycle.open_version import OpenedVersion, VersionSource
-    from penstock.tensors import Method
+    from penstock.tensors import ServedMethod
 
-    def _fits(method: LoadedMethod) -> Method:
+    def _fits(method: LoadedMethod) -> ServedMethod:
         return method
 
 
@@ -58,9 +58,9 @@ class LoadedMethod:
         ]
         self._version, self._manifest, self._route = version, manifest, route
         self._output_specs = [*manifest.outputs.items()]
-        self._find_newest: Callable[[], Method | None] | None = None
+        self._find_newest: Callable[[], ServedMethod | None] | None = None
 
-    def following_newest(self, find_newest: Callable[[], Method | None]) -> LoadedMethod:
+    def following_newest(self, find_newest: Callable[[], ServedMethod | None]) -> LoadedMethod:
         """Return a copy for requests without a version; ``find_newest`` is called once this version is stopped."""
         method = LoadedMethod(self._version, self._manifest, self._route)
         method._find_newest = find_newest
@@ -105,13 +105,15 @@ class LoadedMethod:
         return self._version.is_ready
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Run a request.  Raises the errors that Method.infer lists."""
+        """Run a request.  Raises the errors that ServedMethod.infer lists."""
         version, statistics = self._version, self.statistics
         if version.is_closed:
             current = None if self._find_newest is None else self._find_newest()
             if current is not None:
                 return await current.infer(request)
-            raise UnavailableError(f"version {self.version} of {version.source.name} is no longer loaded")
+            raise UnavailableError(
+                f"version {self.version} of {version.source.name} is no longer loaded", param="model_version"
+            )
         arrays, count = self._check_inputs(request.inputs)
         requested = self._check_outputs(request.outputs)
         if request.deadline_s <= 0:

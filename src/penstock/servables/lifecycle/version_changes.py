@@ -80,8 +80,8 @@ def version_changes_to(
     if not existing:
         expected = f"versions {wanted.policy}" if folder.versions else "at least one version"
         refused = "".join(f"; {name}: {reason}" for name, reason in folder.refused.items())
-        found = ", ".join(map(str, folder.versions)) or "no version folder"
-        raise InvalidFileError(f"{folder.path}: expected {expected}, got {found}{refused}", param="versions")
+        actual = ", ".join(map(str, folder.versions)) or "no version folder"
+        raise InvalidFileError(f"{folder.path}: expected {expected}, got {actual}{refused}", param="versions")
     load = tuple(sorted(number for number in existing if loaded.get(number) != folder.versions[number]))
     return VersionChanges(load, frozenset(loaded), frozenset(chosen), dict(wanted.labels), dict(labels or {}))
 
@@ -121,6 +121,6 @@ def resolve_version(
     if number is not None and number in ready:
         return number
     if number is not None and (number in known or text in labels):
-        raise UnavailableError(f"{servable}: version {text} is not ready")
+        raise UnavailableError(f"{servable}: version {text} is not ready", param="model_version")
     names = ", ".join([*map(str, sorted(ready)), *sorted(labels)])
     raise VersionNotFoundError(f"{servable} has no version {text!r:.100}; it has {names or 'none'}")

@@ -47,7 +47,7 @@ class JoinedMachines:
             return
         offer = first.offer
         name = "".join(char for char in offer.machine if char.isprintable())[:_MAX_NAME_CHARS] or address
-        digests = {(one.servable, one.version): one.digest for one in offer.versions}
+        digests = {(offered.servable, offered.version): offered.digest for offered in offer.versions}
         if not 1 <= offer.num_processes <= MAX_PROCESSES:
             raise InvalidArgumentError(
                 f"processes: expected 1 to {MAX_PROCESSES}, got {offer.num_processes}", param="processes"

@@ -73,7 +73,9 @@ class ServableHost:
 
     def __init__(self, stream: FrameStream[pb.ToMachine], sources: Iterable[VersionSource]) -> None:
         self._stream = stream
-        self._sources: Mapping[tuple[str, str], VersionSource] = {(one.name, one.version): one for one in sources}
+        self._sources: Mapping[tuple[str, str], VersionSource] = {
+            (source.name, source.version): source for source in sources
+        }
         self._running: dict[int, asyncio.Task[None]] = {}
         self._processes: dict[int, ServableWorker] = {}
         self._is_leaving = False

@@ -110,18 +110,18 @@ class _Network:
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
-        self.inputs = [ModelPort(one.name, datatype_of(one), one.sizes) for one in predictor.inputs]
-        self.outputs = [ModelPort(one.name, datatype_of(one), one.sizes) for one in predictor.outputs]
+        self.inputs = [ModelPort(port.name, datatype_of(port), port.sizes) for port in predictor.inputs]
+        self.outputs = [ModelPort(port.name, datatype_of(port), port.sizes) for port in predictor.outputs]
 
     def shapes(self, specs: Mapping[str, Spec], size: int) -> dict[str, tuple[int, ...]]:
         """Return the declared sizes; one that is not declared has its example, or its minimum."""
         sizes: dict[str, int] = {}
-        known = {one.name for one in self._predictor.sizes}
+        known = {value.name for value in self._predictor.sizes}
         for port in self.inputs:
             for name, number in zip(port.sizes, (size, *specs[port.name].shape), strict=True):
                 if name in known and number > 0:
                     sizes[name] = number
-        return {one.name: self._predictor.shape_of(one, sizes) for one in self._predictor.inputs}
+        return {value.name: self._predictor.shape_of(value, sizes) for value in self._predictor.inputs}
 
     def run(self, feeds: dict[str, NDArray[Any]], names: Sequence[str]) -> list[NDArray[Any]]:
         """Return the outputs ``names`` of a batch."""

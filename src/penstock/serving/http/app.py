@@ -35,7 +35,8 @@ def operations() -> list[Operation]:
     table = [
         Operation("GET", "/v1/models", "list_models", "List the models.", health.models, health.ModelList),
         Operation(
-            "GET", "/v1/models/{model}", "get_model", "Describe a model.", health.model, health.Model, refusals=(404,)
+            "GET", "/v1/models/{model}", "get_model", "Describe a model.", health.model, health.ModelObject,
+            refusals=(404,),
         ),
         Operation(
             "POST", "/v1/completions", "complete", "Complete prompts.", handlers.complete,
@@ -78,17 +79,16 @@ def operations() -> list[Operation]:
         ),
         Operation("GET", "/", "page", "The web page.", web_files.page, ("text/html",), is_open=True),
         Operation(
-            "GET", "/docs", "docs", "This description as a page to read and to try.", web_files.docs_page,
-            ("text/html",), is_open=True,
+            "GET", "/docs", "docs", "Read and try this API.", web_files.docs_page, ("text/html",), is_open=True,
         ),
         Operation(
             "GET", "/page/{file}", "page_file", "A file of the web page.", web_files.page_file, web_files.PAGE_TYPES,
             refusals=(404,), is_open=True,
         ),
         Operation("GET", "/metrics", "metrics", "Metrics in Prometheus' text format.", health.metrics, ("text/plain",)),
+        profile_operation(is_admin=True), *oip_operations(),
     ]  # fmt: skip
-    table += [profile_operation(is_admin=True), *oip_operations()]
-    table.append(description_of(table))
+    table.append(description_of(table))  # which describes itself too
     return table
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Health",
-    "Model",
     "ModelList",
+    "ModelObject",
     "Version",
     "health_live",
     "health_ready",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class Model(Body):
+class ModelObject(Body):
     """A model.  The fields with defaults are absent before its first load."""
 
     id: str
@@ -52,7 +52,7 @@ class ModelList(Body):
     """The list of models."""
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelObject]
 
 
 class Health(Body):

@@ -64,7 +64,7 @@ async def _profile(call: Call) -> Reply:
     try:
         worker, report = await call.models.profile(name, settings, body.worker)
     finally:
-        followers[:] = [one for one in followers if one is not requests]
+        followers[:] = [follower for follower in followers if follower is not requests]
     return json_reply({"model": name, "worker": worker, **json.loads(report), "requests": requests})
 
 

@@ -48,7 +48,7 @@ class Latencies(Body):
     e2e_s: Percentiles | None
 
 
-class Worker(Body):
+class WorkerStatus(Body):
     """A process that runs a model; ``pid`` is that on the machine ``node``, an address or "" for the service's own."""
 
     name: str
@@ -81,7 +81,7 @@ class ModelStatus(Body):
     num_restarts: dict[str, Count]
     window: str
     latency: Latencies
-    workers: list[Worker]
+    workers: list[WorkerStatus]
     scheme: str | UnsetType = UNSET
     network: str | UnsetType = UNSET
     source: str | UnsetType = UNSET

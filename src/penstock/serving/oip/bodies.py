@@ -13,10 +13,10 @@ from penstock.tensors import DTYPES
 from penstock.validation import MAX_TOKEN
 
 __all__ = [
-    "CONFIG_TYPES", "Done", "GenerateEvent", "GenerateRequest", "GenerateResponse", "InferParameters", "InferRequest",
-    "InferResponse", "Microseconds", "ModelConfig", "ModelIndex", "ModelMetadata", "ModelReady",
+    "CONFIG_TYPES", "Done", "GenerateEvent", "GenerateRequest", "GenerateResponse", "InferParameters",
+    "InferenceRequest", "InferenceResponse", "Microseconds", "ModelIndex", "ModelMetadata", "ModelReady",
     "RepositoryIndexRequest", "RepositoryLoadRequest", "RepositoryUnloadRequest", "ServerLive", "ServerMetadata",
-    "ServerReady", "StatisticsResponse",
+    "ServerReady", "StatisticsResponse", "TritonModelConfig",
 ]  # fmt: skip
 
 MAX_CONFIG_CHARS: Final = 1 << 16
@@ -81,7 +81,7 @@ class InferRequestedOutput(Body, kw_only=True):
     parameters: InferOutputParameters | None = None
 
 
-class InferRequest(Body, kw_only=True):
+class InferenceRequest(Body, kw_only=True):
     """The body of ``infer``."""
 
     id: _Id | None = None
@@ -113,7 +113,7 @@ class InferOutput(Body):
     data: list[Any] | UnsetType = UNSET
 
 
-class InferResponse(Body):
+class InferenceResponse(Body):
     """The response of ``infer``."""
 
     model_name: str
@@ -387,7 +387,7 @@ class ModelTransactionPolicy(Body):
     decoupled: bool | UnsetType = UNSET
 
 
-class ModelConfig(Body):
+class TritonModelConfig(Body):
     """The configuration of a model in Triton's format."""
 
     name: str

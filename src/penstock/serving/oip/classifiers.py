@@ -153,15 +153,15 @@ def _texts(inputs: dict[str, Tensor], *names: str) -> dict[str, list[str]]:
         if name not in names:
             message = f"Unknown input: {show(name)}. This model has {' and '.join(names)}."
             raise FieldError(name[:200], message, "unknown")
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for name in names:
         if name not in inputs:
             raise FieldError(name, f"{name}: expected the input beside {', '.join(inputs) or 'none'}", "missing")
-        found[name] = texts_of(inputs[name])
-        refuse_if("" in found[name], f"{name}: expected texts that are not empty", name)
-        count = len(found[names[0]])
-        refuse_if(len(found[name]) != count, f"{name}: expected {count} texts, got {len(found[name])}", name)
-    return found
+        texts[name] = texts_of(inputs[name])
+        refuse_if("" in texts[name], f"{name}: expected texts that are not empty", name)
+        count = len(texts[names[0]])
+        refuse_if(len(texts[name]) != count, f"{name}: expected {count} texts, got {len(texts[name])}", name)
+    return texts
 
 
 def _tensor(name: str, datatype: str, shape: tuple[int, ...], columns: Mapping[str, Any]) -> Tensor:

@@ -20,7 +20,7 @@ from penstock.serving.oip.language import LanguageAnswer, LanguageRequest, read_
 from penstock.serving.request_decoding import converted
 from penstock.serving.request_fields import MAX_NAME_CHARS
 from penstock.serving.translation import text_request
-from penstock.tensors import InferRequest, InferResponse, Method
+from penstock.tensors import InferRequest, InferResponse, ServedMethod
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Answer, Backend, TokenDelta
@@ -33,7 +33,7 @@ _Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 _HINT: Final = "triton_enable_empty_final_response"  # ignored: the last response is never empty
 
 
-def found_method(call: Call, name: str, version: str) -> Method | None:
+def found_method(call: Call, name: str, version: str) -> ServedMethod | None:
     """Return the servable's method of that name, or None if the name can only be a language model.
 
     Raises NotFoundError, UnavailableError.
@@ -117,7 +117,7 @@ async def language_model(call: Call, request: InferRequest, model: str, version:
     return Inference(call, read_language_request(request, model, version))
 
 
-async def run_method(call: Call, method: Method, request: InferRequest) -> InferResponse:
+async def run_method(call: Call, method: ServedMethod, request: InferRequest) -> InferResponse:
     """Run a method of a servable and return its response; the log has the call's id, not the id in the body."""
     if call.models.is_draining:
         raise RefusalError(503, "The service is stopping.", code="draining")

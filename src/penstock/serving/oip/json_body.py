@@ -59,7 +59,7 @@ def read_body(data: bytes, json_bytes: int) -> InferBody:
     """
     if json_bytes > len(data):
         raise _not_read(f"body: expected {show(json_bytes)} bytes of JSON, got {len(data)} in all")
-    body = decode_body(data[:json_bytes], bodies.InferRequest)
+    body = decode_body(data[:json_bytes], bodies.InferenceRequest)
     parameters = body.parameters or {}
     is_binary: bool = converted(parameters.pop("binary_data_output", False), bool, "binary_data_output")
     raw, at = memoryview(data)[json_bytes:], 0

@@ -12,7 +12,7 @@ from penstock.serving.oip.dispatch import check_version, found_method, model_cal
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
     from penstock.serving.call import Call
-    from penstock.tensors import Method
+    from penstock.tensors import ServedMethod
 
 __all__ = ["config"]
 
@@ -27,7 +27,7 @@ def config(call: Call, name: str, version: str) -> dict[str, Any]:
     return _of_backend(backend)
 
 
-def _of_method(method: Method) -> dict[str, Any]:
+def _of_method(method: ServedMethod) -> dict[str, Any]:
     how = method.running
     description: dict[str, Any] = {
         "name": method.name, "platform": "penstock_servable", "backend": "penstock", "version_policy": how.policy,

@@ -201,7 +201,7 @@ def _of_model(path: str, suffix: str) -> list[Operation]:
     return [
         Operation(
             "POST", f"{path}/infer", f"infer{suffix}", "Run inference on tensors.", infer,
-            bodies.InferResponse, bodies.InferRequest, refusals=_WORK, media=_INFER, binary=True,
+            bodies.InferenceResponse, bodies.InferenceRequest, refusals=_WORK, media=_INFER, binary=True,
         ),
         Operation(
             "POST", f"{path}/generate", f"generate{suffix}", "Generate text with a language model.", generate,
@@ -217,7 +217,7 @@ def _of_model(path: str, suffix: str) -> list[Operation]:
         ),
         Operation(
             "GET", f"{path}/config", f"model_config{suffix}", "Configuration of the model.", model_config,
-            bodies.ModelConfig,
+            bodies.TritonModelConfig,
             refusals=_MAYBE,
         ),
         Operation(

@@ -12,7 +12,7 @@ from penstock.api_errors import without_folders
 from penstock.llm.backend import known_card
 from penstock.serving.oip.classifiers import signature_of
 from penstock.serving.oip.dispatch import check_version, found_method, model_called
-from penstock.tensors import Method, MethodStatistics
+from penstock.tensors import MethodStatistics, ServedMethod
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _entry(name: str, version: str, counts: MethodStatistics, batches: list[dict
     }  # fmt: skip
 
 
-def _of_method(method: Method) -> dict[str, Any]:
+def _of_method(method: ServedMethod) -> dict[str, Any]:
     counts, none = method.statistics, _duration()
     batches = [
         {"batch_size": size, "compute_input": none, "compute_infer": _duration(*durations), "compute_output": none}

@@ -286,7 +286,7 @@ class RerankRequest(_RerankFields, kw_only=True):
     @property
     def texts(self) -> list[str]:
         """The documents as texts."""
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+        return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
 class ScoreRequest(_ScoreFields, kw_only=True):

@@ -62,19 +62,19 @@ def pooling_head_of(backend: Backend) -> PoolingHead:
     return head or PoolingHead()
 
 
-async def _cut(backend: Backend, given: Any, head: PoolingHead) -> Any:
+async def _cut(backend: Backend, prompts: Any, head: PoolingHead) -> Any:
     """Return texts as token ids if the model's files change or cut them; token ids stay as they are."""
     if not head.max_text_len and not head.lowercase:
-        return given
-    if isinstance(given, str):
-        return await vector_ids(backend, given, head)
-    return [await vector_ids(backend, one, head) if isinstance(one, str) else one for one in given]
+        return prompts
+    if isinstance(prompts, str):
+        return await vector_ids(backend, prompts, head)
+    return [await vector_ids(backend, prompt, head) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
-def _with_prompt(given: Any, prefix: str) -> Any:
+def _with_prompt(prompts: Any, prefix: str) -> Any:
     """Put a prompt before each text of an input; token ids stay as they are."""
     if not prefix:
-        return given
-    if isinstance(given, str):
-        return prefix + given
-    return [prefix + one if isinstance(one, str) else one for one in given]
+        return prompts
+    if isinstance(prompts, str):
+        return prefix + prompts
+    return [prefix + prompt if isinstance(prompt, str) else prompt for prompt in prompts]

@@ -56,7 +56,7 @@ class MessageParts:
         self._calls.append(call)
         first = {"index": index, **call, "function": {"name": part.name, "arguments": ""}}
         rest = {"index": index, "function": {"arguments": part.arguments}}
-        return [{"tool_calls": [one]} for one in ((first, rest) if part.arguments else (first,))]
+        return [{"tool_calls": [piece]} for piece in ((first, rest) if part.arguments else (first,))]
 
     def whole(self) -> dict[str, Any]:
         """Return the fields of the whole message."""

@@ -168,18 +168,18 @@ def _check_schema(schema: Any, path: str) -> None:
     _expect(required is None or _are_texts(required), f"{path}.required", "a list of names", required)
     waiting = [(schema, path)]
     while waiting:
-        one, where = waiting.pop()
-        if one is None or isinstance(one, bool):
+        node, where = waiting.pop()
+        if node is None or isinstance(node, bool):
             continue
-        _expect(isinstance(one, dict), where, "a JSON schema", one)
-        types = one.get("type")
+        _expect(isinstance(node, dict), where, "a JSON schema", node)
+        types = node.get("type")
         _expect(types is None or isinstance(types, str) or _are_texts(types), f"{where}.type", "a type", types)
         for key in _OBJECTS:
-            inner = one.get(key)
+            inner = node.get(key)
             _expect(inner is None or isinstance(inner, dict), f"{where}.{key}", "an object of JSON schemas", inner)
             waiting += [(value, f"{where}.{key}.{name}") for name, value in (inner or {}).items()]
         for key in _LISTS:
-            inner = one.get(key)
+            inner = node.get(key)
             _expect(inner is None or isinstance(inner, list), f"{where}.{key}", "a list of JSON schemas", inner)
             waiting += [(value, f"{where}.{key}[{index}]") for index, value in enumerate(inner or ())]
 

@@ -40,12 +40,15 @@ async def pooling(call: Call) -> Reply:
         message = f"dimensions: expected none with the task {task}, got {body.dimensions}"
         raise RefusalError(400, message, param="dimensions", code="invalid_value")
     if task == "embed":
-        found = await embedded(call, backend, body, is_unit=body.is_activated)
-        values = [shorten(one.vector, body.dimensions, body.is_activated) for one in found]
+        embeddings = await embedded(call, backend, body, is_unit=body.is_activated)
+        values = [shorten(embedding.vector, body.dimensions, body.is_activated) for embedding in embeddings]
     else:
-        found = await _rows(call, backend, body, task)
-        values = [one.vector if task == "token_embed" else _scores(head, one.vector, body) for one in found]
-    num_tokens = sum(len(one.token_ids) for one in found)
+        embeddings = await _rows(call, backend, body, task)
+        values = [
+            embedding.vector if task == "token_embed" else _scores(head, embedding.vector, body)
+            for embedding in embeddings
+        ]
+    num_tokens = sum(len(embedding.token_ids) for embedding in embeddings)
     call.facts["prompt_tokens"] = num_tokens
     data = [{"index": i, "object": "pooling", "data": _written(value, body)} for i, value in enumerate(values)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

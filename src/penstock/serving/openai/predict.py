@@ -57,8 +57,8 @@ _MAX_FILLINGS: Final = 1 << 20
 class Parameters:
     """The options that a request names; ``prefix`` is put before their names in errors."""
 
-    def __init__(self, given: PredictParameters | None, prefix: str) -> None:
-        values = {} if given is None else msgspec.structs.asdict(given)
+    def __init__(self, parameters: PredictParameters | None, prefix: str) -> None:
+        values = {} if parameters is None else msgspec.structs.asdict(parameters)
         self._values: Mapping[str, Any] = {
             name: value for name, value in values.items() if value is not None and name != "max_question_len"
         }
@@ -99,7 +99,7 @@ async def predict(call: Call) -> Reply:
     if run is not None:
         refuse_if(bool(body.raw_scores), "raw_scores: expected false with this task; use /pooling", "raw_scores")
         read: Callable[[int, Any], Any] = _question if head.task == ANSWER_TASK else _text
-        results = await run(call, backend, [read(*one) for one in enumerate(inputs)], body, parameters)
+        results = await run(call, backend, [read(*item) for item in enumerate(inputs)], body, parameters)
         return json_reply(results if isinstance(body.inputs, list) else results[0])
     classifier_head(head)
     options = parameters.options(ClassificationOptions(top_k=None), "text_classification")
@@ -107,14 +107,14 @@ async def predict(call: Call) -> Reply:
         bool(body.raw_scores) and options.function_to_apply is not None,
         "raw_scores: expected false with function_to_apply, got true; omit one", "raw_scores",
     )  # fmt: skip
-    is_batch = any(not isinstance(one, str) for one in inputs) and isinstance(body.inputs, list)
+    is_batch = any(not isinstance(item, str) for item in inputs) and isinstance(body.inputs, list)
     refuse_if(
         not is_batch and len(inputs) > 2,
         f"inputs: expected a text, a pair of texts, or a list of lists of them, got a list of {len(inputs)} "
         "texts; put each text in a list of its own",
         "inputs",
     )
-    pairs = [_pair(*one) for one in enumerate(inputs)] if is_batch else [_pair(0, body.inputs)]
+    pairs = [_pair(*item) for item in enumerate(inputs)] if is_batch else [_pair(0, body.inputs)]
     prompts = [ids for i, pair in enumerate(pairs) for ids in await _prompt(backend, pair, body, f"inputs[{i}]")]
     function = "identity" if body.raw_scores else head.score_function
     logits = await logits_of(call, backend, prompts, body)
@@ -146,7 +146,7 @@ async def _rewritten(
     beside = ("src_lang", "tgt_lang", "generate_parameters")
     options = parameters.options(TextToTextOptions(), "text2text_generation", beside)
     results = await texts_of_texts(call, backend, texts, body, options)
-    return [one[0] if len(one) == 1 and isinstance(body.inputs, list) else one for one in results]
+    return [answers[0] if len(answers) == 1 and isinstance(body.inputs, list) else answers for answers in results]
 
 
 async def _zero_shot(
@@ -164,10 +164,10 @@ async def _zero_shot(
     make = partial(
         zero_shot_prompts, labels=labels, inputs=texts, options=options, max_len=max_len, max_tokens=max_tokens
     )
-    found = await _results(call, backend, body, parameters, make)
+    results = await _results(call, backend, body, parameters, make)
     return [
-        [{"label": label, "score": score} for label, score in zip(one["labels"], one["scores"], strict=True)]
-        for one in found
+        [{"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)]
+        for result in results
     ]
 
 
@@ -219,8 +219,8 @@ async def _token_rows(call: Call, backend: Backend, prompts: Sequence[Sequence[i
     refuse_if(
         num_tokens > limit, f"inputs: expected at most {limit} tokens, got {num_tokens}; send fewer texts", "inputs"
     )
-    found = await backend.embed(prompts, ALL_ROWS, False, options_of(call, body), request_id=call.request_id)
-    return await asyncio.to_thread(lambda: [[one.vector.tolist()] for one in found])
+    embeddings = await backend.embed(prompts, ALL_ROWS, False, options_of(call, body), request_id=call.request_id)
+    return await asyncio.to_thread(lambda: [[embedding.vector.tolist()] for embedding in embeddings])
 
 
 async def _prompt(backend: Backend, texts: tuple[str, str | None], body: PredictRequest, field: str) -> list[list[int]]:
@@ -237,9 +237,9 @@ async def logits_of(
     call: Call, backend: Backend, prompts: Sequence[Sequence[int]], body: ServingFields
 ) -> list[NDArray[np.float32]]:
     """Return the logits of the classes of each prompt."""
-    found = await backend.embed(prompts, "auto", False, options_of(call, body), request_id=call.request_id)
-    call.facts["prompt_tokens"] = sum(len(one.token_ids) for one in found)
-    return [one.vector for one in found]
+    embeddings = await backend.embed(prompts, "auto", False, options_of(call, body), request_id=call.request_id)
+    call.facts["prompt_tokens"] = sum(len(embedding.token_ids) for embedding in embeddings)
+    return [embedding.vector for embedding in embeddings]
 
 
 async def entities_of(
@@ -286,9 +286,11 @@ async def _results(
     tokenizer = tokenizer_of(backend)
     with parameters.named():
         asked: TaskPrompts = await call_tokenizer(tokenizer, MAX_TOKEN, make, tokenizer)
-    found = await backend.embed(asked.prompts, "auto", False, options_of(call, body), request_id=call.request_id)
-    call.facts["prompt_tokens"] = sum(len(one.token_ids) for one in found)
-    results: list[Any] = await call_tokenizer(tokenizer, MAX_TOKEN, asked.results, [one.vector for one in found])
+    embeddings = await backend.embed(asked.prompts, "auto", False, options_of(call, body), request_id=call.request_id)
+    call.facts["prompt_tokens"] = sum(len(embedding.token_ids) for embedding in embeddings)
+    results: list[Any] = await call_tokenizer(
+        tokenizer, MAX_TOKEN, asked.results, [embedding.vector for embedding in embeddings]
+    )
     return results
 
 

@@ -24,13 +24,13 @@ async def rerank(call: Call) -> Reply:
     backend = call.model(body.model)
     head, texts = ranking_head(pooling_head_of(backend)), body.texts
     pairs = [await pair_ids(backend, body.query, text, body, f"documents[{i}]") for i, text in enumerate(texts)]
-    found = await _logits(call, backend, pairs, body)
-    scores = _relevances(head, found, body.is_activated)
+    logits = await _logits(call, backend, pairs, body)
+    scores = _relevances(head, logits, body.is_activated)
     results: list[dict[str, Any]] = []
-    for one in order(scores, texts, [len(ids) for ids in pairs], body.top_n or None):
-        text = {} if body.return_documents is False else {"document": {"text": one.document}}
-        results.append({"index": one.index, "relevance_score": one.score, **text})
-    return json_reply({"id": call.request_id, "model": backend.name, "usage": _usage(call, found), "results": results})
+    for result in order(scores, texts, [len(ids) for ids in pairs], body.top_n or None):
+        text = {} if body.return_documents is False else {"document": {"text": result.document}}
+        results.append({"index": result.index, "relevance_score": result.score, **text})
+    return json_reply({"id": call.request_id, "model": backend.name, "usage": _usage(call, logits), "results": results})
 
 
 async def score(call: Call) -> Reply:
@@ -39,12 +39,12 @@ async def score(call: Call) -> Reply:
     backend = call.model(body.model)
     head = ranking_head(pooling_head_of(backend))
     pairs = [await pair_ids(backend, *pair, body, "text_2") for pair in body.pairs]
-    found = await _logits(call, backend, pairs, body)
+    logits = await _logits(call, backend, pairs, body)
     data = [
         {"object": "score", "index": i, "score": value}
-        for i, value in enumerate(_relevances(head, found, body.is_activated))
+        for i, value in enumerate(_relevances(head, logits, body.is_activated))
     ]
-    return _listed(call, backend, data, found)
+    return _listed(call, backend, data, logits)
 
 
 async def classify(call: Call) -> Reply:
@@ -53,13 +53,13 @@ async def classify(call: Call) -> Reply:
     backend = call.model(body.model)
     head = classifier_head(pooling_head_of(backend))
     prompts = [ids for ids, _ in await prompts_of(backend, body.input, "input", body)]
-    found = await _logits(call, backend, prompts, body)
+    logits = await _logits(call, backend, prompts, body)
     data = []
-    for index, one in enumerate(found):
-        classes = classification(head, one)
+    for index, row in enumerate(logits):
+        classes = classification(head, row)
         probs = (classes.scores if body.is_activated else classes.logits).tolist()
         data.append({"index": index, "label": classes.label, "probs": probs, "num_classes": len(probs)})
-    return _listed(call, backend, data, found)
+    return _listed(call, backend, data, logits)
 
 
 async def _logits(
@@ -69,16 +69,16 @@ async def _logits(
     return await backend.embed(prompts, "auto", False, options_of(call, body), request_id=call.request_id)
 
 
-def _relevances(head: PoolingHead, found: Sequence[Embedding], is_activated: bool) -> list[float]:
-    return [float((head.scores(one.vector) if is_activated else one.vector)[0]) for one in found]
+def _relevances(head: PoolingHead, logits: Sequence[Embedding], is_activated: bool) -> list[float]:
+    return [float((head.scores(row.vector) if is_activated else row.vector)[0]) for row in logits]
 
 
-def _listed(call: Call, backend: Backend, data: list[dict[str, Any]], found: Sequence[Embedding]) -> Reply:
+def _listed(call: Call, backend: Backend, data: list[dict[str, Any]], logits: Sequence[Embedding]) -> Reply:
     answer = {"id": call.request_id, "object": "list", "model": backend.name, "data": data}
-    return json_reply({**answer, "usage": _usage(call, found)})
+    return json_reply({**answer, "usage": _usage(call, logits)})
 
 
-def _usage(call: Call, found: Sequence[Embedding]) -> dict[str, int]:
-    num_tokens = sum(len(one.token_ids) for one in found)
+def _usage(call: Call, logits: Sequence[Embedding]) -> dict[str, int]:
+    num_tokens = sum(len(row.token_ids) for row in logits)
     call.facts["prompt_tokens"] = num_tokens
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -209,7 +209,7 @@ class ChatCompletionEvent(Body):
     usage: Usage | UnsetType | None = UNSET
 
 
-class Embedding(Body):
+class EmbeddingObject(Body):
     """A vector: numbers, or base64 of little-endian float32."""
 
     object: Literal["embedding"]
@@ -229,7 +229,7 @@ class EmbeddingResponse(Body):
 
     object: Literal["list"]
     model: str
-    data: Annotated[list[Embedding], Meta(min_length=1)]
+    data: Annotated[list[EmbeddingObject], Meta(min_length=1)]
     usage: EmbeddingUsage
 
 

@@ -79,24 +79,24 @@ def _files_of(tokenizer: Tokenizer) -> tuple[TextToTextTasks, GenerationDefaults
     return _FILES[tokenizer]
 
 
-def _name_of(name: str, given: Mapping[str, Any]) -> str:
+def _name_of(name: str, options: Mapping[str, Any]) -> str:
     """Return the name that a request has for an option at fault; ``given``: its options of generation."""
     own, bracket, index = name.partition("[")
     option = _NAMES.get(own, own)
-    if option not in given and _LENGTHS.get(own) in given:
+    if option not in options and _LENGTHS.get(own) in options:
         return _LENGTHS[own]
-    return option + bracket + index if isinstance(given.get(option, ()), (list, tuple)) else option
+    return option + bracket + index if isinstance(options.get(option, ()), (list, tuple)) else option
 
 
 @contextmanager
-def _named(prefix: str, given: Mapping[str, Any] | None = None) -> Iterator[None]:
+def _named(prefix: str, options: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Name an option at fault as the request does; ``given``: its options of generation."""
     try:
         yield
     except (InvalidArgumentError, UnsupportedError) as error:
         if error.param is None or "." in error.param:
             raise
-        path = "inputs" if error.param == "prompt" else prefix + _name_of(error.param, given or {})
+        path = "inputs" if error.param == "prompt" else prefix + _name_of(error.param, options or {})
         raise RefusalError(400, error.naming(path), param=path, code=error.code) from None
 
 
@@ -107,11 +107,11 @@ async def texts_of_texts(
     tokenizer = tokenizer_of(backend)
     tasks, defaults = _files_of(tokenizer)
     task = _task(call, tasks, body)
-    given: Mapping[str, Any] = (body.parameters and body.parameters.generate_parameters) or {}
-    with _named(_PREFIX, given):
-        read = _generation(tasks.options_of(task), given, defaults)
+    parameters: Mapping[str, Any] = (body.parameters and body.parameters.generate_parameters) or {}
+    with _named(_PREFIX, parameters):
+        read = _generation(tasks.options_of(task), parameters, defaults)
         params = read.params_of(START_LEN)
-    _check_size(len(texts), read, params, given, backend.card.max_len)
+    _check_size(len(texts), read, params, parameters, backend.card.max_len)
     prefix = tasks.prefix_of(task)
     prompts = await _prompts(backend, [prefix + text for text in texts], body, options, params.max_tokens or 0)
     request = EngineRequest(
@@ -123,7 +123,7 @@ async def texts_of_texts(
     async def take(prompt: int, _answer: Answer, delta: TokenDelta) -> None:
         answers[prompt][delta.index] += delta.token_ids
 
-    with _named(_PREFIX, given):
+    with _named(_PREFIX, parameters):
         await Generation(call, request).run(take)
     key = f"{result_key(task)}_text"
     results = []
@@ -157,22 +157,24 @@ def _task(call: Call, tasks: TextToTextTasks, body: PredictRequest) -> str:
 
 def _only_translation(tasks: TextToTextTasks) -> str:
     """Return the task of a translation without languages: without any task in config.json a text as it is."""
-    found = tasks.translations
-    if len(found) > 1:
+    translations = tasks.translations
+    if len(translations) > 1:
         path = "parameters.tgt_lang"
         raise FieldError(path, f"{path}: expected {tasks.pairs}, got none")
-    if not found and "summarization" in tasks.prefixes:
+    if not translations and "summarization" in tasks.prefixes:
         raise FieldError("task", "task: expected summarization, which config.json names, got translation")
-    return found[0] if found else "translation"
+    return translations[0] if translations else "translation"
 
 
-def _generation(of_task: Mapping[str, Any], given: Mapping[str, Any], defaults: GenerationDefaults) -> GenerateOptions:
+def _generation(
+    of_task: Mapping[str, Any], options: Mapping[str, Any], defaults: GenerationDefaults
+) -> GenerateOptions:
     """Return the options of generation of a request, over those of the task and of the model's files."""
-    for name in given:
+    for name in options:
         if name in OPTIONS and name not in GENERATE_OPTIONS:
             raise FieldError(_PREFIX + name, f"{_PREFIX}{name}: expected one of {', '.join(GENERATE_OPTIONS)}")
     own = {name: value for name, value in of_task.items() if name in OPTIONS}
-    read = read_options((DEFAULTS, own), given, defaults)
+    read = read_options((DEFAULTS, own), options, defaults)
     for name in _IN_PYTHON:
         if getattr(read, name):  # flags such as output_scores change no text
             message = f"task: config.json has {name} for this task, which only the offline pipeline supports"
@@ -181,7 +183,7 @@ def _generation(of_task: Mapping[str, Any], given: Mapping[str, Any], defaults: 
 
 
 def _check_size(
-    num_texts: int, read: GenerateOptions, params: SamplingParams, given: Mapping[str, Any], context_len: int
+    num_texts: int, read: GenerateOptions, params: SamplingParams, options: Mapping[str, Any], context_len: int
 ) -> None:
     """Refuse more answers than a request may have, and a search that would take the engine's thread for long."""
     num_beams, num_each = read.num_beams, max(read.num_beams, params.n)
@@ -202,7 +204,7 @@ def _check_size(
         raise CombinationError(path, f"{path}: expected at most {most_ends} with {num_beams} beams, got {num_ends}")
     num_new = min(params.max_tokens or context_len, context_len)
     if num_texts * num_beams * num_new > _MAX_BEAM_TOKENS:
-        path = "inputs" if num_beams * num_new <= _MAX_BEAM_TOKENS else _PREFIX + _name_of("max_tokens", given)
+        path = "inputs" if num_beams * num_new <= _MAX_BEAM_TOKENS else _PREFIX + _name_of("max_tokens", options)
         message = f"expected at most {_MAX_BEAM_TOKENS} new tokens in all beams, got {num_texts * num_beams * num_new}"
         raise CombinationError(path, f"{path}: {message}; send fewer texts, or ask for fewer beams or tokens")
 

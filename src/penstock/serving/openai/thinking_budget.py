@@ -28,13 +28,13 @@ def thinking_budget(body: ChatCompletionRequest | TokenizeRequest, template: str
     variables = body.chat_template_kwargs or {}
     if "thinking_budget" not in read_variables(template):
         values["chat_template_kwargs.thinking_budget"] = variables.get("thinking_budget")
-    given = [(name, value) for name, value in values.items() if value is not None]
-    for name, value in given:
+    budgets = [(name, value) for name, value in values.items() if value is not None]
+    for name, value in budgets:
         is_count = isinstance(value, int) and not isinstance(value, bool) and -1 <= value <= MAX_TOKEN
         refuse_if(not is_count, f"{name}: expected an integer from -1 to {MAX_TOKEN}, got {value!r:.100}", name)
-        other, first = given[0]
+        other, first = budgets[0]
         refuse_if(value != first, f"{name}: expected {first}, the value of {other}; omit one", name)
-    return given[0] if given and given[0][1] >= 0 else None
+    return budgets[0] if budgets and budgets[0][1] >= 0 else None
 
 
 def budget_fields(

@@ -93,7 +93,7 @@ def sampling_from(message: pb.Sampling) -> SamplingParams:
         elif row.kind == "token_ids" and not row.is_required:
             params[row.name] = list(value.ids)
         elif row.kind == "id_lists":
-            params[row.name] = [list(one.ids) for one in value]
+            params[row.name] = [list(ids.ids) for ids in value]
         elif row.kind in ("strings", "token_ids", "choices"):
             params[row.name] = list(value)
         else:
@@ -103,7 +103,10 @@ def sampling_from(message: pb.Sampling) -> SamplingParams:
 
 def begun_from(messages: Iterable[pb.BegunAnswer]) -> list[BegunAnswer]:
     """Return what another worker has delivered of answers."""
-    return [BegunAnswer(one.index, list(one.token_ids), one.num_chars, one.has_ended) for one in messages]
+    return [
+        BegunAnswer(message.index, list(message.token_ids), message.num_chars, message.has_ended)
+        for message in messages
+    ]
 
 
 def beams_to(beams: BeamSettings | None) -> pb.Beams | None:

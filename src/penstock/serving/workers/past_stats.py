@@ -36,7 +36,7 @@ class PastStats:
 
     def total(self, connections: Sequence[WorkerConnection]) -> EngineStats | None:
         """Return the sums of these workers and of the past ones; None before the first heartbeat."""
-        stats = self._with_past([one.stats for one in connections if one.stats is not None])
+        stats = self._with_past([connection.stats for connection in connections if connection.stats is not None])
         return stats_from(stats) if stats else None
 
     def _with_past(self, stats: list[pb.Stats]) -> list[pb.Stats]:

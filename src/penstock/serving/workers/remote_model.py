@@ -203,9 +203,9 @@ class RemoteBackend:
         return connection.name, await connection.profile(message)
 
     def _ready_worker(self, name: str) -> WorkerConnection:
-        connection = next((one for one in self._connections if one.name == name), None)
+        connection = next((worker for worker in self._connections if worker.name == name), None)
         if connection is None:
-            names = ", ".join(one.name for one in self._connections) or "none is ready"
+            names = ", ".join(worker.name for worker in self._connections) or "none is ready"
             message = f"worker: expected a ready worker of {self.name} ({names}), got {name!r:.140}"
             raise NotFoundError(message, param="worker", code="worker_not_found")
         return connection
@@ -263,7 +263,7 @@ class RemoteBackend:
     def _load_now(self) -> Load:
         """Return the load of the workers, and of the requests that wait for the first one."""
         group = self._group
-        connections = [] if group is None else [one for one in group.connections if one.is_ready]
+        connections = [] if group is None else [member for member in group.connections if member.is_ready]
         places, pages = self._num_waiting / max(1, self._options.limits.max_requests), 0.0
         for connection in connections:
             max_requests = 0 if connection.plan is None else connection.plan.max_requests
@@ -437,11 +437,15 @@ class RemoteBackend:
         if not state_id or self._is_draining or group is None:
             return False
         is_started = state_id == group.state_id and not group.is_failing
-        return is_started or any(one.state_id == state_id for one in self._connections)
+        return is_started or any(connection.state_id == state_id for connection in self._connections)
 
     def _with_state(self, state_id: str) -> list[WorkerConnection]:
         """Return the ready workers with this id that are not kept for a request that runs alone."""
-        return [one for one in self._connections if not one.is_reserved and state_id in ("", one.state_id)]
+        return [
+            connection
+            for connection in self._connections
+            if not connection.is_reserved and state_id in ("", connection.state_id)
+        ]
 
     @property
     def is_reserved(self) -> bool:

@@ -42,10 +42,10 @@ def check_role(value: str) -> str:
 
 def of_role(connections: Sequence[WorkerConnection], role: str) -> Sequence[WorkerConnection]:
     """Return the workers of a role and those without one; those that have room if none of them has."""
-    suited = [one for one in connections if one.role in ("", role)]
-    if any(one.has_room for one in suited):
+    suited = [connection for connection in connections if connection.role in ("", role)]
+    if any(connection.has_room for connection in suited):
         return suited
-    return [one for one in connections if one.has_room] or suited or connections
+    return [connection for connection in connections if connection.has_room] or suited or connections
 
 
 def takes_over(source: WorkerConnection, other: WorkerConnection) -> bool:
@@ -59,7 +59,7 @@ def takes_over(source: WorkerConnection, other: WorkerConnection) -> bool:
 
 def warn_of_roles(name: str, roles: WorkerRoles, connections: Sequence[WorkerConnection]) -> None:
     """Say that roles have no effect if pages of the workers cannot be copied."""
-    if roles.num_workers and not all(one.copies_pages for one in connections):
+    if roles.num_workers and not all(connection.copies_pages for connection in connections):
         text = (
             f"{name}: its pages cannot be copied, so answers stay in the workers for prefill where they began: that "
             "needs graph mode, and prompts that can be divided"

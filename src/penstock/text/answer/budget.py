@@ -139,9 +139,9 @@ class ThoughtsState:
         """Look for the beginning of the thoughts: of the answer, or of a channel."""
         form = self._budget.form
         if form.has_channels:
-            _, found, rest = self._text.rpartition(form.head)
-            self._is_thinking = bool(found)
-            self._text = rest if found else self._text[1 - len(form.head) :]
+            _, head, rest = self._text.rpartition(form.head)
+            self._is_thinking = bool(head)
+            self._text = rest if head else self._text[1 - len(form.head) :]
             return self._is_thinking
         self._text = self._text.lstrip()
         self._is_thinking = self._text.startswith(form.head)

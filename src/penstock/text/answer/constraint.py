@@ -105,16 +105,16 @@ def _json(rules: _Rules, schema: _Schema, root: _Schema | None = None, whitespac
 
 def _definitions(schema: _Schema, root: _Schema) -> dict[str, dict[str, Any]]:
     """Return the definitions in ``root`` that a schema refers to, directly or by another definition."""
-    found: dict[str, dict[str, Any]] = {}
+    definitions: dict[str, dict[str, Any]] = {}
     waiting: list[Any] = [schema]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting += one
-        if not isinstance(one, Mapping):
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting += node
+        if not isinstance(node, Mapping):
             continue
-        waiting += one.values()
-        target = one.get("$ref")
+        waiting += node.values()
+        target = node.get("$ref")
         if not isinstance(target, str) or not target.startswith(_PLACES):
             continue
         _, place, name = target.split("/", 2)
@@ -122,10 +122,10 @@ def _definitions(schema: _Schema, root: _Schema) -> dict[str, dict[str, Any]]:
         if not isinstance(listed, Mapping):
             continue
         name = name.partition("/")[0].replace("~1", "/").replace("~0", "~")
-        if name in listed and name not in found.setdefault(place, {}):
-            found[place][name] = listed[name]
+        if name in listed and name not in definitions.setdefault(place, {}):
+            definitions[place][name] = listed[name]
             waiting.append(listed[name])
-    return found
+    return definitions
 
 
 def _object(schema: _Schema) -> _Schema:
@@ -247,18 +247,18 @@ def _call(rules: _Rules, form: ToolFormat, name: str, schema: _Schema) -> str:
 
 def _calls(rules: _Rules, form: ToolFormat, tools: Mapping[str, _Schema], *, is_parallel: bool) -> str:
     options = [rules.add(f"call{rules.number()}", _call(rules, form, *tool)) for tool in tools.items()]
-    one = rules.add("call", " | ".join(options))
+    calls = rules.add("call", " | ".join(options))
     opening, closing = rules.text(form.opening), rules.text(form.closing)
     is_list = form.is_list
     if form.repeats_opening and not is_list:
-        one, opening, closing = f"({opening} {one} {closing})", "", ""
+        calls, opening, closing = f"({opening} {calls} {closing})", "", ""
     separator = ", " if is_list else form.separator
     if is_parallel and not form.has_channels:
-        one = f"{one} ({rules.text(separator)} {one}){{0,{MAX_FURTHER_CALLS}}}"
+        calls = f"{calls} ({rules.text(separator)} {calls}){{0,{MAX_FURTHER_CALLS}}}"
     if is_list:
         space = '" "?' if opening else ""  # tokens of SentencePiece begin with it
-        return f'{opening} {space} "[" {one} "]" {closing}'
-    return f"{opening} {one} {closing}"
+        return f'{opening} {space} "[" {calls} "]" {closing}'
+    return f"{opening} {calls} {closing}"
 
 
 def _thoughts(rules: _Rules, reasoning: ReasoningFormat, *, has_begun: bool) -> str:

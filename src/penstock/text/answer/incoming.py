@@ -122,9 +122,9 @@ class Incoming:
         parts: list[str] = []
         pattern = _with_marks(_NOTHING, texts)
         while True:
-            found = pattern.search(self.text, self.at)
-            if found is not None:
-                parts.append(self.take(found.start() - self.at))
+            match = pattern.search(self.text, self.at)
+            if match is not None:
+                parts.append(self.take(match.start() - self.at))
                 return "".join(parts)
             if self.is_over:
                 self.take(len(self.text) - self.at)

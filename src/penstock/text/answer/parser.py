@@ -210,8 +210,8 @@ class AnswerParser:
         """Read the thoughts and their end."""
         tools, self._drops_space = self._form.tools, True
         openings = self._openings if tools is not None and tools.ends_reasoning else ()
-        found = yield from self._texts((closing, *openings), is_reasoning=True)
-        if found == closing:
+        marker = yield from self._texts((closing, *openings), is_reasoning=True)
+        if marker == closing:
             self._incoming.take(len(closing))
         self._end_part()
 

@@ -65,7 +65,7 @@ def _refused(where: str, expected: str, value: object) -> UnsupportedError:
 
 def _pieces(pattern: str, where: str, *, is_end: bool = False) -> _Pieces:
     """Return the parts of a regular expression.  At an end the first of alternatives counts; elsewhere there is one."""
-    found: _Pieces = []
+    pieces: _Pieces = []
     at = 0
     while at < len(pattern):
         match = _PIECE.match(pattern, at) if len(pattern) <= MAX_PATTERN_CHARS else None
@@ -73,22 +73,22 @@ def _pieces(pattern: str, where: str, *, is_end: bool = False) -> _Pieces:
             raise _refused(where, "literals, whitespace and named groups", pattern)
         at = match.end()
         if match["group"]:
-            found.append((match["group"],))
+            pieces.append((match["group"],))
         elif match["space"]:
-            found.append(_NEWLINE)
+            pieces.append(_NEWLINE)
         elif match["options"] is not None:
             options = [text for text in _ALTERNATIVES.split(match["options"]) if text not in ("", "$", r"\Z")]
             if len(options) > 1 and not is_end:
                 raise _refused(where, "no alternatives within a pattern", pattern)
-            found += _pieces(options[0], where) if options else []
+            pieces += _pieces(options[0], where) if options else []
         else:
             literal = match["escaped"] or match["plain"]
-            is_more = found and isinstance(found[-1], str) and found[-1] != _NEWLINE
+            is_more = pieces and isinstance(pieces[-1], str) and pieces[-1] != _NEWLINE
             if is_more:
-                found[-1] = f"{found[-1]}{literal}"
+                pieces[-1] = f"{pieces[-1]}{literal}"
             else:
-                found.append(literal)
-    return found
+                pieces.append(literal)
+    return pieces
 
 
 def _mark(field: Mapping[str, Any], name: str, where: str) -> tuple[_Pieces, tuple[str, ...]]:
@@ -136,13 +136,13 @@ def _references(field: Mapping[str, Any], where: str) -> tuple[str, str]:
     function = transform.get("function") if isinstance(transform, dict) else None
     if function == "{content}" and not is_each:
         return "content.name", "content.arguments"
-    found = []
+    references = []
     for key in ("name", "arguments"):
         value = function.get(key) if isinstance(function, dict) else None
         if not isinstance(value, str) or not re.fullmatch(r"\{[\w.]+\}", value):
             raise _refused(f"{where}.transform", "a function with name and arguments", transform)
-        found.append(f"content.{value[1:-1]}" if is_each else value[1:-1])
-    return found[0], found[1]
+        references.append(f"content.{value[1:-1]}" if is_each else value[1:-1])
+    return references[0], references[1]
 
 
 def _body(field: Mapping[str, Any], arguments: str, where: str) -> tuple[Slot, dict[str, Any]]:

@@ -211,33 +211,33 @@ def value_types(schema: object, root: Mapping[str, Any]) -> set[str]:
 
     Every schema behind a reference is looked at once, and at most ``MAX_SCHEMAS`` of them.
     """
-    found: set[str] = set()
+    types: set[str] = set()
     seen: set[int] = set()
     waiting = [schema]
     while waiting and len(seen) < MAX_SCHEMAS:
-        one = waiting.pop()
-        if not isinstance(one, Mapping) or id(one) in seen:
+        node = waiting.pop()
+        if not isinstance(node, Mapping) or id(node) in seen:
             continue
-        seen.add(id(one))
-        found |= _own_types(one)
+        seen.add(id(node))
+        types |= _own_types(node)
         for key in ("anyOf", "oneOf"):
-            options = one.get(key)
+            options = node.get(key)
             waiting += options[:MAX_SCHEMAS] if isinstance(options, list) else ()
-        target = one.get("$ref")
+        target = node.get("$ref")
         if isinstance(target, str) and target.startswith("#/"):
             place, _, name = target[2:].partition("/")
             definitions = root.get(place)
             waiting.append(definitions.get(name) if isinstance(definitions, Mapping) else None)
-    return found
+    return types
 
 
 def _own_types(schema: Mapping[str, Any]) -> set[str]:
     """Return the types that a schema names itself, or those of the values that it lists."""
     types = schema.get("type")
     listed = [types] if isinstance(types, str) else types if isinstance(types, list) else []
-    found = {kind for kind in listed if isinstance(kind, str)}
-    if found:
-        return found
+    names = {kind for kind in listed if isinstance(kind, str)}
+    if names:
+        return names
     values = schema.get("enum")
     values = values if isinstance(values, list) else [schema["const"]] if "const" in schema else []
     return {_KINDS[type(value)] for value in values if type(value) in _KINDS}

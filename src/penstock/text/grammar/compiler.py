@@ -129,11 +129,11 @@ class GrammarCompiler:
         ``compile`` returns the same grammar at once while somebody refers to the result, which has the errors of
         ``compile``.  Cancel it when it is no longer wanted.
         """
-        found = self._find(source)
-        if found is None:
+        compiled = self._find(source)
+        if compiled is None:
             return self._jobs.begin(source)
         done: Future[Grammar] = Future()
-        done.set_result(found)
+        done.set_result(compiled)
         return done
 
     def compile(self, source: GrammarSource) -> Grammar:
@@ -156,9 +156,9 @@ class GrammarCompiler:
             return grammar
 
     def _find_or_compile(self, source: GrammarSource) -> Grammar:
-        found = self._find(source)
-        if found is not None:
-            return found
+        compiled = self._find(source)
+        if compiled is not None:
+            return compiled
         grammar = self._compile(source)
         with self._lock:
             self._kept[source] = self._referenced[source] = grammar

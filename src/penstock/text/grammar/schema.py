@@ -43,13 +43,13 @@ def prepared_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     Raises InvalidArgumentError naming ``name`` if it has too many properties of a kind that takes long.
     """
     num_optional = num_patterns = 0
-    for one in _schemas(schema):
-        properties, required, patterns = one.get("properties"), one.get("required"), one.get("patternProperties")
+    for node in _schemas(schema):
+        properties, required, patterns = node.get("properties"), node.get("required"), node.get("patternProperties")
         if isinstance(properties, dict):
             listed = {item for item in required if isinstance(item, str)} if isinstance(required, list) else set()
             num_optional += len(properties.keys() - listed)
         num_patterns += len(patterns) if isinstance(patterns, dict) else 0
-        _prepare(one)
+        _prepare(node)
     if num_optional > MAX_OPTIONAL:
         raise refusal(name, f"at most {MAX_OPTIONAL} optional properties; list the others in required", num_optional)
     if num_patterns > MAX_PATTERNS:
@@ -83,14 +83,14 @@ def _schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a schema and all those in it; each may be changed when it comes."""
     waiting: list[Any] = [schema]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):  # the schemas of ``items`` in old drafts
-            waiting += one
-        if not isinstance(one, dict):
+        node = waiting.pop()
+        if isinstance(node, list):  # the schemas of ``items`` in old drafts
+            waiting += node
+        if not isinstance(node, dict):
             continue
         for key in _MAPS:
-            waiting += one[key].values() if isinstance(one.get(key), dict) else []
+            waiting += node[key].values() if isinstance(node.get(key), dict) else []
         for key in (*_LISTS, *_SINGLE):
-            if key in one:
-                waiting.append(one[key])
-        yield one
+            if key in node:
+                waiting.append(node[key])
+        yield node

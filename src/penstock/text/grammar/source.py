@@ -121,7 +121,7 @@ def _regex_lark(text: str) -> str:
 
 def _choice_lark(text: str) -> str:
     """Return a grammar of one lexeme, because the time for many alternatives of a rule grows with their square."""
-    return _regex_lark("|".join(f"({_escaped(one)})" for one in json.loads(text)))
+    return _regex_lark("|".join(f"({_escaped(choice)})" for choice in json.loads(text)))
 
 
 def _escaped(text: str) -> str:
@@ -145,12 +145,12 @@ def _grammar_lark(text: str) -> str:
             raise refusal("grammar", "Lark with a rule `start: ...` or GBNF with a rule `root ::= ...`", text)
         text = _gbnf_lark(text)
     options: dict[str, Any] = {}
-    found = _OPTIONS.search(text)
-    if found is not None:
+    match = _OPTIONS.search(text)
+    if match is not None:
         try:
-            options = json.loads(found[1])
+            options = json.loads(match[1])
         except ValueError:
-            raise refusal("grammar", "%llguidance with an object of JSON", found[1]) from None
+            raise refusal("grammar", "%llguidance with an object of JSON", match[1]) from None
         text = _OPTIONS.sub("", text, count=1)
     return _with_options(_with_prepared_schemas(text), options)
 

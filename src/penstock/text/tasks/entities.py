@@ -83,15 +83,15 @@ def entity_prompts(
         entities = []
         for text, each in zip(inputs, windows, strict=True):
             source = _TokenSource.of(text, options, unk_id, tokenizer.has_subword_prefix)
-            found: list[Entity] = []
+            kept: list[Entity] = []
             for window in each:
                 scores = np.array([SCORE_FUNCTIONS["softmax"](row) for row in next(rows).astype(np.float64)])
                 groups = aggregate(
                     source.tokens(window, scores), options.aggregation_strategy, labels, tokenizer.join_tokens
                 )
                 key = "entity" if options.aggregation_strategy == "none" else "entity_group"
-                found += [group for group in groups if group[key] not in options.ignore_labels]
-            entities.append(without_overlaps(found) if len(each) > 1 else found)
+                kept += [group for group in groups if group[key] not in options.ignore_labels]
+            entities.append(without_overlaps(kept) if len(each) > 1 else kept)
         return entities
 
     return TaskPrompts([window.ids for each in windows for window in each], results)
@@ -118,7 +118,7 @@ class _TokenSource:
 
     def tokens(self, window: TextWindow, scores: NDArray[np.float64]) -> list[Entity]:
         """Return the tokens of a window that are not special, each with its ``scores``."""
-        found = []
+        tokens = []
         for index, token in enumerate(window.ids):
             if window.special[index]:
                 continue
@@ -132,8 +132,8 @@ class _TokenSource:
             if token == self.unk_id:
                 word, continues = part, False
             place = {"word": word, "start": start, "end": end, "index": index}
-            found.append({"scores": scores[index], "continues": continues, **place})
-        return found
+            tokens.append({"scores": scores[index], "continues": continues, **place})
+        return tokens
 
 
 def aggregate(tokens: list[Entity], strategy: str, labels: Sequence[str], join: _Join) -> list[Entity]:
@@ -195,11 +195,11 @@ def _class_of(entity: Entity) -> str:
 
 def without_overlaps(entities: list[Entity]) -> list[Entity]:
     """Return the longest of entities that several windows have, of equally long ones the likeliest."""
-    found: list[Entity] = []
+    kept: list[Entity] = []
     for entity in sorted(entities, key=lambda each: int(each["start"])):
-        last = found[-1] if found else None
+        last = kept[-1] if kept else None
         if last is None or not last["start"] <= entity["start"] < last["end"]:
-            found.append(entity)
+            kept.append(entity)
         elif (entity["end"] - entity["start"], entity["score"]) > (last["end"] - last["start"], last["score"]):
-            found[-1] = entity
-    return found
+            kept[-1] = entity
+    return kept

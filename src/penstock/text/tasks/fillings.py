@@ -73,9 +73,9 @@ def fillings_of(
     pad = tokenizer.special_tokens.get("pad_token")
     pad_id = None if pad is None else tokenizer.token_id(pad)
     results = []
-    for place, found in best:
-        tokens = [token for token, _ in found]
-        whole = [[token if i == place else one for i, one in enumerate(ids)] for token in tokens]
+    for place, candidates in best:
+        tokens = [token for token, _ in candidates]
+        whole = [[token if i == place else other for i, other in enumerate(ids)] for token in tokens]
         texts = tokenizer.decode_each(
             [[token for token in each if token != pad_id] for each in whole], skip_special_tokens=len(best) == 1
         )
@@ -83,7 +83,7 @@ def fillings_of(
         results.append(
             [
                 {"score": score, "token": token, "token_str": word, "sequence": text}
-                for (token, score), word, text in zip(found, words, texts, strict=True)
+                for (token, score), word, text in zip(candidates, words, texts, strict=True)
             ]
         )
     return results[0] if len(results) == 1 else results

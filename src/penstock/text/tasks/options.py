@@ -36,15 +36,15 @@ class TaskPrompts:
     results: Callable[[Sequence[NDArray[np.float32]]], list[Any]]
 
 
-def changed_options(base: OptionsT, given: Mapping[str, Any], task: str) -> OptionsT:
+def changed_options(base: OptionsT, changes: Mapping[str, Any], task: str) -> OptionsT:
     """Return options with the values that a call names.  InvalidArgumentError for a name that the task lacks."""
     names = [field.name for field in fields(base)]
-    for name in given:
+    for name in changes:
         if name not in names:
             near = nearest(name, names)
             hint = f"Did you mean {near}?" if near else f"It takes {', '.join(names)}."
             raise InvalidArgumentError(f"{name}: not an option of the task {task}. {hint}", param=name)
-    return replace(base, **given)
+    return replace(base, **changes)
 
 
 def read_cut(truncation: object, max_length: int | None = None) -> str:
@@ -64,14 +64,14 @@ def read_cut(truncation: object, max_length: int | None = None) -> str:
 def windows_of(tokenizer: Tokenizer, requests: Iterable[WindowRequest], max_tokens: int) -> list[list[TextWindow]]:
     """Return the windows of each text.  InvalidArgumentError if all have more than ``max_tokens``; 0 is no limit."""
     left = max_tokens
-    found: list[list[TextWindow]] = []
+    text_windows: list[list[TextWindow]] = []
     for request in requests:
         if max_tokens:
             _check_size(tokenizer, request, left)
         windows = tokenizer.windows(request)
         left -= sum(len(window.ids) for window in windows)
-        found.append(windows)
-    return found
+        text_windows.append(windows)
+    return text_windows
 
 
 def _check_size(tokenizer: Tokenizer, request: WindowRequest, left: int) -> None:

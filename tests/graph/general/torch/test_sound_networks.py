@@ -154,15 +154,68 @@ def time_series() -> Case:
     return _Forecaster(), examples, shapes, {}
 
 
+class _Codec(nn.Module):
+    """A codec whose results are codes and waves; its codebooks, which begin as zeros, differ."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        for name, buffer in model.named_buffers():
+            if name.endswith((".embed", ".embed_sum")):
+                buffer.normal_(generator=generator)
+            elif name.endswith(".cluster_usage"):
+                buffer.fill_(1.0)
+        self.model = model
+
+    def forward(self, input_values: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.model(input_values)
+        return found.audio_codes, found.audio_values
+
+
+def encodec() -> Case:
+    """Convolutions whose strides and pads are tensors, an LSTM, codes of residuals, and waves of any length."""
+    config = transformers.EncodecConfig(
+        num_filters=4, hidden_size=8, num_lstm_layers=1, upsampling_ratios=[4, 2], codebook_size=16, codebook_dim=8,
+        target_bandwidths=[24.0],
+    )  # fmt: skip
+    examples = [{"input_values": torch.randn(b, 1, n)} for b, n in ((2, 320), (3, 448))]
+    shapes = {"input_values": ("B", 1, "N")}
+    return _Codec(transformers.EncodecModel(config)), examples, shapes, {"N": (128, 640, 8)}
+
+
+def mimi() -> Case:
+    """Causal convolutions, attention that sees a window, and codes of two kinds, of waves of one length."""
+    config = transformers.MimiConfig(
+        num_filters=4, hidden_size=16, upsampling_ratios=[4, 2], codebook_size=16, codebook_dim=8,
+        vector_quantization_hidden_dimension=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=8, intermediate_size=24, num_quantizers=3, num_semantic_quantizers=1, upsample_groups=16,
+        sampling_rate=1600, frame_rate=100.0, use_cache=False,
+    )  # fmt: skip
+    examples = [{"input_values": torch.randn(b, 1, 320)} for b in (2, 3)]
+    return _Codec(transformers.MimiModel(config)), examples, {"input_values": ("B", 1, 320)}, {}
+
+
+def dac() -> Case:
+    """Snake activations, transposed convolutions, and codes found by normalised distances, of waves of one length."""
+    config = transformers.DacConfig(
+        encoder_hidden_size=4, downsampling_ratios=[2, 4], decoder_hidden_size=16, n_codebooks=2, codebook_size=16,
+        codebook_dim=4,
+    )  # fmt: skip
+    examples = [{"input_values": torch.randn(b, 1, 320)} for b in (2, 3)]
+    return _Codec(transformers.DacModel(config)), examples, {"input_values": ("B", 1, 320)}, {}
+
+
 CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
         data2vec, wavlm, sew, spectrograms, vits_text, vits_speech, speecht5,
-        patchtst, time_series,
+        patchtst, time_series, encodec, mimi, dac,
     )
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mostly_exhaustive(CASES, (), ("sew", "spectrograms", "vits_text", "speecht5")))
+@pytest.mark.parametrize(
+    "name", mostly_exhaustive(CASES, (), ("sew", "spectrograms", "vits_text", "speecht5", "encodec"))
+)
 def test_networks_of_sound(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path)

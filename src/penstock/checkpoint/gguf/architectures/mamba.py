@@ -175,8 +175,8 @@ def nemotron_parts(metadata: Metadata, name: str) -> PartSources:
     mamba = mamba_parts(metadata, name)
 
     def sources(tensor: StoredTensor, part: str) -> dict[str, GgufSource] | None:
-        found = mamba(tensor, part)
-        return found and {f"mixer.{own.removeprefix('mamba.')}": source for own, source in found.items()}
+        mixer = mamba(tensor, part)
+        return mixer and {f"mixer.{own.removeprefix('mamba.')}": source for own, source in mixer.items()}
 
     return sources
 

@@ -141,9 +141,9 @@ def _gemma_4_heads(metadata: Metadata, key: str, kinds: list[str]) -> dict[str, 
         return {"num_key_value_heads": metadata.integer(key, min=1)}
     counts = metadata.integers(key, len(kinds)) or []
     by_kind = {kind: {count for own, count in zip(kinds, counts, strict=True) if own == kind} for kind in set(kinds)}
-    if min(counts) < 1 or any(len(found) > 1 for found in by_kind.values()):
+    if min(counts) < 1 or any(len(sizes) > 1 for sizes in by_kind.values()):
         raise metadata.error(key, "the same number of heads, at least 1, in all layers of a kind")
-    heads = {kind: found.pop() for kind, found in by_kind.items()}
+    heads = {kind: sizes.pop() for kind, sizes in by_kind.items()}
     full = heads.get("full_attention", counts[0])
     return {"num_key_value_heads": heads.get("sliding_attention", full), "num_global_key_value_heads": full}
 
@@ -183,14 +183,14 @@ def _plain_rope(metadata: Metadata, name: str, values: Values, factors: Factors)
     """Refuse positions with a scaling."""
     key = f"{name}.rope.scaling.type"
     if factors or (key in metadata.values and metadata.text(key) != "none"):
-        found = next(iter(factors)) if factors else metadata.text(key)
-        raise UnsupportedError(f"{metadata.file}: {key}: expected none, got {show(found)}", param=key)
+        actual = next(iter(factors)) if factors else metadata.text(key)
+        raise UnsupportedError(f"{metadata.file}: {key}: expected none, got {show(actual)}", param=key)
     return {}
 
 
 def _proportional_rope(metadata: Metadata, name: str, values: Values, factors: Factors) -> dict[str, Any]:
     """Return the positions of both kinds of layers: in full ones only the first pairs turn."""
-    _plain_rope(metadata, name, values, {own: found for own, found in factors.items() if own != ROPE_FACTORS})
+    _plain_rope(metadata, name, values, {own: factor for own, factor in factors.items() if own != ROPE_FACTORS})
     num_pairs = values["global_head_dim"] // 2
     divisors = factors.get(ROPE_FACTORS, np.ones(num_pairs, np.float32))
     turning = int((divisors == 1).sum())

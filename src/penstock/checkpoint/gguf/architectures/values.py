@@ -156,14 +156,14 @@ def apertus(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> 
 
 def xielu(metadata: Metadata, name: str, num_layers: int) -> dict[str, list[float]]:
     """Return the parameters of the activation, which are keys without the name of the architecture."""
-    found = {}
+    parameters = {}
     for part in ("alpha_n", "alpha_p", "beta", "eps"):
         key = f"xielu.{part}"
         numbers = metadata.numbers(key, num_layers)
         if numbers is None:
             raise metadata.error(key, f"an array of {num_layers} finite numbers")
-        found[f"mlp.act_fn.{part}"] = numbers
-    return found
+        parameters[f"mlp.act_fn.{part}"] = numbers
+    return parameters
 
 
 def eurobert(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stderr
+from contextlib import AbstractContextManager, ExitStack, redirect_stderr
 from typing import Any, Final
 
 import torch
@@ -34,11 +34,14 @@ from penstock.graph.general.sizes import (
     symbol,
 )
 from penstock.graph.general.torch import cells, detection, elementwise, layers, sampling, shapes, volumes
+from penstock.graph.general.torch.assigned import assigned_attributes, changed_attributes, refuse_states
 from penstock.graph.general.torch.declared import add_declared_op, advice, overloads
 from penstock.graph.general.torch.decompose import decomposed
-from penstock.graph.general.torch.free_builtins import free_builtins
-from penstock.graph.general.torch.numbers import FreeNumber, number_of, rounded_size
+from penstock.graph.general.torch.free_builtins import FreeFunctions, free_builtins
+from penstock.graph.general.torch.numbers import FreeNumber, number_of, rounded_size, whole_quotients
 from penstock.graph.general.torch.recurrent import whole_recurrent_layers
+from penstock.graph.general.torch.refusals import is_data_dependent, missing_ops, not_exported, refusal
+from penstock.graph.general.torch.size_numbers import has_size_numbers, size_numbers
 from penstock.graph.general.torch.source import TorchSource, array_of
 from penstock.graph.general.torch.time_limit import TimeLimit
 from penstock.graph.general.torch.writer import OPS, Writer, dtype_named
@@ -64,6 +67,7 @@ _CHECKS: Final = (
 _CONVERTED: Final = {(DType.I64, DType.I32), (DType.BOOL, DType.U8), (DType.I64, DType.U8), (DType.I64, DType.I8)}
 """The types of results that PyTorch gives in a smaller one: the elements are the same, or wrap."""
 
+_Replacement = Callable[[nn.Module], AbstractContextManager[Any]]
 Sizes = Mapping[str, "int | tuple[int, ...]"]
 
 
@@ -81,6 +85,9 @@ def capture_module(
     (code "capture_timeout").
     """
     args, kwargs, names = _bound_arguments(module, *_arguments(example))
+    for param, given in (("shapes", shapes), ("sizes", sizes)):
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidArgumentError(f"{param}: expected a dict, got {given!r}", param=param)
     free = _FreeSizes(sizes or {})
     for key, value in names.items():
         free.add_argument(value, key, shapes or {})
@@ -92,13 +99,13 @@ def capture_module(
     limit = TimeLimit(max_seconds, {name for axes in free.axes for name in axes.values()})
     modes = [(part, part.training) for part in module.modules()]
     table = overloads(decompositions or {})
+    name = name or type(module).__name__
     module.eval()
     try:
-        exported = _export(module, args, kwargs, free, names, table, limit)
+        exported, draft = _read(module, args, kwargs, free, names, table, limit, name)
     finally:
         for part, training in modes:
             part.training = training
-    draft = _Capture(exported, free, name or type(module).__name__).run()
     draft.source = TorchSource(module, exported, args, kwargs)
     return draft
 
@@ -135,7 +142,8 @@ class _FreeSizes:
         if names is None:
             self.axes += [{} for _ in pytree.tree_leaves(value)]
             return
-        if not isinstance(value, torch.Tensor) or len(names) != value.dim():
+        is_fitting = isinstance(value, torch.Tensor) and isinstance(names, Sequence) and len(names) == value.dim()
+        if not is_fitting:
             raise InvalidArgumentError(f"shapes: {key}: expected one name for each axis of a tensor", param="shapes")
         for axis, (declared, size) in enumerate(zip(names, value.shape, strict=True)):
             self._check_axis(f"{key}: axis {axis}", declared, size)
@@ -225,6 +233,10 @@ class _FreeSizes:
             self.dims[name] = dim if multiple == 1 else multiple * dim
         return self.dims[name]
 
+    def symbols(self) -> dict[str, str]:
+        """Return the names of the sizes in steps by PyTorch's symbols for them."""
+        return {own: name for name in self.dims for own in self.limits(name)[:1] if own != name}
+
     def limits(self, name: str) -> tuple[str, int, int, int]:
         """Return the symbol of a size, its least and most, and what it is multiplied by."""
         low, high, multiple = self.ranges.get(name, (1, _MAX_SIZE, 1))
@@ -248,34 +260,61 @@ def _checked_range(name: str, value: Any) -> Any:
     return numbers[0] if numbers[0] == numbers[1] else numbers
 
 
+def _read(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: _FreeSizes, names: Any, table: Any,
+    limit: TimeLimit, name: str,
+) -> tuple[Any, Draft]:  # fmt: skip
+    """Export and read the module; numbers of it that are tensors are taken for numbers if a size depends on one."""
+    replaced: list[_Replacement] = [free_builtins]
+    exported = _export(module, args, kwargs, free, names, table, limit, replaced)
+    try:
+        return exported, _Capture(exported, free, name).run()
+    except UnsupportedError as error:
+        if error.code != "data_dependent" or size_numbers in replaced or not has_size_numbers(module):
+            raise
+    exported = _export(module, args, kwargs, free, names, table, limit, [free_builtins, size_numbers])
+    return exported, _Capture(exported, free, name).run()
+
+
 def _export(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: _FreeSizes, names: Any, table: Any,
-    limit: TimeLimit,
+    limit: TimeLimit, replaced: list[_Replacement],
 ) -> Any:  # fmt: skip
     """Export the module; a range of a free size that PyTorch finds too wide is narrowed to what it finds.
 
-    After an error that says nothing of sizes or values, Python's own ``int``, ``float`` and ``len`` are tried.
+    After an error that says nothing of sizes or values, Python's own ``int``, ``float`` and ``len`` are tried, and
+    after one about the value of a tensor, numbers of the module that are tensors are taken for numbers.  ``replaced``
+    becomes what has succeeded.
     """
-    replaced: Callable[[nn.Module], AbstractContextManager[Any]] = free_builtins
     first: Exception | None = None
     for _ in range(_MAX_NARROWED + 1):
         try:
-            return _export_once(module, args, kwargs, free.dynamic(names), table, replaced(module), limit)
+            contexts = [context(module) for context in replaced]
+            exported, assigned = _export_once(module, args, kwargs, free.dynamic(names), table, contexts, limit)
+            read = set(exported.graph_signature.inputs_to_lifted_tensor_constants.values())
+            refuse_states(changed_attributes(module, args, kwargs, assigned & read))
+            return exported
         except PenstockError:
             raise
         except Exception as error:  # torch.export raises many kinds
             limit.check()
             if free.narrow(str(error)):
                 continue
-            if first is not None or _known_words(error):
-                raise UnsupportedError(f"capture: {_own_words(first or error)}") from first or error
-            replaced, first = nullcontext, error
+            if is_data_dependent(error) and size_numbers not in replaced and has_size_numbers(module):
+                replaced.append(size_numbers)
+                first = error
+                continue
+            refused = refusal(error, free.symbols()) or (first and refusal(first, free.symbols()))
+            first = first or error
+            if free_builtins not in replaced or refused:
+                raise refused or not_exported(first) from first
+            replaced.remove(free_builtins)
     raise UnsupportedError("capture: the ranges of the free sizes do not settle; give them in sizes", param="sizes")
 
 
 def _export_once(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[str, Any], table: Any,
-    replaced: AbstractContextManager[Any], limit: TimeLimit,
+    contexts: Sequence[AbstractContextManager[Any]], limit: TimeLimit,
 ) -> Any:  # fmt: skip
     loggers = [logging.getLogger("torch"), logging.getLogger("torch.__trace")]
     levels = [logger.level for logger in loggers]
@@ -283,9 +322,12 @@ def _export_once(
         logger.setLevel(logging.ERROR)
     try:
         with (
-            torch.no_grad(), warnings.catch_warnings(), whole_recurrent_layers(), replaced, limit,
-            redirect_stderr(io.StringIO()),
+            torch.no_grad(), warnings.catch_warnings(), whole_recurrent_layers(), whole_quotients(), limit,
+            redirect_stderr(io.StringIO()), FreeFunctions(), ExitStack() as stack,
         ):  # fmt: skip
+            for context in contexts:
+                stack.enter_context(context)
+            assigned = stack.enter_context(assigned_attributes(module))
             warnings.simplefilter("ignore")
             exported = torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic, strict=False,
@@ -297,32 +339,7 @@ def _export_once(
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
     limit.check()
-    return result
-
-
-def _own_words(error: Exception) -> str:
-    return _known_words(error) or f"PyTorch cannot export the module: {_text_of(error)[:400]}"
-
-
-def _text_of(error: Exception) -> str:
-    return " ".join(str(error).split()).split(" The error above occurred")[0]
-
-
-def _known_words(error: Exception) -> str:
-    """Return what an error says of sizes and values, or "" if it is about something else."""
-    text = _text_of(error)
-    fixed = re.search(r"Suggested fixes: (.*)$", text)
-    if fixed:
-        return f"the module takes other sizes than those declared: {fixed[1][:200]}; give them in shapes and sizes"
-    violated = re.search(r"(?:Constraints violated|unexpectedly required) \((.*?)\)", text)
-    if violated:
-        name = re.sub(r"(\d+)\*(\w+)_\1\b", r"\2", violated[1])  # 32*H_32, as PyTorch knows a size in steps of 32
-        return f"the module fixes the size {name} to that of the example; leave it out of shapes"
-    if "cannot be solved" in text:
-        return "a size inside the module is 1 with this example, which PyTorch takes to be fixed; give a larger example"
-    if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
-        return "the module branches on the value of a tensor, or makes a shape of one"
-    return ""
+    return result, assigned
 
 
 class _Capture:
@@ -411,15 +428,17 @@ class _Capture:
 
     def _symbol(self, expr: Any) -> SizeExpression:
         if expr not in self.symbols:
-            raise UnsupportedError(f"capture: the module makes a shape of values ({expr})")
+            raise UnsupportedError(
+                f"capture: the module makes a shape of values ({expr})", code="data_dependent", param="module"
+            )
         return self.symbols[expr]
 
     def _declare_sizes(self, value: torch.Tensor, axes: Mapping[int, str]) -> None:
         for axis, name in axes.items():
             size = value.shape[axis]
-            if isinstance(size, int):
+            if isinstance(size, int) or not size.node.expr.free_symbols:
                 raise UnsupportedError(
-                    f"capture: the module needs {name} to be {size}, as in the example; leave it out of shapes",
+                    f"capture: the module fixes the size {name} to that of the example; leave it out of shapes",
                     param="shapes",
                 )
             own, low, high, _ = self.free.limits(name)
@@ -447,7 +466,10 @@ class _Capture:
             return
         if read is None:
             self.missing.setdefault(op if op == str(target) else f"{op} (its part {target})", place)
-            self.values[node] = self._stand_in(value)
+            try:
+                self.values[node] = self._stand_in(value)
+            except UnsupportedError:  # its size depends on values
+                self._refuse_missing()
             return
         self.writer.name = place
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
@@ -517,8 +539,7 @@ class _Capture:
 
     def _refuse_missing(self) -> None:
         if self.missing:
-            items = "; ".join(f"{name} in {place}" for name, place in self.missing.items())
-            raise UnsupportedError(f"capture: there is no op for {items}{advice(self.missing)}")
+            raise missing_ops(self.missing, advice(self.missing))
 
     def _add_outputs(self, node: fx.Node) -> None:
         outputs = []
@@ -532,7 +553,7 @@ class _Capture:
                     f"capture: the module changes its buffer {spec.target} while it runs, which a bundle cannot keep",
                     param=str(spec.target),
                 )
-            if item is None:
+            if given is None:
                 continue
             if not isinstance(item, Tensor):
                 first = next(i for i, other in enumerate(specs) if other.kind == OutputKind.USER_OUTPUT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+import numpy as np
+
 from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
 from penstock.graph.general.shape_rules import normalise_axis
@@ -12,18 +14,17 @@ from penstock.graph.general.torch.writer import OPS, Writer, dtype_named, reader
 from penstock.graph.ir import DType
 
 _UNARY: Final = {
-    "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "mish": "mish", "hardswish": "hard_swish",
+    "sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "mish": "mish", "hardswish": "hard_swish",
     "exp": "exp", "log": "log", "log1p": "log1p", "expm1": "expm1", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin",
     "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
     "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf", "reciprocal": "reciprocal",
 }  # fmt: skip
 _UNARY_ANY: Final = {
-    "neg": "neg", "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sign": "sign",
-    "square": "square",
+    "neg": "neg", "abs": "abs", "sign": "sign", "square": "square",
 }  # fmt: skip
 _COMPARISONS: Final = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 _BINARY: Final = {
-    "mul": "mul", "maximum": "max", "minimum": "min", "fmod": "fmod", "remainder": "mod", "atan2": "atan2",
+    "mul": "mul", "maximum": "max", "minimum": "min", "fmod": "fmod", "remainder": "mod",
     "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
     "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor",
     "max.other": "max", "min.other": "min",
@@ -35,6 +36,9 @@ def _declare_tables() -> None:
     def unary(kind: str, floats: bool) -> Any:
         return lambda w, x: w.unary(kind, w.as_float(x) if floats else x)
 
+    def rounding(kind: str) -> Any:
+        return lambda w, x: w.unary(kind, x) if x.dtype == DType.F32 else x  # integers are whole
+
     def binary(kind: str) -> Any:
         return lambda w, a, b: w.binary(_logical(kind, a, b), a, b)
 
@@ -45,6 +49,9 @@ def _declare_tables() -> None:
         for name, kind in table.items():
             for library in ("aten", "prims"):  # whose ops PyTorch's decompositions call
                 OPS[f"{library}.{name}.default"] = unary(kind, floats)
+    for kind in ("floor", "ceil", "round", "trunc"):
+        for library in ("aten", "prims"):
+            OPS[f"{library}.{kind}.default"] = rounding(kind)
     for name, kind in {**_BINARY, **_COMPARISONS}.items():
         for overload in (".Tensor", ".Scalar", ".default") if "." not in name else ("",):
             OPS[f"aten.{name}{overload}"] = binary(kind)
@@ -89,11 +96,23 @@ def _div_mode(w: Writer, a: Any, b: Any, rounding_mode: str | None = None) -> Te
     if x.dtype == DType.F32:
         if rounding_mode == "trunc":
             return w.unary("trunc", w.binary("div", x, y))
-        # As PyTorch: 1.0 // 0.1 is 9, because 0.1 is a little more than a tenth.
-        return w.unary("round", w.binary("div", w.binary("sub", x, w.binary("mod", x, y)), y))
+        return _floored(w, x, y)
     if rounding_mode == "floor":
         return w.binary("div", w.binary("sub", x, w.binary("mod", x, y)), y)
     return w.binary("div", x, y)
+
+
+def _floored(w: Writer, x: Tensor, y: Tensor) -> Tensor:
+    """Return x // y as PyTorch: 1.0 // 0.1 is 9, because 0.1 is a little more than a tenth."""
+    rest = w.binary("fmod", x, y)
+    quotient = w.binary("div", w.binary("sub", x, rest), y)
+    is_below = w.binary(
+        "and", w.binary("ne", rest, 0.0), w.binary("xor", w.binary("lt", y, 0.0), w.binary("lt", rest, 0.0))
+    )
+    whole = w.unary("round", w.add("where", is_below, w.binary("sub", quotient, 1.0), quotient))
+    if y.value is not None and np.all(y.value):
+        return whole
+    return w.add("where", w.binary("eq", y, 0.0), w.binary("div", x, y), whole)
 
 
 @reader("floor_divide.default", "floor_divide.Scalar")
@@ -108,6 +127,11 @@ def _pow(w: Writer, a: Any, b: Any) -> Tensor:
         if simple is not None:
             return w.unary(simple, a)
     return w.binary("pow", a, b)
+
+
+@reader("atan2.default")
+def _atan2(w: Writer, a: Tensor, b: Tensor) -> Tensor:
+    return w.binary("atan2", a, b, at_least=DType.F32)
 
 
 @reader("gelu.default")
@@ -138,6 +162,11 @@ def _clamp_min(w: Writer, x: Tensor, low: Any) -> Tensor:
 @reader("clamp_max.default")
 def _clamp_max(w: Writer, x: Tensor, high: Any) -> Tensor:
     return _clamp(w, x, None, high)
+
+
+@reader("relu.default", "prims.relu.default")
+def _relu(w: Writer, x: Tensor) -> Tensor:
+    return w.unary("relu", x) if x.dtype == DType.F32 else w.binary("max", x, 0)
 
 
 @reader("relu6.default")
@@ -200,7 +229,7 @@ def _softplus(w: Writer, x: Tensor, beta: float = 1.0, threshold: float = 20.0) 
 
 @reader("threshold.default")
 def _threshold(w: Writer, x: Tensor, threshold: float, value: float) -> Tensor:
-    return w.add("where", w.binary("gt", x, threshold), x, w.constant(value, x.dtype))
+    return w.add("where", w.binary("le", x, threshold), w.constant(value, x.dtype), x)
 
 
 @reader("log2.default")
@@ -227,12 +256,12 @@ def _bitwise_not(w: Writer, x: Tensor) -> Tensor:
 
 @reader("isnan.default")
 def _isnan(w: Writer, x: Tensor) -> Tensor:
-    return w.unary("is_nan", x)
+    return w.unary("is_nan", w.as_float(x))
 
 
 @reader("isinf.default")
 def _isinf(w: Writer, x: Tensor) -> Tensor:
-    return w.unary("is_inf", x, 1.0, 1.0)
+    return w.unary("is_inf", w.as_float(x), 1.0, 1.0)
 
 
 @reader("where.self", "where.ScalarOther", "where.ScalarSelf", "prims.where.default")

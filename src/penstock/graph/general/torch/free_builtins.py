@@ -1,6 +1,7 @@
-"""Keeps ``len(tensor)``, ``int(size)`` and ``float(size)`` free in the files of a module.
+"""Keeps ``len(tensor)``, ``int(size)`` and ``float(size)`` free in the files of a module, and two functions of PyTorch.
 
 Python's own functions must return a number of Python, with which PyTorch fixes a free size to that of the example.
+``torch.linspace`` and ``torch.as_tensor`` take numbers of Python and fix it, too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import builtins
 import inspect
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from types import ModuleType
@@ -18,8 +19,11 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch._refs import tensor as tensor_of_numbers
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
-__all__ = ["free_builtins"]
+__all__ = ["FreeFunctions", "free_builtins"]
 
 _NOT_OWN: Final = ("torch", "builtins", "penstock")
 _REPLACED: Final = threading.RLock()  # held while files have the functions of this module
@@ -76,6 +80,43 @@ def free_builtins(module: nn.Module) -> Iterator[None]:
         finally:
             for variables, name in changed:
                 del variables[name]
+
+
+class FreeFunctions(TorchFunctionMode):
+    """Makes ``torch.linspace`` and ``torch.as_tensor`` of free numbers from functions that keep them free."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, or the one that stands for it."""
+        kwargs = kwargs or {}
+        replacement = _FUNCTIONS.get(func)
+        is_free = replacement and any(map(_is_free, pytree.tree_leaves((args, kwargs))))
+        return (replacement if replacement and is_free else func)(*args, **kwargs)
+
+
+def _is_free(value: Any) -> bool:
+    return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
+    """Return ``steps`` numbers from ``start`` to ``end``; PyTorch computes the second half from the end."""
+    if any(isinstance(value, torch.Tensor) for value in (start, end)) or not (_is_free(start) or _is_free(end)):
+        return torch.linspace(start, end, steps, **options)
+    dtype = options.pop("dtype", None) or torch.get_default_dtype()
+    numbers = torch.arange(steps, dtype=dtype, **options)
+    at_least: Any = torch.sym_max
+    values: torch.Tensor = numbers * ((end - start) / at_least(steps - 1, 1)) + start
+    return values
+
+
+def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    make: Any = tensor_of_numbers
+    made: torch.Tensor = make(data, dtype=dtype, device=device)
+    return made
+
+
+_FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {torch.linspace: _linspace, torch.as_tensor: _as_tensor}
 
 
 def _replaceable(file: ModuleType) -> frozenset[str]:

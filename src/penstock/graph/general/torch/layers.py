@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -245,7 +246,7 @@ def _all(w: Writer, x: Tensor, axes: Any = None, keep: bool = False) -> Tensor:
 
 @reader("logsumexp.default")
 def _logsumexp(w: Writer, x: Tensor, axes: Any, keep: bool = False) -> Tensor:
-    return _reduced(w, "log_sum_exp", x, axes, keep)
+    return _reduced(w, "log_sum_exp", w.as_float(x), axes, keep)
 
 
 @reader("var.dim")
@@ -277,6 +278,16 @@ def _std(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, keepdim
     return w.unary("sqrt", _var(w, x, axes, correction=correction, keepdim=keepdim))
 
 
+@reader("var_mean.default")
+def _var_mean_all(w: Writer, x: Tensor, unbiased: bool = True) -> Any:
+    return _var_mean(w, x, correction=int(unbiased))
+
+
+@reader("var_mean.dim")
+def _var_mean_dim(w: Writer, x: Tensor, axes: Any = None, unbiased: bool = True, keepdim: bool = False) -> Any:
+    return _var_mean(w, x, axes, correction=int(unbiased), keepdim=keepdim)
+
+
 @reader("var_mean.correction")
 def _var_mean(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
     return _var(w, x, axes, correction=correction, keepdim=keepdim), _reduced(w, "mean", x, axes, keepdim)
@@ -285,13 +296,13 @@ def _var_mean(w: Writer, x: Tensor, axes: Any = None, *, correction: Any = 1, ke
 @reader("linalg_vector_norm.default", "norm.ScalarOpt_dim")
 def _norm(w: Writer, x: Tensor, order: Any = 2, axes: Any = None, keep: bool = False, *, dtype: Any = None) -> Tensor:
     kinds = {1: "l1", 2: "l2", None: "l2"}
-    if x.rank == 0:
-        return w.unary("abs", x)
-    if order == float("inf"):
-        return _reduced(w, "max", w.unary("abs", x), axes, keep)
+    if order in (math.inf, -math.inf):
+        return _reduced(w, "max" if order > 0 else "min", w.unary("abs", x), axes, keep)
+    if order == 0:
+        return _reduced(w, "sum", w.cast(w.binary("ne", x, 0.0), DType.F32), axes, keep)
     if order not in kinds:
-        raise UnsupportedError(f"norm: expected order 1, 2 or inf, got {order}")
-    return _reduced(w, kinds[order], x, axes, keep)
+        raise UnsupportedError(f"norm: expected order 0, 1, 2, inf or -inf, got {order}")
+    return w.unary("abs", x) if x.rank == 0 else _reduced(w, kinds[order], x, axes, keep)
 
 
 def _arg(w: Writer, kind: str, x: Tensor, axis: Any, keep: bool) -> Tensor:

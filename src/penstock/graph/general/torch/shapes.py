@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,8 +12,12 @@ from penstock.errors import UnsupportedError
 from penstock.graph.general.draft import Tensor
 from penstock.graph.general.shape_rules import broadcast, normalise_axis
 from penstock.graph.general.sizes import SizeLike, is_equal, largest, product, smallest
-from penstock.graph.general.torch.writer import Writer, common_type, dtype_named, reader
+from penstock.graph.general.torch.writer import Writer, common_type, dtype_named, inside, reader
 from penstock.graph.ir import DType
+
+_MAX_EXACT: Final = 1 << 53  # whole numbers that a floating-point attribute holds
+_MASKS: Final = (DType.BOOL, DType.U8)
+"""The types of indices that PyTorch takes to be masks."""
 
 
 @reader("view.default", "reshape.default", "_unsafe_view.default", "view_copy.default")
@@ -187,8 +191,7 @@ def _slice_scatter(
     if step != 1:
         raise UnsupportedError(f"slice_scatter: expected a step of 1, got {step}")
     part = w.sliced(x, axis, begin, end)
-    start = 0 if begin is None else begin
-    start = x.shape[normalise_axis(axis, x.rank)] + start if isinstance(start, int) and start < 0 else start
+    start = inside(0 if begin is None else begin, x.shape[normalise_axis(axis, x.rank)])
     length = part.shape[normalise_axis(axis, x.rank)]
     pieces = [w.sliced(x, axis, 0, start), source, w.sliced(x, axis, start + length, None)]
     return w.concat([p for p in pieces if p.shape[normalise_axis(axis, p.rank)] != 0], axis)
@@ -261,7 +264,7 @@ def _scatter_add(w: Writer, x: Tensor, axis: int, indices: Tensor, source: Tenso
 @reader("index.Tensor", "_unsafe_index.Tensor")
 def _index(w: Writer, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     used = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if any(index.dtype == DType.BOOL for _, index in used):
+    if any(index.dtype in _MASKS for _, index in used):
         raise UnsupportedError("index: a mask selects as many elements as its values say; use torch.where instead")
     axes = [axis for axis, _ in used]
     if len(used) == 1:
@@ -284,12 +287,12 @@ def _index_put(
 ) -> Tensor:
     used = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     values = w.cast(values, x.dtype)
-    if any(index.dtype == DType.BOOL for _, index in used):
+    if any(index.dtype in _MASKS for _, index in used):
         ((axis, mask),) = used if len(used) == 1 else [(0, None)]
         if mask is None or values.rank or accumulate:
             raise UnsupportedError("index_put: a mask takes as many values as it selects; use torch.where instead")
         mask = w.reshape(mask, (*mask.shape, *[1] * (x.rank - axis - mask.rank)))
-        return w.add("where", mask, values, x)
+        return w.add("where", w.cast(mask, DType.BOOL), values, x)
     axes = [axis for axis, _ in used]
     rest = [axis for axis in range(x.rank) if axis not in axes]
     order = [*axes, *rest]
@@ -345,12 +348,13 @@ def _pad(w: Writer, x: Tensor, pads: Sequence[SizeLike], mode: Any = "constant",
         begins = [max(b, 0) for b in begins]
         ends = [max(e, 0) for e in ends]
     kinds = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-    number, places = float(value or 0), (*begins, *ends)
-    if math.isfinite(number):
+    value = 0 if value is None else value
+    number, places = float(value if x.dtype == DType.F32 else int(value)), (*begins, *ends)
+    if math.isfinite(number) and (x.dtype == DType.F32 or abs(number) <= _MAX_EXACT):
         return w.add("pad", x, pads=places, mode=kinds[mode], value=number)
-    inside = w.add("pad", w.filled(x.shape, 1.0, DType.BOOL), pads=places, mode="constant", value=0.0)
+    is_inside = w.add("pad", w.filled(x.shape, 1.0, DType.BOOL), pads=places, mode="constant", value=0.0)
     padded = w.add("pad", x, pads=places, mode="constant", value=0.0)
-    return w.add("where", inside, padded, w.constant(np.array(number, np.float32), x.dtype))
+    return w.add("where", is_inside, padded, w.constant(value, x.dtype))
 
 
 @reader("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
@@ -429,7 +433,7 @@ def _numbers(w: Writer, value: float, first: Any, args: Sequence[Any], dtype: An
 def _fill(w: Writer, x: Tensor, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return _expand(w, w.cast(value, x.dtype), x.shape)
-    return w.filled(x.shape, float(value), x.dtype)
+    return w.filled(x.shape, value, x.dtype)
 
 
 @reader("zero.default")

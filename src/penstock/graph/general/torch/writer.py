@@ -14,7 +14,7 @@ from penstock.graph.general.shape_rules import normalise_axis
 from penstock.graph.general.sizes import SizeExpression, SizeLike, bounds, product, smallest
 from penstock.graph.ir import DType
 
-__all__ = ["OPS", "Reader", "Writer", "common_type", "dtype_named", "reader"]
+__all__ = ["OPS", "Reader", "Writer", "common_type", "dtype_named", "inside", "reader"]
 
 _DTYPES: Final = {
     "torch.float32": DType.F32, "torch.float64": DType.F32, "torch.float16": DType.F32, "torch.bfloat16": DType.F32,
@@ -127,8 +127,8 @@ class Writer:
         """Return a part of an axis; begins and ends may be negative, absent or too large, as Python's are."""
         axis = normalise_axis(axis, x.rank)
         size = x.shape[axis]
-        begin = _inside(0 if begin is None else begin, size)
-        end = _inside(size if end is None else end, size)
+        begin = inside(0 if begin is None else begin, size)
+        end = inside(size if end is None else end, size)
         begins, ends, steps = [0] * x.rank, list(x.shape), [1] * x.rank
         begins[axis], ends[axis], steps[axis] = begin, end, step
         if (begin, end, step) == (0, size, 1):
@@ -178,7 +178,9 @@ class Writer:
         return self.reshape(out, out.shape[1:])
 
     def filled(self, sizes: Sequence[SizeLike], value: float, dtype: DType) -> Tensor:
-        """Return a tensor of one number."""
+        """Return a tensor of one number, which is converted to the type as PyTorch does."""
+        if dtype != DType.F32 and math.isfinite(value):
+            value = bool(value) if dtype == DType.BOOL else int(value)
         if not math.isfinite(value) or abs(value) > _MAX_WHOLE:  # attributes are finite, and whole up to 2^53
             number = self.constant(int(value) if dtype == DType.I64 else np.array(value, np.float32), dtype)
             return self.add("expand", number, sizes=tuple(sizes)) if sizes else number
@@ -189,7 +191,7 @@ class Writer:
         return self.add("iota", range=(start, step, count))
 
 
-def _inside(index: Any, size: SizeLike) -> SizeLike:
+def inside(index: Any, size: SizeLike) -> SizeLike:
     """Return a begin or an end of a slice between 0 and the size."""
     if isinstance(index, int) and index < 0:
         index = size + index
