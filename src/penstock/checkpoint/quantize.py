@@ -110,12 +110,12 @@ def plan_weights(
 def _check_head(columns: Mapping[str, int], head: str) -> None:
     """Refuse a scheme of blocks for a model without an output head, or with other ``columns`` than whole blocks."""
     block_len = BLOCKS[find_scheme(head).layout].block_len
-    found = next((f"{cols} of {name}" for name, cols in columns.items() if cols % block_len), None)
-    if found is None and not columns:
-        found = "a model without a quantized output head"
-    if found is not None:
+    misfit = next((f"{cols} of {name}" for name, cols in columns.items() if cols % block_len), None)
+    if misfit is None and not columns:
+        misfit = "a model without a quantized output head"
+    if misfit is not None:
         raise InvalidArgumentError(
-            f"head: expected an output head whose columns are a multiple of {block_len} for {head}, got {found}",
+            f"head: expected an output head whose columns are a multiple of {block_len} for {head}, got {misfit}",
             param="head",
         )
 

@@ -140,10 +140,10 @@ class _Peer:
             raise InvalidArgumentError(f"{self.name} refused this machine: {_printable_text(first['refused'])}")
         if not is_host and (problem := self.token_error(token)):
             raise InvalidArgumentError(f"--rdzv: {self.name} {problem}", param="rdzv")
-        theirs = str(first.get("nonce"))
-        self.send(answer=_answer(token, is_host, theirs, own))
+        peer_nonce = str(first.get("nonce"))
+        self.send(answer=_answer(token, is_host, peer_nonce, own))
         answer = str((await self.receive()).get("answer"))
-        return hmac.compare_digest(answer.encode(), _answer(token, not is_host, own, theirs).encode())
+        return hmac.compare_digest(answer.encode(), _answer(token, not is_host, own, peer_nonce).encode())
 
     def token_error(self, token: bytes) -> str:
         """Return why the peer is not trusted without a token; empty if it is, or if there is one.

@@ -127,13 +127,13 @@ def _share(opened: OpenModel, donor: OpenModel, done: npt.NDArray[np.bool_]) -> 
         if not common:
             return 0
         with mmap.mmap(file.fileno(), common, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset) as view:
-            theirs = np.frombuffer(view, np.uint8)
+            donated = np.frombuffer(view, np.uint8)
             shared = 0
-            for begin, end in _equal_runs(own[:common], theirs, done):
+            for begin, end in _equal_runs(own[:common], donated, done):
                 map_over(own.ctypes.data + begin, end - begin, file.fileno(), offset + begin)
                 done[begin // mmap.PAGESIZE : end // mmap.PAGESIZE] = True
                 shared += end - begin
-            del theirs
+            del donated
         return shared
 
 

@@ -144,11 +144,11 @@ def _first(
     """Return the first node that differs: in the network as it was read, or else as it is written."""
     plain = draft.copy()
     plain.prune()
-    found = _first_in(plain, draft.origins, source, arrays, limit)
-    if found is not None:
-        return found, False
-    found = _first_in(_optimised(draft, winograd), draft.origins, source, arrays, limit)
-    return found, found is not None
+    difference = _first_in(plain, draft.origins, source, arrays, limit)
+    if difference is not None:
+        return difference, False
+    difference = _first_in(_optimised(draft, winograd), draft.origins, source, arrays, limit)
+    return difference, difference is not None
 
 
 def _first_in(
@@ -233,10 +233,10 @@ def _difference(place: str, ours: npt.NDArray[Any], theirs: npt.NDArray[Any], li
 
 def _in_order(draft: Draft, inputs: Inputs) -> _Arrays:
     names = [tensor.name for tensor in draft.inputs]
-    given = inputs if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=False))
-    if set(given) != set(names) or (not isinstance(inputs, Mapping) and len(inputs) != len(names)):
-        raise InvalidArgumentError(f"inputs: expected {', '.join(names)}, got {', '.join(given)}", param="inputs")
-    return [np.asarray(given[name]) for name in names]
+    by_name = inputs if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=False))
+    if set(by_name) != set(names) or (not isinstance(inputs, Mapping) and len(inputs) != len(names)):
+        raise InvalidArgumentError(f"inputs: expected {', '.join(names)}, got {', '.join(by_name)}", param="inputs")
+    return [np.asarray(by_name[name]) for name in names]
 
 
 def _seeded(draft: Draft, source: DraftSource, seed: int) -> Iterator[_Arrays]:
@@ -274,9 +274,9 @@ def _numbers(
 
 def _sizes_of(draft: Draft, examples: Sequence[npt.NDArray[Any]]) -> dict[str, int]:
     """Return the named sizes of examples: each is that of an axis, or a multiple of it."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for tensor, example in zip(draft.inputs, examples, strict=True):
         for size, number in zip(tensor.shape, example.shape, strict=True):
             for item in symbols_of(size):
-                found[item.name] = number // evaluate(as_text(size), {item.name: 1})
-    return found
+                sizes[item.name] = number // evaluate(as_text(size), {item.name: 1})
+    return sizes

@@ -68,18 +68,18 @@ def add_mixed_options(parser: argparse.ArgumentParser) -> None:
 
 def is_mixed(args: argparse.Namespace) -> bool:
     """Return True if a budget is given; refuse more than one, and details without one."""
-    given = [name for name in _BUDGETS if getattr(args, name) is not None]
-    if len(given) > 1:
-        names = " and ".join(_option(name) for name in given)
-        raise InvalidArgumentError(f"{_option(given[1])}: expected one budget, got {names}", param=given[1])
+    budgets = [name for name in _BUDGETS if getattr(args, name) is not None]
+    if len(budgets) > 1:
+        names = " and ".join(_option(name) for name in budgets)
+        raise InvalidArgumentError(f"{_option(budgets[1])}: expected one budget, got {names}", param=budgets[1])
     for name in _DETAILS:
-        if not given and getattr(args, name) is not None:
+        if not budgets and getattr(args, name) is not None:
             raise InvalidArgumentError(
                 f"{_option(name)}: expected --budget, --max-kl or --min-speed with it, got none", param=name
             )
-    if given and args.imatrix_out is not None:
-        raise InvalidArgumentError(f"--imatrix-out: expected no {_option(given[0])} with it", param="imatrix_out")
-    return bool(given)
+    if budgets and args.imatrix_out is not None:
+        raise InvalidArgumentError(f"--imatrix-out: expected no {_option(budgets[0])} with it", param="imatrix_out")
+    return bool(budgets)
 
 
 def _option(name: str) -> str:

@@ -59,14 +59,14 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
 def is_network(args: argparse.Namespace) -> bool:
     """Return True for a bundle and an ONNX file; refuse options that the kind of source does not have."""
     is_onnx = is_onnx_file(args.checkpoint)
-    found = is_onnx or Path(args.checkpoint).suffix.lower() == ".psm"
-    for name in (*(_OTHERS if found else _OWN), *(() if is_onnx else _ONNX)):
+    is_general = is_onnx or Path(args.checkpoint).suffix.lower() == ".psm"
+    for name in (*(_OTHERS if is_general else _OWN), *(() if is_onnx else _ONNX)):
         if getattr(args, name) not in (None, False, []):
             option = "--" + name.replace("_", "-")
-            kind = "a checkpoint of a language model" if found else "the bundle of a general network"
+            kind = "a checkpoint of a language model" if is_general else "the bundle of a general network"
             kind = "an ONNX file" if name in _ONNX else kind
             raise InvalidArgumentError(f"{option}: expected {kind}, got {args.checkpoint}", param=name)
-    return found
+    return is_general
 
 
 def run_network(args: argparse.Namespace) -> int:

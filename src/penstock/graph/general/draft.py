@@ -197,11 +197,11 @@ class Draft:
 
     def symbols(self) -> list[SizeSymbol]:
         """Return the named sizes of the inputs, in their order.  Raises UnsupportedError for other names in use."""
-        found: dict[SizeSymbol, None] = {}
+        symbols: dict[SizeSymbol, None] = {}
         for tensor in self.inputs:
             for size in tensor.shape:
-                found.update(dict.fromkeys(sorted(symbols_of(size), key=lambda s: s.name)))
-        return list(found)
+                symbols.update(dict.fromkeys(sorted(symbols_of(size), key=lambda s: s.name)))
+        return list(symbols)
 
     def is_open(self, size: SizeLike) -> bool:
         """Return True if a size depends on a number of selected boxes."""
@@ -219,12 +219,12 @@ class Draft:
 
     def readers(self) -> dict[int, list[DraftCall]]:
         """Return the calls that read each tensor, by ``id``.  Outputs of the network are not counted."""
-        found: dict[int, list[DraftCall]] = {}
+        readers: dict[int, list[DraftCall]] = {}
         for call in self.calls:
             for tensor in call.inputs:
                 if tensor is not None:
-                    found.setdefault(id(tensor), []).append(call)
-        return found
+                    readers.setdefault(id(tensor), []).append(call)
+        return readers
 
     def replace(self, old: Tensor, new: Tensor, calls: Sequence[DraftCall] | None = None) -> None:
         """Let the calls, and the outputs if ``calls`` is None, read ``new`` instead of ``old``."""

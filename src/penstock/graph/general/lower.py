@@ -247,9 +247,9 @@ def _gate_rows(call: DraftCall, use: str, array: NDArray[np.float32]) -> tuple[L
 def unbound_sizes(draft: Draft) -> list[str]:
     """Return the names of sizes that calls use and no input has."""
     known = set(draft.symbols())
-    found: dict[str, None] = {}
+    unbound: dict[str, None] = {}
     for call in draft.calls:
         for value in call.attrs.values():
             for size in value if isinstance(value, tuple) else ():
-                found.update((item.name, None) for item in symbols_of(size) if item not in known)
-    return list(found)
+                unbound.update((item.name, None) for item in symbols_of(size) if item not in known)
+    return list(unbound)

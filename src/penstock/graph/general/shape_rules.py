@@ -61,18 +61,18 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
 
 def infer(op: str, inputs: Sequence[Any], attrs: dict[str, Any], name: str) -> tuple[dict[str, Any], _Types]:
     """Return all attributes of a call, defaults included, in the order of the schema, and its outputs' types."""
-    given = {**_DEFAULTS.get(op, {}), **attrs}
+    all_attrs = {**_DEFAULTS.get(op, {}), **attrs}
     rule = _RULES[op]
     try:
-        types = rule(inputs, given)
+        types = rule(inputs, all_attrs)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{name or op} ({op}): {error}", param=error.param) from error
     wanted = [argument.name for argument in parse_arguments(find_op(op).schema) if argument.is_attr]
-    unknown = set(given) - set(wanted)
-    missing = [key for key in wanted if key not in given]
+    unknown = set(all_attrs) - set(wanted)
+    missing = [key for key in wanted if key not in all_attrs]
     if unknown or missing:
-        raise InvalidArgumentError(f"{name or op} ({op}): expected the attributes {wanted}, got {sorted(given)}")
-    return {key: given[key] for key in wanted}, types
+        raise InvalidArgumentError(f"{name or op} ({op}): expected the attributes {wanted}, got {sorted(all_attrs)}")
+    return {key: all_attrs[key] for key in wanted}, types
 
 
 def normalise_axis(axis: int, rank: int, param: str = "axis") -> int:

@@ -194,14 +194,14 @@ def bounds(size: SizeLike) -> tuple[int, int]:
 
 def symbols_of(size: SizeLike) -> set[SizeSymbol]:
     """Return the names in an expression."""
-    found: set[SizeSymbol] = set()
+    symbols: set[SizeSymbol] = set()
     for monomial in _terms(size):
         for atom in monomial:
             if isinstance(atom, SizeSymbol):
-                found.add(atom)
+                symbols.add(atom)
             else:
-                found |= symbols_of(atom.left) | symbols_of(atom.right)
-    return found
+                symbols |= symbols_of(atom.left) | symbols_of(atom.right)
+    return symbols
 
 
 def substitute(size: SizeLike, values: Mapping[SizeSymbol, SizeLike]) -> SizeLike:

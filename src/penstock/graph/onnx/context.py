@@ -71,10 +71,10 @@ class Site:
 
     def x(self, at: int = 0) -> Tensor:
         """Return an input that must be there."""
-        found = self.optional(at)
-        if found is None:
+        tensor = self.optional(at)
+        if tensor is None:
             raise InvalidFileError(f"node {self.node.name} ({self.node.op}): expected an input {at}, got none")
-        return found
+        return tensor
 
     def optional(self, at: int) -> Tensor | None:
         """Return an input, or None if it is absent."""
@@ -134,8 +134,8 @@ class Site:
 
     def attr(self, name: str, default: Any = None) -> Any:
         """Return an attribute."""
-        found = self.node.attrs.get(name)
-        return default if found is None else found
+        value = self.node.attrs.get(name)
+        return default if value is None else value
 
     def int_attr(self, name: str, default: int = 0) -> int:
         """Return an integer attribute."""
@@ -155,18 +155,18 @@ class Site:
 
     def ints(self, name: str) -> tuple[int, ...] | None:
         """Return a list of integers, or None if the attribute is absent."""
-        found = self.attr(name)
-        if found is None:
+        values = self.attr(name)
+        if values is None:
             return None
-        if not isinstance(found, list) or not all(isinstance(item, int) for item in found):
+        if not isinstance(values, list) or not all(isinstance(item, int) for item in values):
             raise InvalidFileError(f"node {self.node.name} ({self.node.op}): expected integers as {name}")
-        return tuple(found)
+        return tuple(values)
 
     def _typed(self, name: str, default: Any, kind: Any) -> Any:
-        found = self.attr(name, default)
-        if not isinstance(found, kind):
+        value = self.attr(name, default)
+        if not isinstance(value, kind):
             raise InvalidFileError(f"node {self.node.name} ({self.node.op}): expected another type as {name}")
-        return found
+        return value
 
     # What a reader may do.
 

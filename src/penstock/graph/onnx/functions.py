@@ -129,7 +129,7 @@ def _custom_types(op: Op, inputs: Sequence[Tensor | None], attrs: Mapping[str, A
     from penstock.ops.custom import custom_op_types  # imported here: it requires PyTorch
 
     sizes = [size for tensor in inputs if tensor is not None for size in tensor.shape]
-    found = []
+    types_by_sizes = []
     for names in _assignments(sizes):
         specs = [None if tensor is None else _spec(tensor, names) for tensor in inputs]
         try:
@@ -140,11 +140,11 @@ def _custom_types(op: Op, inputs: Sequence[Tensor | None], attrs: Mapping[str, A
             raise UnsupportedError(
                 f"{op.name} is in a library, but its shapes are not known; declare it with penstock.custom_op"
             )
-        found.append((names, types))
+        types_by_sizes.append((names, types))
     result = []
-    for at, (shape, dtype) in enumerate(found[0][1]):
-        axes = [[types[at][0][axis] for _, types in found] for axis in range(len(shape))]
-        trials = [names for names, _ in found]
+    for at, (shape, dtype) in enumerate(types_by_sizes[0][1]):
+        axes = [[types[at][0][axis] for _, types in types_by_sizes] for axis in range(len(shape))]
+        trials = [names for names, _ in types_by_sizes]
         dims = tuple(_size_of(numbers, trials, sizes, op.name) for numbers in axes)
         result.append((next((own for own, name in _CUSTOM_TYPES.items() if name == dtype), DType.BOOL), dims))
     return result

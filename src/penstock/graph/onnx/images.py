@@ -62,11 +62,11 @@ def _pads(
 
 
 def _given_pads(site: Site, x: Tensor) -> tuple[int, int, int, int]:
-    given = site.ints("pads")
-    if given is None:
+    pads = site.ints("pads")
+    if pads is None:
         return (0, 0, 0, 0)
-    site.expect(len(given) in (2, 4) and all(0 <= n < 1 << 31 for n in given), "2 or 4 pads of 0 or more")
-    return (0, given[0], 0, given[1]) if len(given) == 2 else (given[0], given[1], given[2], given[3])
+    site.expect(len(pads) in (2, 4) and all(0 <= n < 1 << 31 for n in pads), "2 or 4 pads of 0 or more")
+    return (0, pads[0], 0, pads[1]) if len(pads) == 2 else (pads[0], pads[1], pads[2], pads[3])
 
 
 def _biased(site: Site, y: Tensor, bias: Tensor | None) -> Tensor:
@@ -117,10 +117,12 @@ def _computed_conv(site: Site, x: Tensor, weight: Tensor, groups: int, window: d
     outputs, inner = filters // groups, channels // groups
     parts = []
     for group in range(groups):
-        mine = taps if groups == 1 else [site.cut(tap, 3, group * inner, (group + 1) * inner) for tap in taps]
-        windows = site.reshape(site.concat(mine, 3), (n * oh * ow, kh * kw * inner))
-        own = site.reshape(site.cut(weight, 0, group * outputs, (group + 1) * outputs), (outputs, kh * kw * inner))
-        parts.append(site.add("matmul", windows, own, transpose_b=True))
+        group_taps = taps if groups == 1 else [site.cut(tap, 3, group * inner, (group + 1) * inner) for tap in taps]
+        windows = site.reshape(site.concat(group_taps, 3), (n * oh * ow, kh * kw * inner))
+        group_weight = site.reshape(
+            site.cut(weight, 0, group * outputs, (group + 1) * outputs), (outputs, kh * kw * inner)
+        )
+        parts.append(site.add("matmul", windows, group_weight, transpose_b=True))
     return site.reshape(site.concat(parts, 1), (n, oh, ow, filters))
 
 

@@ -234,10 +234,10 @@ class _Loader:
 
 def _properties(items: Any) -> dict[str, str]:
     """Return the texts that a file carries for programs, such as its labels; without those that no bundle can have."""
-    found = [(str(item.key), str(item.value)) for item in items]
+    pairs = [(str(item.key), str(item.value)) for item in items]
     fitting = {
         key: value
-        for key, value in found
+        for key, value in pairs
         if key.isprintable() and 0 < len(key.encode()) <= _MAX_KEY_BYTES
         if len(value.encode()) <= _MAX_TEXT_BYTES and not {"\0", "\x7f"} & set(value)
     }
@@ -264,8 +264,8 @@ def _port(proto: Any) -> OnnxPort:
         return OnnxPort(proto.name, "tensor", tensor.elem_type, None)
     dims: list[int | str | None] = []
     for dim in tensor.shape.dim:
-        given = dim.WhichOneof("value")
-        known = dim.dim_value if given == "dim_value" and dim.dim_value >= 0 else None
+        field = dim.WhichOneof("value")
+        known = dim.dim_value if field == "dim_value" and dim.dim_value >= 0 else None
         dims.append(int(known) if known is not None else dim.dim_param or None)
     return OnnxPort(proto.name, "tensor", tensor.elem_type, tuple(dims))
 
@@ -297,8 +297,8 @@ class OnnxSource:
 
     def run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs of the file."""
-        found = self.values(arrays, self._outputs)
-        return [found[name] for name in self._outputs]
+        values = self.values(arrays, self._outputs)
+        return [values[name] for name in self._outputs]
 
     def values(self, arrays: Sequence[NDArray[Any]], keys: Collection[str]) -> dict[str, NDArray[Any]]:
         """Return values of the file's graph by their names."""
@@ -323,14 +323,14 @@ class OnnxSource:
         return proto
 
     def _feeds(self, onnx: Any, proto: Any, arrays: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        given = dict(zip(self._inputs, arrays, strict=True))
+        by_name = dict(zip(self._inputs, arrays, strict=True))
         initial = {item.name for item in proto.graph.initializer}
         feeds = {}
         for port in proto.graph.input:
             if port.name in initial:
                 continue
             dtype = onnx.helper.tensor_dtype_to_np_dtype(port.type.tensor_type.elem_type)
-            value = given[port.name] if port.name in given else np.array(self._sizes[port.name])
+            value = by_name[port.name] if port.name in by_name else np.array(self._sizes[port.name])
             feeds[port.name] = value.view(dtype) if dtype.name == "bfloat16" else value.astype(dtype)
         return feeds
 
@@ -372,8 +372,8 @@ def _evaluated(key: tuple[str, str], custom: str) -> Any:
     def _run(self: Any, *arrays: Any, **attrs: Any) -> Any:
         from penstock.ops.custom import custom_op_arrays  # imported here: it requires PyTorch
 
-        given = {item.name: onnx_package().helper.get_attribute_value(item) for item in self.onnx_node.attribute}
-        plain = {name: value.decode() if isinstance(value, bytes) else value for name, value in given.items()}
+        values = {item.name: onnx_package().helper.get_attribute_value(item) for item in self.onnx_node.attribute}
+        plain = {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
         return custom_op_arrays(custom, arrays, plain)
 
     return type(key[1], (OpRun,), {"op_domain": key[0], "_run": _run})

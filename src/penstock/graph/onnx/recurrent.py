@@ -20,8 +20,8 @@ def _checked(site: Site, gates: int, activations: Sequence[str]) -> tuple[int, s
     direction = site.str_attr("direction", "forward")
     site.expect(direction in ("forward", "reverse", "bidirectional"), "a direction")
     count = 2 if direction == "bidirectional" else 1
-    given = [str(name).lower() for name in site.attr("activations", [])]
-    site.require(not given or given == [*activations] * count, f"activations {given} are not supported")
+    names = [str(name).lower() for name in site.attr("activations", [])]
+    site.require(not names or names == [*activations] * count, f"activations {names} are not supported")
     clip = site.float_attr("clip", math.inf)
     site.require(not math.isfinite(clip) or clip >= 3e38, "clip is not supported")
     weight = site.x(2)
@@ -82,9 +82,9 @@ def _gru(site: Site) -> tuple[Tensor, ...]:
 @reads("RNN")
 def _rnn(site: Site) -> tuple[Tensor, ...]:
     """Write the steps one by one, as no op of the table has them; so their number is constant."""
-    given = [str(name).lower() for name in site.attr("activations", [])]
-    kind = given[0] if given else "tanh"
-    site.require(kind in ("tanh", "relu"), f"activations {given} are not supported")
+    names = [str(name).lower() for name in site.attr("activations", [])]
+    kind = names[0] if names else "tanh"
+    site.require(kind in ("tanh", "relu"), f"activations {names} are not supported")
     hidden, direction = _checked(site, 1, (kind,))
     site.require(site.optional(4) is None, "sequence_lens is not supported")
     x, w, r, bias, states = _input(site), site.x(1), site.x(2), site.optional(3), _rows(site, 5)

@@ -43,9 +43,9 @@ def _resize(site: Site) -> Tensor:
     axes = [site.axis(axis, x.rank) for axis in site.ints("axes") or range(x.rank)]
     scales, sizes = [0.0] * x.rank, list(x.shape)
     if site.has(3) and (not site.is_raw(3) or site.raw(3).size):
-        given = site.sizes(3)
-        site.expect(len(given) == len(axes), f"{len(axes)} sizes")
-        for axis, size in zip(axes, given, strict=True):
+        new_sizes = site.sizes(3)
+        site.expect(len(new_sizes) == len(axes), f"{len(axes)} sizes")
+        for axis, size in zip(axes, new_sizes, strict=True):
             sizes[axis] = size
         _keep_ratio(site, x, axes, scales, sizes)
     else:

@@ -209,19 +209,19 @@ def _pad(site: Site) -> Tensor:
     x = site.x()
     value = 0.0
     if site.version < 11:
-        given: Sequence[SizeLike] = site.ints("pads") or ()
+        amounts: Sequence[SizeLike] = site.ints("pads") or ()
         value = site.float_attr("value")
     else:
-        given = site.sizes(1)
+        amounts = site.sizes(1)
         if site.has(2):
             constant = site.raw(2).reshape(-1)
             value = float(constant[0]) if constant.size else 0.0
     axes = site.whole(3) if site.has(3) else tuple(range(x.rank))
-    site.expect(len(given) == 2 * len(axes), f"{2 * len(axes)} pads")
+    site.expect(len(amounts) == 2 * len(axes), f"{2 * len(axes)} pads")
     pads: list[SizeLike] = [0] * (2 * x.rank)
     for at, axis in enumerate(axes):
         axis = site.axis(axis, x.rank)
-        pads[axis], pads[x.rank + axis] = given[at], given[len(axes) + at]
+        pads[axis], pads[x.rank + axis] = amounts[at], amounts[len(axes) + at]
     for axis in range(x.rank):  # negative pads cut
         begin, end = (pads[i] if isinstance(pads[i], int) and pads[i] < 0 else 0 for i in (axis, x.rank + axis))
         if begin or end:

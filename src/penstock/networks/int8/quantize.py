@@ -227,7 +227,7 @@ def _time(predictor: Predictor, sample: Sample) -> float:
 
 def _named(nodes: Sequence[Node], patterns: Sequence[str]) -> set[str]:
     """Return the first outputs of the nodes whose names match a pattern; each pattern must match one."""
-    found: set[str] = set()
+    matched: set[str] = set()
     for pattern in patterns:
         own = {node.outputs[0] for node in nodes if fnmatch.fnmatchcase(node.name, pattern)}
         if not own:
@@ -235,5 +235,5 @@ def _named(nodes: Sequence[Node], patterns: Sequence[str]) -> set[str]:
             raise InvalidArgumentError(
                 f"keep: expected names of convolutions or linears, such as {names}, got {pattern!r}", param="keep"
             )
-        found |= own
-    return found
+        matched |= own
+    return matched

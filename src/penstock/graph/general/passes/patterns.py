@@ -161,9 +161,9 @@ def _layer_norm(m: _Matcher, call: DraftCall) -> list[DraftCall] | None:
         for normal, weight in () if product is None else m.operands(product):
             if not (_is_vector(weight) and _is_vector(bias)):
                 continue
-            found = _normalised(m, normal)
-            if found is not None:
-                return _norm_calls(m.draft, call, found[0], weight, bias, found[1])
+            parts = _normalised(m, normal)
+            if parts is not None:
+                return _norm_calls(m.draft, call, parts[0], weight, bias, parts[1])
     return None
 
 
@@ -254,10 +254,10 @@ def _attention(m: _Matcher, call: DraftCall) -> list[DraftCall] | None:
             if _scaled_product(m, a) is not None and a.shape == scores.shape:
                 scores, mask = a, b
                 break
-    found = _scaled_product(m, scores)
-    if found is None:
+    product = _scaled_product(m, scores)
+    if product is None:
         return None
-    q, k, is_transposed, scale = found
+    q, k, is_transposed, scale = product
     v = call.argument(1)
     turns: list[DraftCall] = []
     if q.rank != 4 or k.rank != 4:

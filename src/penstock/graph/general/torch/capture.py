@@ -525,8 +525,8 @@ class _Capture:
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
-            found = self.values.get(value)
-            return number_of(self.writer, found.expr, self._expression) if isinstance(found, FreeNumber) else found
+            known = self.values.get(value)
+            return number_of(self.writer, known.expr, self._expression) if isinstance(known, FreeNumber) else known
         if isinstance(value, (list, tuple)):
             return (
                 [self._argument(item) for item in value]

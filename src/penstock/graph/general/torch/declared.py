@@ -28,19 +28,19 @@ def overloads(functions: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable
 def _overload(key: Any) -> Any:
     name = str(getattr(key, "_qualname", key)).removeprefix("torch.ops.")
     owner, _, short = name.partition("::")
-    found: Any = key
+    op: Any = key
     if short:
         try:
-            found = getattr(getattr(torch.ops, owner), short)
+            op = getattr(getattr(torch.ops, owner), short)
         except AttributeError:
-            found = None
-    if isinstance(found, torch._ops.OpOverloadPacket):
-        found = found.default
-    if not isinstance(found, torch._ops.OpOverload):
+            op = None
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        op = op.default
+    if not isinstance(op, torch._ops.OpOverload):
         raise InvalidArgumentError(
             f'decompositions: expected "owner::name" of an op of torch.library, got {key!r}', param="decompositions"
         )
-    return found
+    return op
 
 
 def add_declared_op(
@@ -55,11 +55,11 @@ def add_declared_op(
     if op is None:
         return False
     names = [item.name for item in _schema_of(target).arguments]
-    given = {item.name: item.default_value for item in _schema_of(target).arguments if item.has_default_value()}
-    given.update(zip(names, argument(node.args), strict=False))
-    given.update(argument(node.kwargs))
+    arguments = {item.name: item.default_value for item in _schema_of(target).arguments if item.has_default_value()}
+    arguments.update(zip(names, argument(node.args), strict=False))
+    arguments.update(argument(node.kwargs))
     result = node.meta.get("val")
-    outputs = add_custom_call(draft, op, given, types(result), place)
+    outputs = add_custom_call(draft, op, arguments, types(result), place)
     values[node] = outputs[0] if isinstance(result, torch.Tensor) else list(outputs)
     return True
 

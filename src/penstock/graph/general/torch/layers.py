@@ -431,9 +431,9 @@ def _convolution(w: Writer, x: Tensor, weight: Tensor, bias: Any, *rest: Any) ->
 @reader("conv_transpose2d.input", "conv_transpose1d.default")
 def _conv_transpose(w: Writer, x: Tensor, weight: Tensor, bias: Any = None, *rest: Any, **options: Any) -> Tensor:
     names = ("stride", "padding", "output_padding", "groups", "dilation")
-    given = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1} | options
-    given |= dict(zip(names, rest, strict=False))
-    strides, pads, output_pads, groups, dilations = (given[name] for name in names)
+    settings = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1} | options
+    settings |= dict(zip(names, rest, strict=False))
+    strides, pads, output_pads, groups, dilations = (settings[name] for name in names)
     axes = weight.rank - 2
     single = x.rank == axes + 1
     x = w.unsqueeze(x, 0) if single else x
@@ -574,8 +574,8 @@ def _upsample_rows(w: Writer, x: Tensor, sizes: Any, align_corners: bool, *scale
 
 def _rows_resized(w: Writer, x: Tensor, sizes: Any, scales: Sequence[Any], **attrs: Any) -> Tensor:
     """Resize rows as images of height 1."""
-    given = next((s for s in scales if s is not None), None)
-    scale = given[0] if isinstance(given, (list, tuple)) else given
+    factors = next((s for s in scales if s is not None), None)
+    scale = factors[0] if isinstance(factors, (list, tuple)) else factors
     both = None if scale is None else [1.0, float(scale)]
     out = _resized(w, w.unsqueeze(x, 2), None if sizes is None else (1, *sizes), both, **attrs)
     return w.reshape(out, (*out.shape[:2], out.shape[3]))

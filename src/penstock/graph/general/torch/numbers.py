@@ -112,9 +112,9 @@ def _evaluation(own: Callable[..., Any], rounded: Callable[[Any, int], Any]) -> 
     """Return what SymPy calls to simplify a rounded number: ``own`` first, then that of an exact quotient."""
 
     def evaluate(kind: Any, number: Any) -> Any:
-        found = own(kind, number)
-        if found is not None:
-            return found
+        simplified = own(kind, number)
+        if simplified is not None:
+            return simplified
         exact = _quotient(number)
         return None if exact is None else rounded(*exact)
 

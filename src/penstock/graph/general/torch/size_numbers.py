@@ -168,19 +168,19 @@ def size_numbers(module: nn.Module) -> Iterator[None]:
     These are attributes, and buffers that are not saved.  Others are left, as counters are.  Raises UnsupportedError if
     the module assigns one of them.
     """
-    found = _tensors_of(module)
-    buffers = {part: dict(part._buffers) for part in found}
+    numbers = _tensors_of(module)
+    buffers = {part: dict(part._buffers) for part in numbers}
     try:
-        for part, tensors in found.items():
+        for part, tensors in numbers.items():
             for name, tensor in tensors.items():
                 delattr(part, name)
                 vars(part)[name] = _SizeNumber(int(tensor))
         with assigned_attributes(module) as assigned, _PlainNumbers():
             yield
         paths = {part: f"{path}." if path else "" for path, part in module.named_modules()}
-        refuse_states(assigned & {paths[part] + name for part, tensors in found.items() for name in tensors})
+        refuse_states(assigned & {paths[part] + name for part, tensors in numbers.items() for name in tensors})
     finally:
-        for part, tensors in found.items():
+        for part, tensors in numbers.items():
             for name, tensor in tensors.items():
                 del vars(part)[name]
                 if name in buffers[part]:
@@ -197,14 +197,14 @@ def has_size_numbers(module: nn.Module) -> bool:
 
 
 def _tensors_of(module: nn.Module) -> dict[nn.Module, dict[str, torch.Tensor]]:
-    found: dict[nn.Module, dict[str, torch.Tensor]] = {}
+    by_module: dict[nn.Module, dict[str, torch.Tensor]] = {}
     for part in module.modules():
         saved = nn.Module.state_dict(part, keep_vars=True)  # a class may have its own, with other arguments
         tensors = {name: buffer for name, buffer in part.named_buffers(recurse=False) if name not in saved} | vars(part)
         numbers = {name: tensor for name, tensor in tensors.items() if _is_number(tensor)}
         if numbers:
-            found[part] = numbers
-    return found
+            by_module[part] = numbers
+    return by_module
 
 
 def _is_number(value: Any) -> bool:

@@ -59,7 +59,7 @@ class TorchSource:
 
     def values(self, arrays: Sequence[NDArray[Any]], keys: Collection[str]) -> dict[str, NDArray[Any]]:
         """Return the results of nodes of the exported program."""
-        found: dict[str, NDArray[Any]] = {}
+        results: dict[str, NDArray[Any]] = {}
         signature = self._exported.graph_signature
         constants = {
             **signature.inputs_to_parameters,
@@ -76,8 +76,8 @@ class TorchSource:
                     next(leaves) if target is None else self._exported.constants[target] if stored is None else stored
                 )
         with torch.no_grad():
-            _Recorder(self._exported.graph_module, keys, found).run(*values)
-        return found
+            _Recorder(self._exported.graph_module, keys, results).run(*values)
+        return results
 
     def _filled(self, arrays: Sequence[NDArray[Any]]) -> list[Any]:
         leaves = list(self._leaves)

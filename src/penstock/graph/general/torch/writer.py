@@ -33,10 +33,10 @@ def common_type(dtypes: Iterable[DType]) -> DType:
 
 def dtype_named(dtype: Any) -> DType:
     """Return the type for one of PyTorch's.  Raises UnsupportedError for one that has no ops."""
-    found = _DTYPES.get(str(dtype))
-    if found is None:
+    named = _DTYPES.get(str(dtype))
+    if named is None:
         raise UnsupportedError(f"dtype: expected a real number, an integer or bool, got {dtype}", param="dtype")
-    return found
+    return named
 
 
 class Writer:
