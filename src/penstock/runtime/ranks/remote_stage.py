@@ -10,7 +10,6 @@ import asyncio
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -298,11 +297,13 @@ class _Stage:
             self._others.end(reason)
 
     async def _beat(self) -> None:
+        silence = Silence()
         while self._stream is not None and not self._reason:
             self._stream.send(Frame(Kind.BEAT))
-            if self._is_watching and time.monotonic() - self._stream.heard > BEAT_LIMIT_S:
+            silent_s = silence.seconds(self._stream.heard) if self._is_watching else 0.0
+            if silent_s > BEAT_LIMIT_S:
                 self._end(f"rank 0 is lost: no message for {BEAT_LIMIT_S:g} s")
-            await asyncio.sleep(pause_s([self._stream.heard]) if self._is_watching else BEAT_S)
+            await silence.sleep(pause_s([silent_s]))
 
     def _compute(self, settings: dict[str, Any]) -> str:
         """Open the stage and follow rank 0 until the group ends; return why it did.  In a thread of its own."""
