@@ -22,13 +22,14 @@ from penstock.core.rank_layout import RankLayout
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.reconnect import RetryLines, connection_problem
+from penstock.processes.silence import Silence
 from penstock.processes.tls import TlsSession, client_context, connect, keep_alive
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from penstock.runtime.ranks.open_ranks import check_rank_bundle, default_threads, graph_of_rank, open_rank, threads_of
 from penstock.runtime.ranks.rank_group import RankComms, RankGroup, failure_of
-from penstock.runtime.ranks.remote_group import ALPN, BEAT_LIMIT_S, BEAT_S, pause_s
+from penstock.runtime.ranks.remote_group import ALPN, BEAT_LIMIT_S, pause_s
 from penstock.runtime.ranks.stage_bundle import StageBundle, find_bundle
 from penstock.runtime.ranks.stage_links import MAX_FRAME_BYTES, Frame, Kind
 from penstock.version import __version__
