@@ -125,7 +125,7 @@ def test_the_part_of_a_stage_is_found(bundles: Path, tmp_path: Path) -> None:
 def test_a_rank_that_the_pipeline_has_waits(stages: Stages) -> None:
     def start() -> None:
         refused = stages.start("--once", "--rank", 3)
-        assert "rank: expected one from 1 to 2" in refused.communicate(timeout=20)[1]
+        assert "rank: expected one from 1 to 2" in refused.communicate(timeout=300)[1]
         pair = [stages.start("--rank", 1), stages.start("--rank", 1)]
         ready, _, _ = select.select([process.stderr for process in pair], [], [], 20)
         assert "the group has its rank 1; trying again" in ready[0].readline()

@@ -82,7 +82,7 @@ class Stages:
             process.send_signal(signal.SIGCONT)
             process.terminate()
         while self.processes:
-            self.processes.pop().communicate(timeout=10)
+            self.processes.pop().communicate(timeout=300)
 
 
 @pytest.fixture
