@@ -72,6 +72,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         )
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures of any scope
+def pytest_runtest_setup() -> None:
+    """A test without a seed of its own draws the same numbers, whichever tests ran before it in this process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
 @pytest.hookimpl(trylast=True)  # after the deselection of others
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -276,4 +276,4 @@ def test_a_terminal_has_history_and_leaves_at_the_second_ctrl_c(tmp_path):
         terminal.until("; context")
         terminal.until("> ")
         terminal.type("\x04")
-        assert terminal.process.wait(timeout=60) == 0
+        assert terminal.process.wait(timeout=300) == 0

@@ -49,7 +49,7 @@ def test_a_paste_of_several_lines_is_one_message(chat_model, tmp_path):
         terminal.until("; context")
         terminal.until("> ")
         terminal.type(f"/save {saved}\n/exit\n")
-        assert terminal.process.wait(timeout=60) == 0
+        assert terminal.process.wait(timeout=300) == 0
     contents = [message["content"] for message in json.loads(saved.read_text())["messages"]]
     assert contents[::2] == [pasted.strip().replace("\r", "\n"), "a\nb", "one line"]
 

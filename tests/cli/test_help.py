@@ -194,7 +194,7 @@ def test_a_shell_gets_completions(line, expected, tmp_path):
     answer = tmp_path / "answer"
     asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
     env = environment(_ARGCOMPLETE="1", _ARGCOMPLETE_IFS="\n", **asked)
-    subprocess.run([sys.executable, "-m", "penstock"], env=env, check=False, timeout=60)
+    subprocess.run([sys.executable, "-m", "penstock"], env=env, check=False, timeout=300)
     assert {word.strip() for word in answer.read_text().split("\n")} == expected
 
 

@@ -70,7 +70,7 @@ def test_export_shows_a_bar_on_a_terminal_and_removes_it(tmp_path):
     with Terminal("export", FOLDER, out, "--scheme", "w8a8") as terminal:
         terminal.until("capturing the network")
         seen = terminal.until(f"{out}: llama, w8a8")
-        assert terminal.process.wait(timeout=60) == 0
+        assert terminal.process.wait(timeout=300) == 0
     assert "packing weights" in seen
     assert "100% of" in seen
     assert "\x1b[?25l" not in seen  # the cursor stays visible

@@ -293,5 +293,5 @@ def test_a_terminal_is_asked(hub, tmp_path, answer, status):
         terminal.until("Download it? [Y/n]")
         terminal.type(answer)
         shown = terminal.rest(200)
-        assert terminal.process.wait(timeout=60) == status, shown
+        assert terminal.process.wait(timeout=300) == status, shown
     assert bool(hub.gets("model.safetensors")) == (status == 0)

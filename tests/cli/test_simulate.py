@@ -183,7 +183,7 @@ def test_a_pipe_is_read_once(replicas: str, tmp_path, capsys) -> None:
     writer = threading.Thread(target=lambda: pipe.write_bytes(Path(trace).read_bytes()), daemon=True)
     writer.start()
     assert main(["simulate", str(pipe), "--replicas", replicas, "--json"]) == 0
-    writer.join(10)
+    writer.join(300)
     from_pipe = json.loads(capsys.readouterr().out)
     assert main(["simulate", trace, "--replicas", replicas, "--json"]) == 0
     assert from_pipe == json.loads(capsys.readouterr().out)

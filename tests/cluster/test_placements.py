@@ -84,7 +84,7 @@ def test_closing_ends_the_groups_that_are_left(opened, tmp_path: Path, kind: str
     async def main() -> None:
         async with opened(kind, STAYS, tmp_path / "started") as placement:
             group = await placement.start("{}", Resources())
-        assert await asyncio.wait_for(group.wait(), 10) in (None, -signal.SIGKILL)
+        assert await asyncio.wait_for(group.wait(), 300) in (None, -signal.SIGKILL)
         await until(lambda: not psutil.pid_exists(group.pid))
 
     asyncio.run(main())
@@ -102,7 +102,7 @@ def test_a_start_that_is_given_up_leaves_no_group(opened, tmp_path: Path, kind: 
                     (await starting).kill()
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
-            groups = [await asyncio.wait_for(placement.start("{}", Resources(num_cpus=2)), 60) for _ in range(2)]
+            groups = [await asyncio.wait_for(placement.start("{}", Resources(num_cpus=2)), 300) for _ in range(2)]
             await until(lambda: num_running(tmp_path / "started") == len(groups))
 
     asyncio.run(main())

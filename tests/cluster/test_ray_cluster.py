@@ -21,8 +21,7 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import UnavailableError
 from penstock.serving.workers.machines.remote_worker_server import RemoteWorkerSettings
 from tests.support.command import environment
-from tests.support.ports import free_port
-from tests.support.ray_cluster import ADDRESS, RayCluster, skip_reason
+from tests.support.ray_cluster import ADDRESS, RayCluster, skip_reason, unused_range
 from tests.support.serve_command import ask, serving
 from tests.support.waiting import until as until_true
 from tests.support.worker_processes import DEMO, HASTY, pids, service, tokens_of, until
@@ -264,7 +263,7 @@ def test_a_wrong_token_is_refused_in_a_line(cluster, tmp_path) -> None:
     other.write_text("f" * 64 + "\n")
     other.chmod(0o600)
     command = [sys.executable, "-m", "penstock", "node", "--join", cluster.address, "--address", ADDRESS]
-    command += ["--token-file", str(other), "--first-port", str(free_port())]  # the default is in use by another test
+    command += ["--token-file", str(other), "--first-port", str(unused_range())]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode == 1, done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.support.http_service import SECONDS
 from tests.support.ray_cluster import RayCluster, skip_reason
 
 pytestmark = [pytest.mark.skipif(bool(skip_reason()), reason=skip_reason()), pytest.mark.long]
@@ -36,7 +37,7 @@ def test_a_node_that_ray_has_ended_joins_again(cluster: RayCluster) -> None:
     assert said.endswith("trying again in 1 s\n")
     assert "is a node of the cluster" in joined.stdout.readline()
     assert joined.poll() is None
-    assert other.wait(60) == 1
+    assert other.wait(SECONDS) == 1
     assert other.stderr.read().count("\n") == 1
 
 
@@ -45,5 +46,5 @@ def test_a_head_without_its_processes_ends(cluster: RayCluster, name: str) -> No
     """So that a service manager starts it again."""
     (head,) = cluster.nodes
     kill(head, name)
-    assert head.wait(60) == 1
+    assert head.wait(SECONDS) == 1
     assert f"penstock: Ray's process {name} ended, and with it the node; see the logs in" in head.stderr.read()

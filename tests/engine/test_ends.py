@@ -158,11 +158,17 @@ def test_a_step_inside_a_step_of_the_same_thread_is_refused(make_llm):
 def test_ctrl_c_leaves_the_engine_usable(make_llm):
     llm = make_llm(context_len=100_000, num_pages=3200)
     expected = llm.generate(PROMPTS[4], PARAMS[4]).token_ids
-    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-    timer.start()
+    num_before = llm.engine.num_output_tokens
+
+    def interrupt() -> None:
+        until(lambda: llm.engine.num_output_tokens > num_before + 10)
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, SamplingParams(max_tokens=90_000, ignore_eos=True))
-    timer.join()
+    thread.join()
     assert not llm.engine.scheduler.has_work
     llm.engine.check_integrity()
     assert llm.generate(PROMPTS[4], PARAMS[4]).token_ids == expected

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.options import EngineOptions
@@ -20,6 +20,7 @@ from penstock.llm.llm import LLM
 from penstock.llm.llm_options import LLMFields
 from tests.support.engine_requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
 from tests.support.errors import raises
+from tests.support.properties import CHECKS
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
@@ -297,7 +298,7 @@ def test_items_taken_ahead_are_limited(make_llm):
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(CHECKS, max_examples=15)
 def test_random_arrivals_and_aborts_do_not_change_tokens(make_llm, data):
     windows = data.draw(st.sampled_from(WINDOWS))
     llm: LLM = make_llm(windows=windows, num_pages=8, context_len=256, max_tokens=data.draw(st.sampled_from([8, 40])))

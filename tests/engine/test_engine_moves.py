@@ -26,6 +26,7 @@ from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, 
 from penstock.runtime.program import ProgramLimits
 from tests.support.engine_requests import Later
 from tests.support.fake_program import FakeProgram
+from tests.support.properties import CHECKS
 
 VOCAB = 97
 MOST = 12
@@ -264,7 +265,7 @@ def run_moves(
     max_examples: int, num_moves: int, *, machine: type[EngineMoves] = EngineMoves, shrinks: bool = True
 ) -> None:
     phases = [Phase.generate, Phase.shrink] if shrinks else [Phase.generate]
-    fixed = settings(deadline=None, derandomize=True, database=None, report_multiple_bugs=False, phases=phases)
+    fixed = settings(CHECKS, database=None, report_multiple_bugs=False, phases=phases)
     run_state_machine_as_test(
         machine, settings=settings(fixed, max_examples=max_examples, stateful_step_count=num_moves)
     )

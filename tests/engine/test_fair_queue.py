@@ -16,6 +16,7 @@ from penstock.engine.request import Request, RequestStatus, Timings
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InvalidArgumentError, QueueFullError
 from tests.support.errors import raises
+from tests.support.properties import CHECKS
 
 
 class Queue:
@@ -90,7 +91,7 @@ def test_shares_are_counted_in_tokens() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(-1, 1), st.integers(0, 30), st.booleans()), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(CHECKS, max_examples=200)
 def test_one_client_has_the_order_of_arrival_and_priority(moves: list[tuple[int, int, int, bool]]) -> None:
     queue = Queue(places=2)
     for prompt_len, priority, after_s, steps in moves:
@@ -112,7 +113,7 @@ def test_one_client_has_the_order_of_arrival_and_priority(moves: list[tuple[int,
         max_size=80,
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(CHECKS, max_examples=200)
 def test_random_moves_keep_client_order_and_leave_no_state(moves: list[tuple[str, str, int, int]]) -> None:
     queue = Queue(places=2)
     for move, client, number, priority in moves:

@@ -12,6 +12,7 @@ from penstock.engine.request import Request, RequestStatus
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError, InvalidArgumentError
 from tests.support.errors import raises
+from tests.support.properties import CHECKS
 
 MOVES = st.lists(
     st.one_of(
@@ -81,7 +82,7 @@ class Driver:
     max_tokens=st.sampled_from([5, 7, 32, 200]),
     max_requests=st.integers(1, 5),
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(CHECKS, max_examples=150)
 def test_any_sequence_of_moves_ends_with_every_page_free(moves, num_pages, windows, max_tokens, max_requests):
     driver = Driver(num_pages, windows, max_tokens, max_requests)
     for move, a, b in moves:

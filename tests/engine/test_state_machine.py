@@ -14,6 +14,7 @@ from penstock.engine.pages import PageKeys, PageLedger
 from penstock.engine.request import Request, RequestStatus
 from penstock.engine.scheduler import Scheduler
 from penstock.runtime.program import PARTITION_PAGES, pages_by_group, pages_for, whole_partitions
+from tests.support.properties import CHECKS
 
 PAGE = 32
 History = tuple[int, int]  # position, hash of all tokens up to it
@@ -187,9 +188,9 @@ class EngineMoves(RuleBasedStateMachine):
 
 
 TestEngineMoves = EngineMoves.TestCase
-TestEngineMoves.settings = settings(max_examples=30, stateful_step_count=100, deadline=None, derandomize=True)
+TestEngineMoves.settings = settings(CHECKS, max_examples=30, stateful_step_count=100)
 
 
 @pytest.mark.long
 class TestManyEngineMoves(EngineMoves.TestCase):
-    settings = settings(max_examples=300, stateful_step_count=100, deadline=None, derandomize=True)
+    settings = settings(CHECKS, max_examples=300, stateful_step_count=100)

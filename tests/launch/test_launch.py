@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import AsyncMock, patch
 
 import pytest
@@ -18,11 +20,14 @@ import pytest
 from penstock.cli.scale.launch import add_parser
 from penstock.cli.scale.launch import run as run_launch
 from penstock.errors import PenstockError, UnavailableError
+from penstock.launch import rendezvous
 from penstock.launch.rendezvous import Rendezvous, host, join
 from tests.support.errors import raises
 from tests.support.http_service import until
 from tests.support.marks import mostly_long
 from tests.support.ports import free_port
+from tests.support.waiting import eventually
+from tests.support.worker_processes import num_files
 
 BASE = [sys.executable, "-m", "penstock", "launch"]
 
@@ -136,7 +141,7 @@ def test_one_rank_that_fails_ends_all(tmp_path, failure, status, words):
     script = WRITE_PID + f"wait_for(3)\nif os.environ['RANK'] == '1': {failure}\ntime.sleep(600)"
     child = launch("--nproc", "3", script=script, env=os.environ | {"FOLDER": str(tmp_path)})
     pids = pids_in(tmp_path, 3)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=300)
     assert child.returncode == status
     assert err.count(words) == 1
     assert all(map(is_gone, pids))
@@ -151,7 +156,7 @@ def test_stopped_and_deaf_ranks_are_ended(tmp_path):
     pids = pids_in(tmp_path, 4)
     os.kill(min(pids), signal.SIGSTOP)
     os.kill(child.pid, signal.SIGTERM)
-    child.communicate(timeout=60)
+    child.communicate(timeout=300)
     assert child.returncode == 128 + signal.SIGTERM
     assert all(map(is_gone, pids))
 
@@ -171,7 +176,7 @@ def test_shared_memory_of_killed_ranks_is_removed(tmp_path):
     )
     child = launch("--nproc", "2", script=script, env=os.environ | {"FOLDER": str(tmp_path)})
     os.kill(pids_in(tmp_path, 2)[0], signal.SIGKILL)
-    child.communicate(timeout=60)
+    child.communicate(timeout=300)
     assert not Path(name).exists()
 
 
@@ -191,7 +196,7 @@ def test_two_launchers_make_one_world(tmp_path):
         launch("--nproc", "2", "--node-rank", "0", *options, script=script),
         launch("--nproc", "1", *options, script=script),
     ]
-    outs = [child.communicate(timeout=120)[0] for child in children]
+    outs = [child.communicate(timeout=300)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0]
     lines = sorted(line.split("] ")[1].split() for out in outs for line in out.splitlines())
     assert [line[:4] for line in lines] == [["0", "3", "0", "0"], ["1", "3", "0", "1"], ["2", "3", "1", "0"]]
@@ -205,7 +210,7 @@ def test_failure_ends_the_ranks_of_other_machines(tmp_path):
     options = ("--nnodes", "2", "--rdzv", rdzv)
     children = [launch(*options, "--node-rank", str(node), script=script, env=env) for node in range(2)]
     pids = pids_in(tmp_path, 2)
-    errs = [child.communicate(timeout=60)[1] for child in children]
+    errs = [child.communicate(timeout=300)[1] for child in children]
     assert [child.returncode for child in children] == [1, 3]
     assert all("rank 1 exited with status 3" in err for err in errs)
     assert all(map(is_gone, pids))
@@ -217,7 +222,7 @@ def test_a_killed_launcher_leaves_no_grandchild(tmp_path):
     launcher = launch("--nproc", "2", script=child, env=os.environ | {"FOLDER": str(tmp_path)})
     pids = pids_in(tmp_path, 2)
     launcher.kill()
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=300)
     until(lambda: all(map(is_gone, pids)), "the end of the ranks' children")
 
 
@@ -231,7 +236,7 @@ def test_lost_machine_ends_the_others(tmp_path, victim, number):
     children = [launch(*options, "--node-rank", str(node), script=SLEEP, env=env) for node in range(2)]
     pids = pids_in(tmp_path, 2)
     os.kill(children[victim].pid, number)
-    _, err = children[1 - victim].communicate(timeout=60)
+    _, err = children[1 - victim].communicate(timeout=300)
     assert children[1 - victim].returncode == 1
     assert "is lost" in err
     children[victim].kill()
@@ -252,15 +257,15 @@ def test_machines_that_do_not_fit_are_refused(tmp_path, other, words):
     token = tmp_path / "token"
     token.write_text("another secret, not the empty one")
     rdzv = f"127.0.0.1:{free_port()}"
-    options = ("--nnodes", "2", "--rdzv", rdzv, "--timeout", "20")
+    options = ("--nnodes", "2", "--rdzv", rdzv, "--timeout", "300")
     host = launch(*options, "--node-rank", "0", script="pass")
     until(lambda: listens(rdzv), "the host")
     guest = launch(*options, "--node-rank", "1", *(one.format(token) for one in other), script="pass")
-    _, err = guest.communicate(timeout=60)
+    _, err = guest.communicate(timeout=300)
     assert guest.returncode in (1, 2)
     assert words in err
     host.terminate()
-    host.communicate(timeout=60)
+    host.communicate(timeout=300)
     assert host.returncode == 128 + signal.SIGTERM
 
 
@@ -269,7 +274,7 @@ def test_silent_host_is_given_up_after_the_timeout():
         rdzv = f"127.0.0.1:{silent.getsockname()[1]}"
         child = launch("--nnodes", "2", "--rdzv", rdzv, "--node-rank", "1", "--timeout", "1", script="pass")
         try:
-            _, err = child.communicate(timeout=20)
+            _, err = child.communicate(timeout=300)
         finally:
             child.kill()
     assert child.returncode == 1
@@ -292,7 +297,7 @@ def until_told(launcher: subprocess.Popen[str], text: str) -> None:
 )
 def test_a_place_is_free_again_before_the_group_is_whole(victim, number):
     """The host and one of its guests end while the third machine is missing; the restarted one takes its place."""
-    options = ("--nnodes", "3", "--rdzv", f"127.0.0.1:{free_port()}", "--timeout", "60")
+    options = ("--nnodes", "3", "--rdzv", f"127.0.0.1:{free_port()}", "--timeout", "300")
 
     def start(node: int) -> subprocess.Popen[str]:
         return launch(*options, "--node-rank", str(node), script="import os; print(os.environ['RANK'])")
@@ -305,9 +310,9 @@ def test_a_place_is_free_again_before_the_group_is_whole(victim, number):
     os.kill(lost.pid, number)
     until_told(other, "lost")
     lost.kill()
-    lost.communicate(timeout=60)
+    lost.communicate(timeout=300)
     children = [other, start(victim), start(2)]
-    outs = [child.communicate(timeout=60) for child in children]
+    outs = [child.communicate(timeout=300) for child in children]
     assert [child.returncode for child in children] == [0, 0, 0], outs
     assert sorted(out for out, _ in outs) == ["[0] 0\n", "[1] 1\n", "[2] 2\n"]
 
@@ -319,30 +324,38 @@ def test_a_rendezvous_port_of_another_program_is_named(listening):
         if listening:
             other.listen()
         rdzv = f"127.0.0.1:{other.getsockname()[1]}"
-        child = launch("--nnodes", "2", "--rdzv", rdzv, "--node-rank", "0", "--timeout", "60", script="pass")
-        _, err = child.communicate(timeout=30)
+        child = launch("--nnodes", "2", "--rdzv", rdzv, "--node-rank", "0", "--timeout", "300", script="pass")
+        _, err = child.communicate(timeout=300)
     assert child.returncode == 1
     assert err == f"penstock: --rdzv: failed to listen at {rdzv}: another program has the port\n"
 
 
-def meet(num_nodes: int, numbers: list[int | None], timeout_s: float = 0.5) -> list[object]:
-    """The results of the host and of guests with these --node-rank."""
+def meet(num_nodes: int, numbers: list[int | None], monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The results of the host and of guests with these --node-rank; the time is up when these have come."""
+    ahead = [0.0]
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[-1]))
+    monkeypatch.setattr(rendezvous, "_SAY_S", 0.0)
+
+    def tell(text: str) -> None:
+        if text.startswith(f"{len(numbers)} of {num_nodes} machines have joined"):
+            ahead.append(60.5)  # the guests wait a second longer than the host
 
     async def run() -> list[object]:
         listener = socket.create_server(("127.0.0.1", 0))
-        places = [Rendezvous("", b"", num_nodes, 1, number, 1000, timeout_s) for number in numbers]
+        before = num_files()
+        places = [Rendezvous("", b"", num_nodes, 1, number, 1000, 60.0) for number in numbers]
         joining = [join(listener.getsockname(), place) for place in places[1:]]
-        results = await asyncio.gather(host(listener, places[0], "127.0.0.1"), *joining, return_exceptions=True)
-        await asyncio.sleep(0.1)  # the ends of connections
+        results = await asyncio.gather(host(listener, places[0], "127.0.0.1", tell), *joining, return_exceptions=True)
+        await eventually(lambda: num_files() < before, "the ends of connections")
         return results
 
     return asyncio.run(run())
 
 
-def test_machines_that_do_not_come_are_named():
-    joined = "--nnodes: 2 of 4 machines joined within 0.5 s; "
+def test_machines_that_do_not_come_are_named(monkeypatch):
+    joined = "--nnodes: 2 of 4 machines joined within 60 s; "
     for numbers, words in (([0, 2], "missing: --node-rank 1, 3"), ([0, None], "only these came: 127.0.0.1, 127.0.0.1")):
-        found = meet(4, numbers)
+        found = meet(4, numbers, monkeypatch)
         assert [type(one) for one in found] == [UnavailableError] * 2
         assert [str(one) for one in found] == [joined + words] * 2
 
@@ -409,7 +422,7 @@ def test_host_that_drops_packets_is_given_up_in_time():
 )
 def test_wrong_options_are_named(arguments, words):
     child = launch(*arguments, script="pass")
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=300)
     assert child.returncode == (1 if "/none" in arguments else 2)
     assert err.startswith(f"penstock: {words.split(':')[0]}:")
     assert words in err

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import lite
@@ -19,6 +19,7 @@ from penstock.graph.replace_tail import replace_tail
 from penstock.llm.llm import LLM
 from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, IDS, ROOT, VOCAB, ask, build, tensors
+from tests.support.properties import CHECKS
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +226,7 @@ def test_files_that_are_not_bundles_are_refused() -> None:
         build(context=lite.Context(precision_mode="enforce_fp32"))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(CHECKS, max_examples=25)
 @given(data=st.data())
 def test_any_cuts_of_any_sequences(rows: npt.NDArray[np.float32], data: st.DataObject) -> None:
     """Three sequences get some of IDS, or begin anew, or sit out, in steps of any size: rows are as of one alone."""

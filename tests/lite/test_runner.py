@@ -90,7 +90,7 @@ def test_closing_waits_for_calls_and_refuses_those_that_wait() -> None:
     inside, go_on = threading.Event(), threading.Event()
     program = runner._workers[0].sequences._program
     run = program.run
-    program.run = lambda batch: (inside.set(), go_on.wait(60), run(batch))  # type: ignore[method-assign,func-returns-value]
+    program.run = lambda batch: (inside.set(), go_on.wait(300), run(batch))  # type: ignore[method-assign,func-returns-value]
     outcomes: list[object] = []
 
     def work() -> None:
@@ -101,7 +101,7 @@ def test_closing_waits_for_calls_and_refuses_those_that_wait() -> None:
 
     first = threading.Thread(target=work)
     first.start()
-    assert inside.wait(60)
+    assert inside.wait(300)
     closing = threading.Thread(target=runner.close)
     closing.start()
     go_on.set()

@@ -87,12 +87,23 @@ def test_cancelling_a_score_frees_open_and_later_prompts(make_llm, call):
     """Two run and two wait.  The others find the queue full, and would run long after that."""
     llm = make_llm(max_requests=2, options=EngineOptions(max_waiting=2, prefix_cache=False), **ROOMY)
     prompts = [prompt_of(30_000, salt=i) for i in range(9)]
+    honest, gate = llm.engine.program.step, threading.Event()
+
+    def step(*arguments):
+        if llm.engine.num_steps > 3:
+            gate.wait(600)
+        return honest(*arguments)
+
+    llm.engine.program.step = step
 
     async def main() -> None:
         async with AsyncLLM(llm) as front:
             task = asyncio.ensure_future(getattr(front, call)(prompts))
             await until(lambda: llm.engine.figures().num_steps > 3)
             task.cancel()
+            for _ in range(10):  # turns of the loop, more than it takes to tell the engine
+                await asyncio.sleep(0)
+            gate.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
             await until(lambda: all_free(llm) and not llm.engine.has_work)

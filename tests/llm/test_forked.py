@@ -49,13 +49,13 @@ def generating(llm: LLM) -> Iterator[None]:
 
     def slow(batch: object) -> None:
         began.set()
-        goes_on.wait(30)
+        goes_on.wait(300)
         run(batch)
 
     llm.engine.program.run = slow
     thread = threading.Thread(target=llm.generate, args=([2, 3], PARAMS))
     thread.start()
-    assert began.wait(30)
+    assert began.wait(300)
     try:
         yield
     finally:
@@ -130,11 +130,11 @@ def encoding(llm: LLM) -> Iterator[None]:
     def hold() -> None:
         with llm.tokenizer._library._lock:
             held.set()
-            goes_on.wait(30)
+            goes_on.wait(300)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(300)
     try:
         yield
     finally:

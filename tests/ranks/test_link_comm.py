@@ -22,11 +22,17 @@ PartsOf = Callable[[Path, RankLayout], list[Path]]
 class Network:
     """Carries the messages of ranks in one process; ``change`` may return other bytes for a message, or None."""
 
-    def __init__(self, world: int, change: Callable[[int, int, int, bytes], bytes | None] | None = None) -> None:
-        self.comms = [self._comm(rank, world) for rank in range(world)]
+    def __init__(
+        self,
+        world: int,
+        change: Callable[[int, int, int, bytes], bytes | None] | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """``timeout_s``: how long rank 0 waits; the others wait longer than a test may take."""
+        self.comms = [self._comm(rank, world, 600.0 if rank else timeout_s) for rank in range(world)]
         self._change = change
 
-    def _comm(self, rank: int, world: int) -> LinkComm:
+    def _comm(self, rank: int, world: int, timeout_s: float) -> LinkComm:
         def transmit(kind: int, target: int, data: bytes) -> bool:
             sent = data if self._change is None else self._change(kind, rank, target, data)
             if sent is None:
@@ -38,7 +44,7 @@ class Network:
             for comm in self.comms:
                 comm.end(reason)
 
-        return LinkComm(rank, world, PART_BYTES, transmit, end_all, timeout_s=2.0)
+        return LinkComm(rank, world, PART_BYTES, transmit, end_all, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
@@ -96,15 +102,17 @@ def test_ranks_in_different_steps_are_named_with_both(theirs: tuple[int, int] | 
 def test_a_rank_that_waits_too_long_ends_the_group(bundle_of: BundleOf, parts_of: PartsOf) -> None:
     path = bundle_of("llama_head_dim", "w8a8")
     layout = RankLayout(pp=2)
-    network = Network(layout.world)
-    network._change = lambda kind, source, target, data: data if target != 0 or kind != ROWS else delay(data)
     lock = threading.Event()
 
-    def delay(data: bytes) -> bytes:
-        lock.wait(5)
+    def delay(kind: int, source: int, target: int, data: bytes) -> bytes:
+        if target == 0 and kind == ROWS:
+            lock.wait()
         return data
 
+    network = Network(layout.world, delay, timeout_s=2.0)
     with RankThreads(parts_of(path, layout), comm_of=network.comms.__getitem__, stage_ranks=1) as ranks:
-        with raises(UnavailableError, param="ranks", match="rank 0 waited 2000 ms for rank 2"):
-            logits_of(ranks.program, steps(1))
-        lock.set()
+        try:
+            with raises(UnavailableError, param="ranks", match="rank 0 waited 2000 ms for rank 2"):
+                logits_of(ranks.program, steps(1))
+        finally:
+            lock.set()

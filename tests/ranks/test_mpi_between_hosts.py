@@ -97,4 +97,4 @@ def check_both_halves_end(hosts: Hosts, cut: Callable[[], None], tmp_path: Path)
         for pid in [*pids, process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)

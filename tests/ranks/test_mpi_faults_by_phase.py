@@ -94,7 +94,7 @@ class Ranks:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(300)
 
 
 @pytest.mark.parametrize("kind", ENDS)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -373,15 +374,21 @@ def test_ranks_wait_for_a_slow_one_no_longer_than_asked(
     demo_ranks: Path, meeting: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have come, and one of them then takes too long to open its part."""
-    agree = OpenModel.agree
+    agree, abort, is_ended = OpenModel.agree, OpenModel.abort, threading.Event()
 
     def agree_late(opened: OpenModel) -> None:
         if opened.rank.rank == 1:
-            time.sleep(1.5)
+            is_ended.wait(300)
+        opened.config = replace(opened.config, join_timeout_s=1)  # from here on
         agree(opened)
 
+    def noted_abort(opened: OpenModel, reason: str) -> None:
+        abort(opened, reason)
+        is_ended.set()
+
     monkeypatch.setattr(OpenModel, "agree", agree_late)
-    for error in in_threads(lambda rank: build(demo_ranks, rank, join_timeout_s=1, rank_timeout_s=1)):
+    monkeypatch.setattr(OpenModel, "abort", noted_abort)
+    for error in in_threads(lambda rank: build(demo_ranks, rank, rank_timeout_s=1)):
         assert isinstance(error, UnavailableError)
         assert "rank 0: the other ranks did not open within 1 s" in str(error)
 
@@ -411,10 +418,10 @@ def test_ranks_of_another_group_do_not_end_a_meeting() -> None:
     def work(number: int) -> JoinedComm:
         if number == len(ranks):  # the last rank comes when the others have been answered
             for _ in range(2):
-                assert refused.acquire(timeout=20.0)
-            return JoinedComm(2, 3, 4096, join_timeout_s=20.0)
+                assert refused.acquire(timeout=300.0)
+            return JoinedComm(2, 3, 4096, join_timeout_s=300.0)
         try:
-            return JoinedComm(*ranks[number], 4096, join_timeout_s=20.0)
+            return JoinedComm(*ranks[number], 4096, join_timeout_s=300.0)
         except PenstockError:
             refused.release()
             raise

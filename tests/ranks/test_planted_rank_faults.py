@@ -35,7 +35,7 @@ def run(parts: list[Path], fault: Callable[[SharedComm], Any] | None = None) -> 
     memory = SharedMemory(2)
 
     def comm_of(rank: int) -> Any:
-        comm = memory.comm(rank, 2, timeout_s=5.0)
+        comm = memory.comm(rank, 2)
         return fault(comm) if fault and rank == 1 else comm
 
     with RankThreads(parts, comm_of=comm_of) as ranks:

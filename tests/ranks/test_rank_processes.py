@@ -146,13 +146,13 @@ def test_ranks_end_with_the_process_that_started_them() -> None:
 
 
 def test_a_group_that_is_closed_leaves_nothing_behind() -> None:
-    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    descriptors, threads = len(os.listdir("/proc/self/fd")), {*threading.enumerate()}
     for _ in range(3):
         with open_llm(2) as llm:
             llm.generate(PROMPTS[0], SamplingParams(max_tokens=2))
     assert rank_pids() == []
     assert len(os.listdir("/proc/self/fd")) <= descriptors  # fewer if garbage of an earlier test went
-    assert threading.active_count() == threads
+    assert {*threading.enumerate()} <= threads  # those of earlier tests may end meanwhile
 
 
 def test_ranks_of_another_instruction_level_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_answers_equal_those_of_one_process(stages: Stages, one: LLM) -> None:
             assert list(llm.embed(PROMPTS[1]).vector) == list(one.embed(PROMPTS[1]).vector)
     assert len(stages.processes) == 3
     stages.processes[0].terminate()
-    assert stages.processes[0].wait(10) == 0
+    assert stages.processes[0].wait(300) == 0
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_stage_that_is_lost_ends_the_group(number: int, reason: str, stages: S
     if number == signal.SIGSTOP:
         stages.processes[0].send_signal(signal.SIGCONT)  # it comes back, and joins the next group
     else:
-        stages.processes[0].wait(10)
+        stages.processes[0].wait(300)
     with stages.open_llm() as llm:
         assert tokens_of(llm, PROMPTS, GREEDY) == tokens_of(one, PROMPTS, GREEDY)
     assert len(stages.processes) == (2 if number == signal.SIGSTOP else 3)
@@ -103,7 +103,7 @@ def test_another_token_or_bundle_is_refused(stages: Stages, versions: list[Path]
             "damaged.psm": {"model": damaged},
         }.items():
             refused = stages.start("--once", **options)
-            assert reason in refused.communicate(timeout=10)[1]
+            assert reason in refused.communicate(timeout=300)[1]
             assert refused.returncode != 0
         stages.start("--once")
         stages.start("--once")
@@ -252,7 +252,7 @@ def test_a_peer_that_breaks_the_protocol_is_disconnected(
     async def main() -> None:
         deep = await group.connect()
         deep.send(Frame(Kind.JOIN, data=b'{"a":' + b"[" * 60_000))
-        await asyncio.wait_for(deep.ended.wait(), 5.0)
+        await asyncio.wait_for(deep.ended.wait(), 300)
         unnamed = await group.connect()
         unnamed.send(Frame.of(Kind.JOIN, version=__version__))
         refusal = await unnamed.read()
@@ -266,7 +266,7 @@ def test_a_peer_that_breaks_the_protocol_is_disconnected(
 
 def test_a_slow_message_is_a_sign_of_life(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.runtime.ranks.remote_group.BEAT_S", 0.05)
-    monkeypatch.setattr("penstock.runtime.ranks.remote_group.BEAT_LIMIT_S", 0.4)
+    monkeypatch.setattr("penstock.runtime.ranks.remote_group.BEAT_LIMIT_S", 600.0)
 
     async def main() -> None:
         deaths: list[str] = []
@@ -275,12 +275,15 @@ def test_a_slow_message_is_a_sign_of_life(group: Group, monkeypatch: pytest.Monk
         first, second = group.streams
         frame = Frame(ROWS, 1, 0, bytes(1 << 16), group.group._epoch).SerializeToString()
         data = struct.pack("<I", len(frame)) + frame
-        for piece in range(0, len(data), 1 << 12):  # for twice the limit
+        stream = group.group._members[0].stream
+        for piece in range(0, len(data), 1 << 12):
             assert first._tls is not None
+            before = stream.heard
             first._transmit(first._tls.encrypt(data[piece : piece + (1 << 12)]))
-            second.send(Frame(Kind.BEAT))
-            await asyncio.sleep(0.05)
+            await eventually(lambda: stream.heard > before)  # noqa: B023
+        second.send(Frame(Kind.BEAT))
         assert not deaths
+        monkeypatch.setattr("penstock.runtime.ranks.remote_group.BEAT_LIMIT_S", 0.4)
         await eventually(lambda: deaths)
         assert "is lost: no message for 0.4 s" in deaths[0]
 
@@ -371,7 +374,7 @@ def test_a_stage_that_joins_once_may_start_first(stages: Stages) -> None:
         assert "Connection refused; trying again in 0.2 s" in stage.stderr.readline()
     with stages.open_llm(on_listen=lambda: None) as llm:
         assert len(llm.generate(PROMPTS[0], GREEDY).token_ids) == 30
-    assert [stage.wait(10) for stage in started] == [0, 0]
+    assert [stage.wait(300) for stage in started] == [0, 0]
 
 
 def test_a_stage_server_without_stages_is_refused(stages: Stages) -> None:
@@ -399,7 +402,7 @@ def test_the_command_line_waits_for_stages(tp: int, stages: Stages, tmp_path: Pa
             assert line
         stages.port = int(line.rpartition(":")[2])
         once = [stages.start("--once") for _ in range(2)]
-        text, _ = run.communicate(timeout=30)
+        text, _ = run.communicate(timeout=300)
     assert run.returncode == 0
     assert one.generate(PROMPTS[0], SamplingParams(max_tokens=20, temperature=0.0)).text.strip() in text
-    assert [process.wait(10) for process in once] == [0, 0]
+    assert [process.wait(300) for process in once] == [0, 0]

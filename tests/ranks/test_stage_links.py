@@ -117,7 +117,7 @@ def test_a_slow_link_changes_no_token(links: Links, expected: list) -> None:
         stream = llm.stream(PROMPTS[0], LONG)
         ids = [next(stream).token_ids for _ in range(3)]
         links.proxies[1].cut()
-        threading.Timer(1.0, links.proxies[1].heal).start()  # before the limit
+        threading.Timer(0.4, links.proxies[1].heal).start()  # long before the limit
         ids += [delta.token_ids for delta in stream]
     with LLM(DEMO, threads=1, limits=LIMITS) as llm:
         assert [token for part in ids for token in part] == llm.generate(PROMPTS[0], LONG).token_ids

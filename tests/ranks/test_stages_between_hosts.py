@@ -56,7 +56,7 @@ class Pipeline:
     def read(self) -> dict[str, Any]:
         assert self._primary.stdout is not None
         line = self._primary.stdout.readline()
-        assert line, self._primary.communicate(timeout=10)[1]
+        assert line, self._primary.communicate(timeout=300)[1]
         return dict(json.loads(line))
 
     def ask(self, tp: int = 1) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Pipeline:
     def close(self) -> None:
         for process in (self._primary, *self.stages):
             process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=300)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.errors import QueueFullError
 from penstock.servables.api.batch_rules import BatchRules
 from penstock.servables.schedule.batcher import OLDEST_EVERY, Batcher
+from tests.support.properties import CHECKS
 
 
 @dataclass
@@ -125,7 +126,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(CHECKS, max_examples=300)
 @given(
     max_size=st.integers(1, 8), preferred=SIZES, padded=SIZES, delay=st.sampled_from([0.0, 1.0, 2.5]),
     steps=st.lists(STEPS, max_size=40),
@@ -156,7 +157,7 @@ def test_batches_follow_the_rules(
     assert model.batcher.num_waiting == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(CHECKS, max_examples=100)
 @given(
     max_size=st.integers(1, 4),
     flow=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12),

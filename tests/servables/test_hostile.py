@@ -154,7 +154,7 @@ def hosts(tmp_path: Path) -> Iterator:
         started = [process for process in psutil.process_iter() if mark_of(process) in marks]
         assert len(started) >= 2
         one.close()
-        _, alive = psutil.wait_procs(started, timeout=20)
+        _, alive = psutil.wait_procs(started, timeout=300)
         assert not alive
     assert children() <= before
 

@@ -12,6 +12,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundErro
 from penstock.servables.lifecycle.loaded_version import LoadedVersion, wait_until_done
 from penstock.servables.lifecycle.open_version import OpenedVersion, VersionSource
 from penstock.servables.lifecycle.repository import ServableRepository
+from penstock.servables.process.servable_worker import ServableWorker
 from tests.support.errors import raises
 from tests.support.servable_folders import PATIENCE, ask, children, pids, run, serving, write
 from tests.support.worker_processes import until
@@ -285,7 +286,7 @@ def test_a_stop_ends_a_drain(tmp_path: Path) -> None:
             draining = asyncio.ensure_future(version.drain(600.0))
             await asyncio.sleep(0)  # it waits
             await version.stop()
-            await until(draining.done, 10)
+            await until(draining.done)
 
     run(work)
 
@@ -316,21 +317,28 @@ def test_a_stop_ends_versions_that_are_drained(tmp_path: Path) -> None:
     run(work)
 
 
-def test_process_of_a_cancelled_stop_is_killed(tmp_path: Path) -> None:
+def test_process_of_a_cancelled_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller of stop is cancelled while the process takes long to exit."""
     thread = "\n    threading.Thread(target=time.sleep, args=(10000,)).start()\n"
     folder = write(tmp_path, "one", TEXT + thread)
     script = folder / "servable.py"
+    stop, stopped = ServableWorker.stop, []
+
+    async def noted_stop(worker: ServableWorker) -> None:
+        stopped.append(worker)
+        await stop(worker)
+
+    monkeypatch.setattr(ServableWorker, "stop", noted_stop)
 
     async def work() -> None:
         source = VersionSource("one", script, script.read_bytes(), "1", folder / "1", tmp_path)
         ending = asyncio.ensure_future((await OpenedVersion.open(source, PATIENCE)).close())
-        await asyncio.sleep(0.01)
+        await until(lambda: stopped)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ending
         await until(lambda: children() <= before)
-        await asyncio.sleep(0.1)  # a thread has waited for the process, and tells the loop now
+        await stopped[0]._process.wait()  # the thread that waited for the process has told the loop
 
     before = children()
     run(work)

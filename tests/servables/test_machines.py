@@ -74,7 +74,7 @@ class Machine:
 
     async def ended(self) -> None:
         """Wait until both sides have ended."""
-        await asyncio.wait((self.running, self._serving), timeout=60)
+        await asyncio.wait((self.running, self._serving), timeout=300)
         assert self.running.done()
         assert self._serving.done()
         self._served.close()
@@ -99,7 +99,7 @@ def begin(servables: ServableRepository, text: str) -> asyncio.Task[Any]:
 
 
 async def place(task: asyncio.Task[Any]) -> str:
-    return str((await asyncio.wait_for(task, 60))["place"][0].decode())
+    return str((await asyncio.wait_for(task, 300))["place"][0].decode())
 
 
 def test_a_machine_shares_the_load_and_leaves(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
 
     async def refusal(servables: ServableRepository, name: str) -> str:
         machine = Machine(JoinedMachines(servables), tmp_path / name)
-        await asyncio.wait((machine.running,), timeout=60)
+        await asyncio.wait((machine.running,), timeout=300)
         machine.stream.close()
         await machine.ended()
         error = machine.running.exception()

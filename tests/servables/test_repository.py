@@ -293,7 +293,7 @@ def test_no_resources_leak(tmp_path: Path) -> None:
                 assert children() <= others
                 await asyncio.gather(*(servables.load("one") for _ in range(4)))
                 assert await which(servables) == 1
-            await until(lambda: own.num_fds() <= before, 20)
+            await until(lambda: own.num_fds() <= before)
             assert len(children() - others) == loaded
             dying = asyncio.ensure_future(servables.unload("one"))
             await asyncio.sleep(0)

@@ -71,14 +71,14 @@ class Machine:
 
     async def receive(self, kind: str) -> pb.ToMachine:
         """Return the next message, which has this kind."""
-        message = await asyncio.wait_for(self.stream.read(), 60)
+        message = await asyncio.wait_for(self.stream.read(), 300)
         assert message is not None
         assert message.WhichOneof("what") == kind
         return message
 
     async def leave(self) -> None:
         self.stream.close()
-        await asyncio.wait_for(self.serving, 60)
+        await asyncio.wait_for(self.serving, 300)
 
 
 def make_pool(timeout_s: float = 600.0) -> Pool:
@@ -165,7 +165,7 @@ def test_a_pool_that_stops_ends_a_start() -> None:
         stopping = asyncio.ensure_future(pool.stop())
         assert (await there.receive("end")).process == number
         there.stream.send(pb.FromMachine(process=number, ended=pb.Ended(cause="exit")))
-        await asyncio.wait_for(stopping, 60)
+        await asyncio.wait_for(stopping, 300)
         pool.join(there.machine)
         await there.leave()
         assert not pool.workers

@@ -68,7 +68,7 @@ def test_an_hour_forth_and_back_ends_no_request(monkeypatch) -> None:
             limits = GatewayLimits(request_s=1800.0, body_s=1800.0, write_s=1800.0)
             gateway = make_app(running.models, GatewaySettings(port=0, limits=limits))
             listener = Listener(gateway, gateway.settings)
-            clients = Clients(running.models, listener.open(), "127.0.0.1:1")
+            clients = Clients(running.models, listener, listener.open(), "127.0.0.1:1")
             serving = asyncio.ensure_future(listener.serve())
             assert await clients.http(timeout=1700) == b"200"
             assert await clients.http(max_tokens=4000, timeout=0.05) == b"504"

@@ -21,7 +21,7 @@ from penstock.serving.proto import wire_pb2 as wire
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.worker import Worker
 from penstock.serving.workers.worker_config import WorkerConfig
-from tests.support.both_listeners import both_listeners
+from tests.support.both_listeners import Clients, both_listeners
 from tests.support.worker_processes import DEMO, OPTIONS, until
 
 NUM = 12
@@ -37,17 +37,22 @@ def ours(kept: object) -> str:
     return name if name.startswith("penstock.") else ""
 
 
-async def left_by(ask: Callable[[], Awaitable[Any]], expected: Any, backend: Any) -> Counter[str]:
+async def left_by(ask: Callable[[], Awaitable[Any]], expected: Any, clients: Clients, backend: Any) -> Counter[str]:
     """Objects of ours that only a collection would end, after NUM requests."""
     await ask()
+
+    def is_over() -> bool:
+        is_open = clients.listener.connections or any(one.num_open for one in backend.workers())
+        return not is_open and asyncio.all_tasks() <= tasks
+
+    tasks = asyncio.all_tasks()
     gc.collect()
     gc.disable()
     try:
         for _ in range(NUM):
             found = await ask()
             assert expected is None or found == expected
-        await until(lambda: all(one.num_open == 0 for one in backend.workers()))
-        await asyncio.sleep(0.05)  # the ends of connections
+        await until(is_over, "the end of all connections and of what served them")
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         gc.set_debug(0)
@@ -86,16 +91,16 @@ def test_requests_leave_nothing_to_the_garbage_collector(monkeypatch, frozen_hea
                 (lambda: clients.stream(leaves=True, max_tokens=2000), None),
             ]
             for ask, expected in kinds:
-                assert not await left_by(ask, expected, backend)
+                assert not await left_by(ask, expected, clients, backend)
             (link,) = backend._connections
             most, link.max_open = link.max_open, -1  # as full as can be
-            assert not await left_by(clients.http, b"429", backend)
-            assert not await left_by(clients.grpc, "RESOURCE_EXHAUSTED", backend)
-            assert not await left_by(clients.stream, "RESOURCE_EXHAUSTED", backend)
+            assert not await left_by(clients.http, b"429", clients, backend)
+            assert not await left_by(clients.grpc, "RESOURCE_EXHAUSTED", clients, backend)
+            assert not await left_by(clients.stream, "RESOURCE_EXHAUSTED", clients, backend)
             link.max_open = most
 
             monkeypatch.setattr(EventAnswer, "_settle", lambda answer: answer.on_settled())  # it is not let go of
-            found = await left_by(clients.http, b"200", backend)
+            found = await left_by(clients.http, b"200", clients, backend)
             assert found[f"{Failover.__module__}.{Failover.__qualname__}"] == NUM, found
 
     asyncio.run(main())

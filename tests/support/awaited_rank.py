@@ -23,7 +23,7 @@ def main() -> None:
             return getattr(library, name)
 
         def ps_shared_join(self, *arguments: Any) -> int:
-            has_told.wait(60)
+            has_told.wait(300)
             return int(library.ps_shared_join(*arguments))
 
     def tell(event: str, message: str, level: int, **facts: Any) -> None:

@@ -22,8 +22,8 @@ from tests.support.worker_processes import DEMO, service
 class Clients:
     """Clients of both listeners."""
 
-    def __init__(self, models: Any, url: str, address: str) -> None:
-        self.models = models
+    def __init__(self, models: Any, listener: Listener, url: str, address: str) -> None:
+        self.models, self.listener = models, listener
         self.host, _, port = url.removeprefix("http://").rpartition(":")
         self.port = int(port)
         self.channel = grpc.aio.insecure_channel(address)
@@ -73,8 +73,9 @@ async def both_listeners() -> AsyncIterator[tuple[Clients, Any]]:
     async with service() as running:
         backend = await running.models.load(str(DEMO))
         gateway = make_app(running.models, GatewaySettings(port=0, grpc_port=0))
-        listeners = [Listener(gateway, gateway.settings), GrpcListener(gateway.admission)]
-        clients = Clients(running.models, *(one.open() for one in listeners))
+        listener = Listener(gateway, gateway.settings)
+        listeners = [listener, GrpcListener(gateway.admission)]
+        clients = Clients(running.models, listener, *(one.open() for one in listeners))
         serving = asyncio.gather(*(one.serve() for one in listeners))
         try:
             yield clients, backend

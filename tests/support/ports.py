@@ -10,10 +10,10 @@ import os
 import socket
 from itertools import cycle
 
-_FIRST, _PER_WORKER, _WORKERS = 24_000, 2_000, 4
-_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+_FIRST, _PER_WORKER, NUM_WORKERS = 24_000, 2_000, 4
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % NUM_WORKERS
 _offset = os.getpid() % _PER_WORKER  # of two runs at once
-_ports = cycle(_FIRST + _worker * _PER_WORKER + (_offset + number) % _PER_WORKER for number in range(_PER_WORKER))
+_ports = cycle(_FIRST + WORKER * _PER_WORKER + (_offset + number) % _PER_WORKER for number in range(_PER_WORKER))
 
 
 def free_port() -> int:

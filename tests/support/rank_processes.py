@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
+from contextlib import suppress
 from pathlib import Path
 
 from penstock import env
 from penstock.engine.params import SamplingParams
 from penstock.llm.llm import LLM
 from penstock.runtime.program import ProgramLimits
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
@@ -60,9 +61,13 @@ def tokens_of(llm: LLM, prompts: list, params: SamplingParams) -> list:
 
 
 def left_in_shared_memory(before: set[str]) -> set[str]:
-    """The files that were not there before and stay: those of MPI tests that run beside this one go within seconds."""
-    for _ in range(200):
-        if not (left := set(os.listdir(SHARED_MEMORY)) - before):
-            break
-        time.sleep(0.05)
+    """The files that were not there before and stay: those of tests that run beside this one go with their ranks."""
+    left = set(os.listdir(SHARED_MEMORY)) - before
+
+    def are_gone() -> bool:
+        left.intersection_update(os.listdir(SHARED_MEMORY))
+        return not left
+
+    with suppress(AssertionError):
+        until(are_gone, pause_s=0.05, num_looks=2_400)
     return left

@@ -16,15 +16,16 @@ import psutil
 from penstock.cluster.placement.ray_setup import check_ray
 from penstock.errors import UnavailableError
 from tests.support.command import environment
-from tests.support.ports import free_port
+from tests.support.ports import NUM_WORKERS, WORKER, free_port
 
 ADDRESS = "127.0.0.1"
 """The one address for which Ray listens on no other."""
 _RAY_STARTS = 3
 _END_S = 120.0
-_PORTS = [*range(12_000, 24_000, 200)]
-"""The first of 200 ports of a node, below those of ``tests.support.ports``, of which the head takes one."""
-_START = os.getpid() % 5 * 10
+_FIRST_PORT, _PORTS_OF_NODE = 12_000, 200
+_PORTS = [*range(_FIRST_PORT, 24_000, _PORTS_OF_NODE)][WORKER::NUM_WORKERS]
+"""The first ports of nodes, below the ports of ``tests.support.ports``; no other worker of the tests has them."""
+_START = os.getpid() % 5 * 3  # of two runs at once
 _RANGES = itertools.cycle([*_PORTS[_START:], *_PORTS[:_START]])
 _taken: dict[int, int] = {}
 """The ranges of living nodes, by process."""
@@ -40,6 +41,11 @@ def skip_reason() -> str:
     except ImportError:
         return "cryptography not found; run: pip install cryptography"
     return ""
+
+
+def unused_range() -> int:
+    """Return the first of 200 ports that no node of this process has."""
+    return next(port for port in _RANGES if port not in _taken.values())
 
 
 class RayCluster:
@@ -69,7 +75,7 @@ class RayCluster:
         command += ["--temp-folder", str(self.folder)]
         num_starts = 0
         for _ in _PORTS:
-            port = next(port for port in _RANGES if port not in _taken.values())
+            port = unused_range()
             process = subprocess.Popen(
                 [*command, "--first-port", str(port)],
                 stdout=subprocess.PIPE,
@@ -81,7 +87,7 @@ class RayCluster:
                 _taken[process.pid] = port
                 return process
             said = process.communicate()[1]
-            if "--first-port" in said:  # a node of another test process has one of these ports
+            if "--first-port" in said:  # a node of another run of the tests has one of these ports
                 continue
             num_starts += 1
             if num_starts == _RAY_STARTS or "timed out during startup" not in said:  # Ray's limit, on a busy machine

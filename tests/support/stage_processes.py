@@ -52,7 +52,7 @@ class Stages:
         self.processes.append(process)
         return process
 
-    def server(self, on_listen: Callable[[], object] = lambda: None, join_s: float = 30.0) -> StageServer:
+    def server(self, on_listen: Callable[[], object] = lambda: None, join_s: float = 600.0) -> StageServer:
         def listen(port: int) -> None:
             self.port = port
             on_listen()
@@ -82,7 +82,7 @@ class Stages:
             process.send_signal(signal.SIGCONT)
             process.terminate()
         while self.processes:
-            self.processes.pop().communicate(timeout=10)
+            self.processes.pop().communicate(timeout=300)
 
 
 @pytest.fixture

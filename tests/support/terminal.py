@@ -24,7 +24,7 @@ class Terminal:
         self.process = start(*args, **streams, **own, env=environment(**{"TERM": "xterm", **env}))
         os.close(theirs)
 
-    def until(self, text: str, timeout_s: float = 60) -> str:
+    def until(self, text: str, timeout_s: float = 300) -> str:
         """Return what was written up to ``text`` and with it; what follows is kept for the next call."""
         while text.encode() not in self._rest:
             ready, _, _ = select.select([self._end], [], [], timeout_s)
@@ -33,7 +33,7 @@ class Terminal:
         seen, _, self._rest = self._rest.partition(text.encode())
         return (seen + text.encode()).decode(errors="replace")
 
-    def rest(self, timeout_s: float = 60) -> str:
+    def rest(self, timeout_s: float = 300) -> str:
         """Return what is written up to the end of the process."""
         while True:
             ready, _, _ = select.select([self._end], [], [], timeout_s)

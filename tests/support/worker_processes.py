@@ -12,12 +12,14 @@ from typing import Any
 from unittest.mock import patch
 
 import psutil
+import pytest
 
 from penstock.cluster.placement.local import COMMAND, LocalPlacement
 from penstock.cluster.placement.placement import Placement
 from penstock.engine.params import SamplingParams
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.runtime.program import ProgramLimits
+from penstock.serving.workers import failover
 from penstock.serving.workers import worker_connection as link_module
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
@@ -87,6 +89,12 @@ async def service(
     assert not left(), f"processes are left: {[psutil.Process(pid).cmdline() for pid in left()]}"
     assert not folder.exists()
     await until(lambda: num_files() <= files + _GRPC_FILES)
+
+
+def wait_for_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine too, a retry waits for the cause of a loss, and a suspect for a worker that it has alone."""
+    for limit in ("_CAUSE_WAIT_S", "_ALONE_S", "RETRY_WAIT_S"):
+        monkeypatch.setattr(failover, limit, 600.0)
 
 
 _GRPC_FILES = 8

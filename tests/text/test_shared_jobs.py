@@ -22,7 +22,7 @@ class Gate:
         self.calls.append(key)
         if str(key).startswith("slow"):
             self.begun.release()
-            assert self.open.wait(60)
+            assert self.open.wait(300)
         if key == "wrong":
             raise InvalidArgumentError("wrong", param="x")
         return object()
@@ -44,7 +44,7 @@ def test_equal_calls_share_one(gate):
     thread.start()
     assert others[0].cancel()  # one of them leaves
     gate.open.set()
-    thread.join(60)
+    thread.join(300)
     assert [first.result(60), *(other.result(60) for other in others[1:])] == found * 4
     assert gate.calls == ["slow"]
     assert jobs.call("slow") is not found[0]  # results are not kept
@@ -63,7 +63,7 @@ def test_slow_calls_delay_neither_callers_nor_what_nobody_wants(gate):
     jobs = SharedJobs(gate, "test")
     slow = [jobs.begin(f"slow {index}") for index in range(NUM_THREADS)]
     for _ in slow:
-        assert gate.begun.acquire(timeout=60)
+        assert gate.begun.acquire(timeout=300)
     queued = jobs.begin("a"), jobs.begin("b")
     assert jobs.call("a") is queued[0].result(60)  # in this thread, although both others are busy
     assert queued[1].cancel()
@@ -80,7 +80,7 @@ def test_closing_cancels_what_has_not_begun(gate):
     jobs = SharedJobs(gate, "test")
     slow = [jobs.begin(f"slow {index}") for index in range(NUM_THREADS)]
     for _ in slow:
-        assert gate.begun.acquire(timeout=60)
+        assert gate.begun.acquire(timeout=300)
     queued = jobs.begin("a")
     jobs.close()
     with pytest.raises(CancelledError):

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.auto.tokenizer import AutoTokenizer
@@ -16,11 +16,10 @@ from penstock.text.text_stream import StopMatcher, StopRules, TextStream
 from penstock.text.tokenizer import Tokenizer
 from tests.support.errors import raises
 from tests.support.fake_model import byte_fallback_json, byte_level_json, stream_of
+from tests.support.properties import CHECKS
 
 SAMPLES = ["the cat sat", "é日本🙂 x", " leading", "a\n\tb", "👩‍👩‍👧 family", "naïve – café", "plainplain", "日日日"]
-CHECKS = settings(
-    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(CHECKS, max_examples=120)
 
 
 @pytest.mark.parametrize("text", SAMPLES)
@@ -32,7 +31,7 @@ def test_streamed_text_matches_whole_text(any_tokenizer, text):
 
 
 @given(text=st.text(max_size=60))
-@CHECKS
+@MANY
 def test_any_text_survives_tokens_and_back(any_tokenizer, text):
     ids = any_tokenizer.encode(text, add_special_tokens=False)
     assert stream_of(any_tokenizer, ids)[0] == any_tokenizer.decode(ids)
@@ -49,14 +48,14 @@ def byte_fallback() -> Tokenizer:
 
 
 @given(ids=st.lists(st.integers(0, 258), max_size=60))
-@CHECKS
+@MANY
 def test_any_bytes_stream_as_they_decode(byte_level, ids):
     tokenizer = byte_level
     assert stream_of(tokenizer, ids)[0] == tokenizer.decode(ids)
 
 
 @given(ids=st.lists(st.integers(0, 269), max_size=200))
-@CHECKS
+@MANY
 def test_invalid_utf8_never_stalls_the_stream(byte_fallback, ids):
     tokenizer = byte_fallback
     text, pieces = stream_of(tokenizer, ids)
@@ -81,7 +80,7 @@ def test_the_post_processor_decides_what_begins_a_prompt(any_tokenizer):
     stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3),
     data=st.data(),
 )
-@CHECKS
+@MANY
 def test_stop_strings_are_found_however_the_text_is_cut(text, stops, data):
     def run(pieces: list[str]) -> tuple[str, bool]:
         matcher, shown = StopMatcher(stops), ""

@@ -28,6 +28,7 @@ from penstock.config import is_integer
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.launch.pending_connections import PendingServer
 from penstock.processes import peer_user
+from penstock.processes.silence import comes_in_time
 from penstock.validation import printable
 from penstock.version import __version__
 
@@ -105,7 +106,6 @@ class _Peer:
         self.reader, self.writer = reader, writer
         self.name = "?"
         self.is_done = False
-        self._heard = time.monotonic()
         self._beating: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[str] | None = None
         self.on_done: Callable[[], None] = lambda: None
@@ -125,7 +125,6 @@ class _Peer:
             message = None
         if not isinstance(message, dict):
             raise UnavailableError(f"{self.name} sent a malformed message")
-        self._heard = time.monotonic()
         return message
 
     async def prove(self, token: bytes, *, is_host: bool) -> bool:
@@ -168,7 +167,6 @@ class _Peer:
 
     def start_beats(self) -> None:
         if self._beating is None:
-            self._heard = time.monotonic()
             self._beating = asyncio.ensure_future(self._beat())
 
     def watch(self) -> asyncio.Task[str]:
@@ -185,10 +183,13 @@ class _Peer:
 
     async def receive_in_time(self) -> dict[str, Any]:
         """Return the next message of a peer that sends beats."""
+        receiving = asyncio.ensure_future(self.receive())
         try:
-            return await asyncio.wait_for(self.receive(), BEAT_LIMIT_S)
-        except TimeoutError:
-            raise _LostError(f"no message for {BEAT_LIMIT_S:g} s") from None
+            if not await comes_in_time(receiving, BEAT_LIMIT_S):
+                raise _LostError(f"no message for {BEAT_LIMIT_S:g} s")
+            return receiving.result()
+        finally:
+            receiving.cancel()
 
     async def _failure(self) -> str:
         """Return the failure that the peer reports; a silent peer is a failure too."""

@@ -37,6 +37,7 @@ from tests.support.worker_processes import (
     still,
     switch_under,
     until,
+    wait_for_causes,
 )
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
@@ -186,7 +187,9 @@ class Traffic:
 
 
 @pytest.mark.long
-def test_killed_workers_are_replaced_under_load_over_grpc(versions, expected) -> None:
+def test_killed_workers_are_replaced_under_load_over_grpc(versions, expected, monkeypatch) -> None:
+    wait_for_causes(monkeypatch)
+
     async def main() -> None:
         async with grpc_service(num_workers=2, supervision=HASTY) as (running, _, address):
             backend = await running.models.load(str(versions[0]))
@@ -206,7 +209,9 @@ def test_killed_workers_are_replaced_under_load_over_grpc(versions, expected) ->
 
 
 @pytest.mark.long
-def test_a_stopped_worker_is_replaced_under_load_over_grpc(versions, expected) -> None:
+def test_a_stopped_worker_is_replaced_under_load_over_grpc(versions, expected, monkeypatch) -> None:
+    wait_for_causes(monkeypatch)
+
     async def main() -> None:
         async with grpc_service(supervision=IMPATIENT) as (running, _, address):
             backend = await running.models.load(str(versions[0]))

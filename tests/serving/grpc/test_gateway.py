@@ -71,7 +71,7 @@ def test_health(locked_grpc):
     assert refused(locked_grpc, check, of_model).code() is grpc.StatusCode.UNAUTHENTICATED
     assert refused(locked_grpc, check, nobody, bearer).code() is grpc.StatusCode.NOT_FOUND
     with channel(locked_grpc) as found:
-        seen = found.unary_stream(watch)(b"", timeout=60)
+        seen = found.unary_stream(watch)(b"", timeout=300)
         assert parsed(next(seen)).status == serving
         locked_grpc.loop.call_soon_threadsafe(setattr, locked_grpc.models, "is_draining", True)
         assert parsed(next(seen)).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -238,7 +238,7 @@ def test_mutated_messages_are_answered_or_refused(demo):
                 at = random_.randrange(len(data))
                 data[at : at + random_.randint(0, 2)] = random_.randbytes(random_.randint(0, 3))
             try:
-                rpc(bytes(data), timeout=60)
+                rpc(bytes(data), timeout=300)
                 codes.add("OK")
             except grpc.RpcError as error:
                 codes.add(error.code().name)
@@ -281,9 +281,9 @@ def test_limits(serve):
     assert trailers(refused(service, method, b"x"))["error-code"] == "invalid_message"
     with channel(service, ("grpc.default_compression_algorithm", 2)) as found:
         rpc = found.unary_unary(method)
-        assert rpc(data + b"\x1a\x00" * 500, timeout=60)
+        assert rpc(data + b"\x1a\x00" * 500, timeout=300)
         with pytest.raises(grpc.RpcError) as error:
-            rpc(data + b"\x1a\x00" * 5000, timeout=60)
+            rpc(data + b"\x1a\x00" * 5000, timeout=300)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.value.details() == "The decompressed message has more than 4096 bytes."
     call(service, method, data)
@@ -349,7 +349,7 @@ def test_a_service_that_stops_ends_streams(serve):
     service = serve(settings=GRPC)
     never = threading.Event()
     with channel(service) as found:
-        stream = found.stream_stream(SERVICE + "ModelStreamInfer")(_asks(never, request()), timeout=60)
+        stream = found.stream_stream(SERVICE + "ModelStreamInfer")(_asks(never, request()), timeout=300)
         assert pb.ModelStreamInferResponse.FromString(next(stream)).infer_response.outputs
         service.loop.call_soon_threadsafe(service.grpc.stop)
         with pytest.raises(grpc.RpcError) as error:

@@ -25,7 +25,7 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InternalError, UnavailableError
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.metrics import Metrics
-from penstock.serving.workers import failover, remote_model
+from penstock.serving.workers import remote_model
 from penstock.serving.workers.crash_tracker import Loss
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.remote_model import RemoteBackend
@@ -47,6 +47,7 @@ from tests.support.worker_processes import (
     switch_under,
     tokens_of,
     until,
+    wait_for_causes,
 )
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
@@ -55,10 +56,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine too, a retry waits for the cause of a loss, and a suspect for a worker that it has alone."""
-    monkeypatch.setattr(failover, "_CAUSE_WAIT_S", 600.0)
-    monkeypatch.setattr(failover, "_ALONE_S", 600.0)
-    monkeypatch.setattr(failover, "RETRY_WAIT_S", 600.0)
+    wait_for_causes(monkeypatch)
     monkeypatch.setattr(remote_model, "_EMPTY_S", 600.0)
 
 

@@ -16,10 +16,9 @@ from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewaySettings
-from penstock.serving.workers import failover
 from tests.support.grpc_client import SERVICE
 from tests.support.services import TEMPLATE
-from tests.support.worker_processes import CALM, DEMO, faulty, service, until
+from tests.support.worker_processes import CALM, DEMO, faulty, service, until, wait_for_causes
 
 WORDS = {"type": "string", "minLength": 60, "maxLength": 64}
 PARAMETERS = {"type": "object", "properties": {"a": WORDS, "b": WORDS}, "required": ["a", "b"]}
@@ -121,8 +120,7 @@ def merged(events: str) -> dict[str, Any]:
 
 
 def test_every_route_goes_on_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("RETRY_WAIT_S", "_CAUSE_WAIT_S"):
-        monkeypatch.setattr(failover, limit, 600.0)
+    wait_for_causes(monkeypatch)
 
     async def main() -> None:
         async with service(supervision=CALM, command=faulty("slow")) as running:

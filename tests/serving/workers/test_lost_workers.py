@@ -16,7 +16,7 @@ from penstock.errors import InternalError, UnavailableError
 from penstock.llm.llm import LLM
 from penstock.serving.metrics import Metrics
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers import crash_tracker, failover, remote_model
+from penstock.serving.workers import crash_tracker, remote_model
 from penstock.serving.workers.crash_tracker import MAX_KILLS
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_connection import WorkerConnection
@@ -24,7 +24,7 @@ from penstock.serving.workers.worker_roles import DECODE, PREFILL, WorkerRoles
 from tests.support.answer_reader import AnswerReader
 from tests.support.errors import raises
 from tests.support.faulty_worker import LATER
-from tests.support.worker_processes import CALM, DEMO, HASTY, faulty, pids, service, tokens_of, until
+from tests.support.worker_processes import CALM, DEMO, HASTY, faulty, pids, service, tokens_of, until, wait_for_causes
 
 GREEDY = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
 SEEDED = replace(GREEDY, temperature=1.0, seed=11)
@@ -51,9 +51,7 @@ UNSEEDED = replace(GREEDY, temperature=1.0)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine too, a request waits for the cause of a loss and for the next worker."""
-    monkeypatch.setattr(failover, "_CAUSE_WAIT_S", 600.0)
-    monkeypatch.setattr(failover, "_ALONE_S", 600.0)
-    monkeypatch.setattr(failover, "RETRY_WAIT_S", 600.0)
+    wait_for_causes(monkeypatch)
     monkeypatch.setattr(remote_model, "_EMPTY_S", 600.0)
 
 

@@ -184,11 +184,19 @@ def test_pages_of_a_silent_transfer_are_released(make_llm, monkeypatch) -> None:
 
     async def test(source: Worker, target: Worker) -> None:
         expected = await source.answer()
-        target.change = lambda message: None if message.HasField("page_stored") else message
-        task = asyncio.ensure_future(copy_pages(source, target, PROMPT, "", ""))
         free = target.thread.llm.engine.scheduler.ledger.pools[0]
-        await until(lambda: free.num_free < free.num_pages)
-        await until(lambda: free.num_free == free.num_pages)
+        held: list[int] = []
+
+        def silence(message: pb.FromWorker) -> pb.FromWorker | None:
+            if not message.HasField("page_stored"):
+                return message
+            held.append(free.num_pages - free.num_free)
+            return None
+
+        target.change = silence
+        task = asyncio.ensure_future(copy_pages(source, target, PROMPT, "", ""))
+        await until(lambda: held and free.num_free == free.num_pages)
+        assert held[0] > 0
         assert await task == 0
         assert await target.answer() == expected
 

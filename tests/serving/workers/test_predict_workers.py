@@ -15,10 +15,9 @@ from penstock import LLM, pipeline
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.settings import GatewaySettings
-from penstock.serving.workers import failover
 from tests.support.encoders import LIMITS
 from tests.support.text_tasks import write_t5
-from tests.support.worker_processes import CALM, OPTIONS, faulty, service
+from tests.support.worker_processes import CALM, OPTIONS, faulty, service, wait_for_causes
 
 SPECIAL = [[0], [2]]
 SHORT = {"min_new_tokens": 3, "max_new_tokens": 7, "bad_words_ids": SPECIAL}
@@ -33,8 +32,7 @@ def post(url: str, body: dict[str, Any]) -> Any:
 
 def test_a_worker_translates_and_is_killed_in_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker is killed at the fifth step of the first search, of which nothing has been sent."""
-    for limit in ("RETRY_WAIT_S", "_CAUSE_WAIT_S"):
-        monkeypatch.setattr(failover, limit, 600.0)
+    wait_for_causes(monkeypatch)
     folder = tmp_path / "t5"
     write_t5(folder)
     with LLM(folder, mode="eager", limits=LIMITS) as llm:

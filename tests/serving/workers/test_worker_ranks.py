@@ -22,7 +22,17 @@ from penstock.serving.workers.worker import open_llm
 from penstock.serving.workers.worker_config import WorkerConfig
 from tests.support.errors import raises
 from tests.support.marks import mostly_long
-from tests.support.worker_processes import DEMO, HASTY, IMPATIENT, OPTIONS, pids, service, tokens_of, until
+from tests.support.worker_processes import (
+    DEMO,
+    HASTY,
+    IMPATIENT,
+    OPTIONS,
+    pids,
+    service,
+    tokens_of,
+    until,
+    wait_for_causes,
+)
 
 PAIR = replace(OPTIONS, tensor_parallel_size=2)
 STAGES = replace(OPTIONS, pipeline_parallel_size=2)
@@ -63,8 +73,9 @@ def test_a_group_answers_as_one_process_does() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", mostly_long([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
-def test_a_rank_that_fails_ends_its_group_only(number: int) -> None:
+def test_a_rank_that_fails_ends_its_group_only(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other worker goes on with the requests of the group."""
+    wait_for_causes(monkeypatch)
 
     async def main() -> None:
         supervision: SupervisionPolicy = HASTY if number == signal.SIGKILL else IMPATIENT

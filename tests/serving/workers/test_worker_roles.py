@@ -16,7 +16,6 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.serving.metrics import Metrics
-from penstock.serving.workers import failover
 from penstock.serving.workers.worker_roles import (
     DECODE,
     NO_ROLES,
@@ -28,7 +27,7 @@ from penstock.serving.workers.worker_roles import (
     warn_of_roles,
 )
 from tests.support.errors import raises
-from tests.support.worker_processes import DEMO, HASTY, pids, service, until
+from tests.support.worker_processes import DEMO, HASTY, pids, service, until, wait_for_causes
 
 PARAMS = [
     SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),
@@ -124,7 +123,7 @@ def by_role_num_moved(backend) -> int:
 def test_kills_of_both_roles_change_no_answer(expected: list, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traffic goes on while workers of both roles are killed; PENSTOCK_CHAOS=n kills n times as many."""
     random = Random(7)
-    monkeypatch.setattr(failover, "RETRY_WAIT_S", 600.0)
+    wait_for_causes(monkeypatch)
 
     async def main() -> None:
         async with service(roles=WorkerRoles(2, 2), supervision=HASTY) as running:

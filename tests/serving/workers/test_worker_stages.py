@@ -215,7 +215,7 @@ def test_serve_and_a_remote_worker_have_stages(stages: Stages) -> None:
         for process in (worker, serve):
             if process is not None:
                 process.terminate()
-                process.communicate(timeout=30)
+                process.communicate(timeout=300)
 
 
 @pytest.mark.long

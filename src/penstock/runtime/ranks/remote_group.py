@@ -29,6 +29,7 @@ from penstock.env import rank_open_s
 from penstock.errors import InternalError, InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.listen import peer_address
+from penstock.processes.silence import Silence
 from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.runtime.ranks.rank_group import RankComms, error_of
 from penstock.runtime.ranks.stage_links import MAX_FRAME_BYTES, Frame, Kind
@@ -238,30 +239,27 @@ class RemoteGroup:
 
     async def _watch_opening(self) -> None:
         """End a group that does not open in time, or a stage of which is not heard of while it opens."""
-        end = time.monotonic() + self._opening_limit_s
-        for member in self._members:
-            member.stream.heard = time.monotonic()
+        end, silence = time.monotonic() + self._opening_limit_s, Silence()
         while not self._is_open and not self._death:
             if time.monotonic() > end:
                 self._report_death(f"the ranks did not open within {self._opening_limit_s:g} s")
             for member in () if self._is_ready else self._members:
-                if time.monotonic() - member.stream.heard > _SILENCE_S:
+                if silence.seconds(member.stream.heard) > _SILENCE_S:
                     self._report_death(
                         f"rank {member.rank} at {member.address} is lost: no message for {_SILENCE_S:g} s"
                     )
-            await asyncio.sleep(BEAT_S)
+            await silence.sleep(BEAT_S)
 
     async def _beat(self) -> None:
-        for member in self._members:
-            member.stream.heard = time.monotonic()
+        silence = Silence()
         while not self._death:
             for member in self._members:
                 member.stream.send(Frame(Kind.BEAT))
-                if time.monotonic() - member.stream.heard > BEAT_LIMIT_S:
+                if silence.seconds(member.stream.heard) > BEAT_LIMIT_S:
                     self._report_death(
                         f"rank {member.rank} at {member.address} is lost: no message for {BEAT_LIMIT_S:g} s"
                     )
-            await asyncio.sleep(pause_s(member.stream.heard for member in self._members))
+            await silence.sleep(pause_s(silence.seconds(member.stream.heard) for member in self._members))
 
     # In the thread of the engine
 
@@ -414,10 +412,9 @@ class RemoteGroup:
             await asyncio.gather(*others, return_exceptions=True)
 
 
-def pause_s(heard: Iterable[float]) -> float:
-    """Return the seconds until the next beat, or until a connection counts as lost if that is earlier."""
-    left_s = min(heard) + BEAT_LIMIT_S - time.monotonic()
-    return min(BEAT_S, max(left_s, 0.0) + 0.01)
+def pause_s(silent_s: Iterable[float]) -> float:
+    """Return the seconds until the next beat, or until a silent connection counts as lost if that is earlier."""
+    return min(BEAT_S, max(BEAT_LIMIT_S - max(silent_s), 0.0) + 0.01)
 
 
 def _digest(token: str) -> bytes:

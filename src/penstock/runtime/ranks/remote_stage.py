@@ -10,7 +10,6 @@ import asyncio
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -23,13 +22,14 @@ from penstock.core.rank_layout import RankLayout
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.reconnect import RetryLines, connection_problem
+from penstock.processes.silence import Silence
 from penstock.processes.tls import TlsSession, client_context, connect, keep_alive
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from penstock.runtime.ranks.open_ranks import check_rank_bundle, default_threads, graph_of_rank, open_rank, threads_of
 from penstock.runtime.ranks.rank_group import RankComms, RankGroup, failure_of
-from penstock.runtime.ranks.remote_group import ALPN, BEAT_LIMIT_S, BEAT_S, pause_s
+from penstock.runtime.ranks.remote_group import ALPN, BEAT_LIMIT_S, pause_s
 from penstock.runtime.ranks.stage_bundle import StageBundle, find_bundle
 from penstock.runtime.ranks.stage_links import MAX_FRAME_BYTES, Frame, Kind
 from penstock.version import __version__
@@ -298,11 +298,13 @@ class _Stage:
             self._others.end(reason)
 
     async def _beat(self) -> None:
+        silence = Silence()
         while self._stream is not None and not self._reason:
             self._stream.send(Frame(Kind.BEAT))
-            if self._is_watching and time.monotonic() - self._stream.heard > BEAT_LIMIT_S:
+            silent_s = silence.seconds(self._stream.heard) if self._is_watching else 0.0
+            if silent_s > BEAT_LIMIT_S:
                 self._end(f"rank 0 is lost: no message for {BEAT_LIMIT_S:g} s")
-            await asyncio.sleep(pause_s([self._stream.heard]) if self._is_watching else BEAT_S)
+            await silence.sleep(pause_s([silent_s]))
 
     def _compute(self, settings: dict[str, Any]) -> str:
         """Open the stage and follow rank 0 until the group ends; return why it did.  In a thread of its own."""
