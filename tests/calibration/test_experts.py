@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from penstock.calibration import collect
 from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups
+from penstock.calibration.products import ProductSums
 from penstock.calibration.quantize import MIN_EXPERT_TOKENS, DataOptions, quantize_with_data
 from penstock.calibration.texts import CalibrationData
 from penstock.checkpoint.folder import Checkpoint
@@ -65,7 +66,7 @@ def reference_inputs(folder: Path) -> Inputs:
     return inputs
 
 
-def of_weight(values: Mapping[LinearNode, NDArray[np.float32]], name: str) -> NDArray[np.float32]:
+def of_weight(values: Mapping[LinearNode, ProductSums], name: str) -> ProductSums:
     return next(value for linear, value in values.items() if name in linear.names)
 
 
@@ -91,13 +92,13 @@ def test_statistics_are_those_of_the_routed_rows(mixtral: Path, tmp_path: Path) 
         np.testing.assert_allclose(own.squares, np.square(x, dtype=np.float64).sum(axis=0), rtol=2e-4)
         np.testing.assert_allclose(own.maxima, np.abs(x).max(axis=0), rtol=2e-4, atol=1e-6)
         products = x.T @ x
-        np.testing.assert_allclose(of_weight(hessians, name), products, atol=2e-4 * np.abs(products).max())
+        np.testing.assert_allclose(of_weight(hessians, name).matrix(), products, atol=2e-4 * np.abs(products).max())
     assert len(set(found)) == 1
     first, second = (expected[f"model.layers.{layer}.{_W1}"] for layer in (0, 1))
     assert merged.expert_tokens[f"model.layers.0.{_W1}"] == len(first) + len(second)
     assert merged.weights[f"model.layers.0.{_W1}"].count == len(first) + len(second)
     products = first.T @ first + second.T @ second
-    np.testing.assert_allclose(products_of_both[shared], products, atol=2e-4 * np.abs(products).max())
+    np.testing.assert_allclose(products_of_both[shared].matrix(), products, atol=2e-4 * np.abs(products).max())
 
 
 def shared_by_layers(linears: list[LinearNode]) -> LinearNode:
@@ -110,8 +111,9 @@ def test_gate_and_up_share_a_hessian(mixtral: Path, tmp_path: Path, monkeypatch:
     export_bundle(mixtral, tmp_path / "f32.psm", scheme="f32")
     with CalibrationProgram(tmp_path / "f32.psm", CalibrationData([prompt(9)], "test")) as program:
         linears = [linear for linear in program.linears if "w2" not in linear.names[0] and linear.expert >= 0]
-        monkeypatch.setattr(collect, "_HESSIAN_BYTES", 3 * linears[0].hessian_bytes)
-        groups = linear_groups(linears)
+        own_bytes = linears[0].hessian_bytes + 9 * linears[0].cols * 4
+        monkeypatch.setattr(collect, "_HESSIAN_BYTES", 3 * own_bytes)
+        groups = linear_groups(linears, 9)
         assert sorted(map(len, groups)) == [2, 6, 6, 6]
         hessians = program.hessians(groups[0], lambda _: None)
     gate, up = (of_weight(hessians, f"model.layers.0.{name}") for name in (_W1, _W1.replace("w1", "w3")))

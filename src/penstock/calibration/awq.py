@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups
+from penstock.calibration.products import ProductSums
 from penstock.calibration.smooth import Smoothing, centred_exponents, exact_exponents, find_folds
 from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.folder import Checkpoint
@@ -145,15 +146,17 @@ def scaling_of(
     ]
     nodes = {name: linear for linear in program.linears for name in linear.names}
     by_linear = {nodes[fold.readers[0]]: fold for fold in folds if fold.readers[0] in nodes}
-    groups = linear_groups([linear for linear in program.linears if linear in by_linear])
+    groups = linear_groups([linear for linear in program.linears if linear in by_linear], program.max_len)
     columns: dict[str, NDArray[np.int32]] = {}
     rows: dict[str, NDArray[np.int32]] = {}
     with Context(program.threads) as context:
         for number, group in enumerate(groups, 1):
             means, hessians = _moments(program, group, begin("scales", f"pass {number} of {len(groups)}"))
+            program.rest()
             for linear in group:
                 fold = by_linear[linear]
-                search = _Search(context, checkpoint, plan, fold, hessians[linear])
+                hessian = hessians[linear].matrix() / np.float32(program.data.num_tokens)
+                search = _Search(context, checkpoint, plan, fold, hessian)
                 exponents = search.best(fold.of_rows(means[linear]), grid)
                 if exponents.any():
                     columns |= dict.fromkeys(fold.readers, fold.of_columns(exponents))
@@ -163,17 +166,17 @@ def scaling_of(
 
 def _moments(
     program: CalibrationProgram, linears: list[LinearNode], on_step: Callable[[int], None]
-) -> tuple[dict[LinearNode, NDArray[np.float32]], dict[LinearNode, NDArray[np.float32]]]:
-    """Return the mean magnitude of each column, and the mean of ``x^T x``, by linear."""
+) -> tuple[dict[LinearNode, NDArray[np.float32]], dict[LinearNode, ProductSums]]:
+    """Return the mean magnitude of each column, and the sum of ``x^T x``, by linear."""
     sizes = {linear: np.zeros(linear.cols) for linear in linears}
-    hessians = {linear: np.zeros((linear.cols, linear.cols), np.float32) for linear in linears}
+    hessians = {linear: ProductSums(linear.cols) for linear in linears}
     for inputs in program.inputs(linears, on_step):
         for linear, x in inputs.items():
             sizes[linear] += np.abs(x).sum(axis=0, dtype=np.float64)
-            hessians[linear] += x.T @ x
+            hessians[linear].add(x)
     count = program.data.num_tokens
     means = {linear: (total / count).astype(np.float32) for linear, total in sizes.items()}
-    return means, {linear: total / np.float32(count) for linear, total in hessians.items()}
+    return means, hessians
 
 
 class _Search:

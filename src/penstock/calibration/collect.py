@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.calibration.products import ProductSums
 from penstock.calibration.texts import CalibrationData
 from penstock.config import show
 from penstock.core.layouts import KV_NUMBERS
@@ -20,12 +21,15 @@ from penstock.graph.ir import Graph
 from penstock.quant.input_statistics import InputStatistics, WeightInputs
 from penstock.runtime.program import kv_layout_of, pages_for
 
-__all__ = ["CalibrationProgram", "LinearNode", "linear_groups"]
+__all__ = ["CalibrationProgram", "LinearNode", "linear_groups", "product_sums"]
 
 StepCallback = Callable[[int], None]
-_HESSIAN_ITEM_BYTES: Final = 4
-_HESSIAN_BYTES: Final = 1 << 30
-"""Memory for the Hessians of one pass over the calibration data; a single larger one is computed by itself."""
+_ITEM_BYTES: Final = 4
+_HESSIAN_BYTES: Final = 736 << 20
+"""Memory for the Hessians of one pass over the calibration data, and for the inputs of its linears in a step.
+
+A single larger one is computed by itself.  With the 8-bit weights of a network of 1.1B it stays below 2 GiB.
+"""
 _EXPERT_IDS: Final = 2
 """The operand of ``expert_linear`` that has the experts of each token."""
 
@@ -47,7 +51,7 @@ class LinearNode:
     @property
     def hessian_bytes(self) -> int:
         """The size of the sum of ``x^T x``."""
-        return self.cols * self.cols * _HESSIAN_ITEM_BYTES
+        return ProductSums.num_bytes(self.cols)
 
     @property
     def source(self) -> tuple[tuple[str, ...], int]:
@@ -104,19 +108,23 @@ def _linears(graph: Graph) -> tuple[list[LinearNode], dict[int, _Routing]]:
     return list(found.values()), routed
 
 
-def linear_groups(linears: list[LinearNode]) -> list[list[LinearNode]]:
-    """Divide linears into groups whose Hessians fit into memory together; those with the same inputs have one."""
+def linear_groups(linears: Sequence[LinearNode], max_len: int) -> list[list[LinearNode]]:
+    """Divide linears into groups whose Hessians fit into memory together; those with the same inputs have one.
+
+    ``max_len``: the tokens of the longest sequence, whose inputs are in memory, too.
+    """
     by_source: dict[Any, list[LinearNode]] = {}
     for linear in linears:
         by_source.setdefault(linear.source, []).append(linear)
     groups: list[list[LinearNode]] = []
     num_bytes = 0
     for same in by_source.values():
-        if not groups or num_bytes + same[0].hessian_bytes > _HESSIAN_BYTES:
+        own_bytes = same[0].hessian_bytes + max_len * same[0].cols * _ITEM_BYTES
+        if not groups or num_bytes + own_bytes > _HESSIAN_BYTES:
             groups.append([])
             num_bytes = 0
         groups[-1] += same
-        num_bytes += same[0].hessian_bytes
+        num_bytes += own_bytes
     return groups
 
 
@@ -134,7 +142,11 @@ class CalibrationProgram:
         """Open the bundle with memory for one sequence."""
         self.graph, _ = read_graph(self.bundle)
         self.linears, self._routed = _linears(self.graph)
-        self._len = max(map(len, self.data.sequences))
+        self.max_len = max(map(len, self.data.sequences))
+        self._open()
+        return self
+
+    def _open(self) -> None:
         self._model = Model.open(self.bundle)
         try:
             info = self._model.info
@@ -147,12 +159,11 @@ class CalibrationProgram:
             self._num_groups, self._hidden_size = info.num_page_groups, info.hidden_size
             self._keeps_hidden = info.hidden_size > 0
             self._context = Context(self.threads)
-            rows = 1 if self._keeps_hidden else self._len
             options = ProgramOptions(
-                max_tokens=self._len,
+                max_tokens=self.max_len,
                 max_requests=1,
-                max_rows=rows,
-                num_pages=pages_for(self._len),
+                max_rows=1 if self._keeps_hidden else self.max_len,
+                num_pages=pages_for(self.max_len),
                 kv_layout=KV_NUMBERS[kv_layout_of("auto", info.scheme)],
                 flags=INPUT_SUMS,
             )
@@ -160,16 +171,26 @@ class CalibrationProgram:
         except BaseException:
             self._model.close()
             raise
-        return self
+        self._is_open = True
 
     def __exit__(self, *_: object) -> None:
-        self._program.close()
-        self._context.close()
-        self._model.close()
+        self.rest()
+
+    def rest(self) -> None:
+        """Free the memory of the network, its pages of the bundle included, until the next pass."""
+        if self._is_open:
+            self._is_open = False
+            self._program.close()
+            self._context.close()
+            self._model.close()
+
+    def _wake(self) -> None:
+        if not self._is_open:
+            self._open()
 
     def _steps(self) -> Iterator[int]:
         """Compute each sequence; yields its number of tokens."""
-        pages = np.arange(pages_for(self._len), dtype=np.int32)
+        pages = np.arange(pages_for(self.max_len), dtype=np.int32)
         table = np.ascontiguousarray(np.broadcast_to(pages, (self._num_groups, 1, len(pages))))
         for ids in self.data.sequences:
             length = len(ids)
@@ -186,13 +207,20 @@ class CalibrationProgram:
             )
             yield length
 
-    def statistics(self, on_step: StepCallback) -> InputStatistics:
+    def statistics(
+        self, on_step: StepCallback, products: Mapping[LinearNode, ProductSums] | None = None
+    ) -> InputStatistics:
         """Return the statistics of all inputs; ``on_step`` gets the number of tokens of each step.
 
-        A step computes no logits where the program has its hidden rows, which are the inputs of the head.
+        ``products``: linears whose ``x^T x`` is added up in the same pass, into what they are mapped to.  A step
+        computes no logits where the program has its hidden rows, which are the inputs of the head.
 
         Raises InvalidArgumentError where an input is NaN or infinite.
         """
+        self._wake()
+        products = products or {}
+        own_products = _of_sources(list(products))
+        rows = self._row_buffers(own_products)
         squares: dict[int, NDArray[np.float64]] = {}
         maxima: dict[int, NDArray[np.float32]] = {}
         counts = {index: np.zeros(own.num_experts, np.int64) for index, own in self._routed.items()}
@@ -200,10 +228,13 @@ class CalibrationProgram:
         for index, cols in _columns(self.linears).items():
             num = self._routed[index].num_experts if index in self._routed else 1
             squares[index], maxima[index] = np.zeros((num, cols)), np.zeros((num, cols), np.float32)
-            self._program.sum_inputs(index, squares=squares[index], maxima=maxima[index], experts=experts.get(index))
+            own_rows, chosen = rows.get(index), experts.get(index)
+            self._program.sum_inputs(index, squares=squares[index], maxima=maxima[index], rows=own_rows, experts=chosen)
         head = _head_tensor(self.graph) if self._keeps_hidden else None
         head_squares = np.zeros(self._hidden_size)
         for length in self._steps():
+            for linear in own_products:
+                products[linear].add(self._inputs_of(linear, rows, experts, length))
             if head is not None:
                 head_squares += np.square(self._program.hidden()).sum(axis=0, dtype=np.float64)
             for index, own in experts.items():
@@ -228,22 +259,19 @@ class CalibrationProgram:
             heads[head] = WeightInputs(head_squares, self.data.num_tokens)
         return InputStatistics(weights, self.data.num_tokens, self.data.digest, self.data.source, expert_tokens, heads)
 
-    def hessians(
-        self, linears: Sequence[LinearNode], on_step: StepCallback
-    ) -> Mapping[LinearNode, NDArray[np.float32]]:
+    def hessians(self, linears: Sequence[LinearNode], on_step: StepCallback) -> Mapping[LinearNode, ProductSums]:
         """Return the sum of ``x^T x`` over all tokens for each of these linears, of an expert over its own tokens.
 
-        Linears with the same inputs share an array.
+        Linears with the same inputs share one.
         """
-        of_source = {linear.source: linear for linear in reversed(linears)}
-        sums = {linear: np.zeros((linear.cols, linear.cols), np.float32) for linear in of_source.values()}
-        for inputs in self.inputs(list(sums), on_step):
+        sums = product_sums(linears)
+        own = {linear: sums[linear] for linear in _of_sources(linears)}
+        for inputs in self.inputs(list(own), on_step):
             for linear, x in inputs.items():
-                if len(x):  # else the step has no token of the expert
-                    sums[linear] += x.T @ x
-        for linear in sums:
-            _check_finite(np.diagonal(sums[linear]), linear.names[0])
-        return {linear: sums[of_source[linear.source]] for linear in linears}
+                own[linear].add(x)  # x has no rows where the step has no token of the expert
+        for linear, total in own.items():
+            _check_finite(total.diagonal(), linear.names[0])
+        return sums
 
     def inputs(
         self, linears: Sequence[LinearNode], on_step: StepCallback
@@ -252,14 +280,11 @@ class CalibrationProgram:
 
         They are views; of an expert, and of layers that share their weights, copies.
         """
-        rows, experts = {}, {}
-        for index, cols in _columns(linears).items():
-            routing = self._routed.get(index)
-            slots = (routing.num_slots,) if routing is not None and routing.has_own_rows else ()
-            rows[index] = np.zeros((self._len, *slots, cols), np.float32)
-            if routing is not None:
-                experts[index] = self._expert_buffer(index)
-            self._program.sum_inputs(index, rows=rows[index], experts=experts.get(index))
+        self._wake()
+        rows = self._row_buffers(linears)
+        experts = {index: self._expert_buffer(index) for index in rows if index in self._routed}
+        for index, buffer in rows.items():
+            self._program.sum_inputs(index, rows=buffer, experts=experts.get(index))
         try:
             for length in self._steps():
                 yield {own: self._inputs_of(own, rows, experts, length) for own in linears}
@@ -267,6 +292,15 @@ class CalibrationProgram:
         finally:
             for index in rows:
                 self._program.sum_inputs(index)
+
+    def _row_buffers(self, linears: Sequence[LinearNode]) -> dict[int, NDArray[np.float32]]:
+        """Return memory for the inputs of a step, by the nodes of these linears."""
+        rows = {}
+        for index, cols in _columns(linears).items():
+            routing = self._routed.get(index)
+            slots = (routing.num_slots,) if routing is not None and routing.has_own_rows else ()
+            rows[index] = np.zeros((self.max_len, *slots, cols), np.float32)
+        return rows
 
     def _inputs_of(
         self,
@@ -285,7 +319,18 @@ class CalibrationProgram:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _expert_buffer(self, index: int) -> NDArray[np.int32]:
-        return np.zeros((self._len, self._routed[index].num_slots), np.int32)
+        return np.zeros((self.max_len, self._routed[index].num_slots), np.int32)
+
+
+def _of_sources(linears: Sequence[LinearNode]) -> list[LinearNode]:
+    """Return the first linear of each input."""
+    return list({linear.source: linear for linear in reversed(linears)}.values())
+
+
+def product_sums(linears: Sequence[LinearNode]) -> dict[LinearNode, ProductSums]:
+    """Return an empty sum of products for each linear; those with the same inputs share one."""
+    sums = {linear.source: ProductSums(linear.cols) for linear in linears}
+    return {linear: sums[linear.source] for linear in linears}
 
 
 def _head_tensor(graph: Graph) -> str | None:

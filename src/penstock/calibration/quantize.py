@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from penstock.calibration.arguments import MethodArguments
 from penstock.calibration.awq import scaling_of
 from penstock.calibration.bundle import open_calibrated
-from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups
+from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups, product_sums
 from penstock.calibration.keys import check_family, smooth_keys
 from penstock.calibration.outputs import check_outputs
+from penstock.calibration.products import ProductSums
 from penstock.calibration.smooth import NO_SMOOTHING, find_folds, smoothing_of
 from penstock.calibration.texts import (
     DEFAULT_TOKENS,
@@ -240,7 +241,8 @@ def _calibrated(
         llm.close()  # its pages of the bundle would count as memory of this process a second time
         with CalibrationProgram(bundle, data, options.threads) as program:
             passes = _Passes(data.num_tokens, progress or _ignore)
-            statistics = program.statistics(passes.begin("statistics"))
+            products = _first_products(program, plan, options)
+            statistics = program.statistics(passes.begin("statistics"), products)
             rounding = _DataRounding(statistics, _recipe(options, statistics), plan)
             if "smooth" in options.steps:
                 strength = options.arguments.strength
@@ -254,8 +256,27 @@ def _calibrated(
                 rounding.rotated_squares = _rotated_squares(program, rounding, passes, plan)
             if "gptq" in options.steps:
                 unfinished = UnfinishedWeights(final, _unfinished_key(scheme, options, rounding), checkpoint)
-                _GptqWork(checkpoint, plan, rounding, unfinished, options).run(program, passes)
+                _GptqWork(checkpoint, plan, rounding, unfinished, options).run(program, passes, products)
     return rounding
+
+
+def _first_products(
+    program: CalibrationProgram, plan: Mapping[str, Scheme], options: DataOptions
+) -> dict[LinearNode, ProductSums]:
+    """Return empty sums for the linears of GPTQ whose Hessians the pass of the statistics adds up, too.
+
+    There are none beside awq, whose own products need the memory, and none of experts, of which the statistics tell
+    whether their tokens suffice.
+    """
+    if options.steps not in (("gptq",), ("smooth", "gptq")):
+        return {}
+    rounded = [
+        own
+        for own in program.linears
+        if own.expert < 0 and any(name in plan and not plan[name].in_blocks for name in own.names)
+    ]
+    groups = linear_groups(rounded, program.max_len)
+    return product_sums(groups[0]) if groups else {}
 
 
 def _rotated_squares(
@@ -412,8 +433,11 @@ class _GptqWork:
         self._checkpoint, self._plan, self._rounding, self._options = checkpoint, plan, rounding, options
         self._unfinished = rounding.unfinished = unfinished
 
-    def run(self, program: CalibrationProgram, passes: _Passes) -> None:
-        """Compute the integers of each weight, and keep them in files."""
+    def run(self, program: CalibrationProgram, passes: _Passes, products: dict[LinearNode, ProductSums]) -> None:
+        """Compute the integers of each weight, and keep them in files.
+
+        ``products``: the Hessians that are known already; they are taken out, so that their memory becomes free.
+        """
         linears = [linear for linear in program.linears if self._open_names(linear)]
         cols = max((linear.cols for linear in linears if linear.expert < 0), default=0)
         limit = None if self._options.data is not None else self._options.num_tokens
@@ -422,13 +446,28 @@ class _GptqWork:
         self._rounding.without_gptq += [
             name for linear in linears if linear in few for name in self._open_names(linear)
         ]
-        groups = linear_groups([linear for linear in linears if linear not in few])
+        linears = [linear for linear in linears if linear not in few]
+        groups = linear_groups([linear for linear in linears if linear not in products], program.max_len)
         with Context(program.threads) as context:
+            self._round_all(context, program, linears, products)
             for number, group in enumerate(groups, 1):
                 note = f"pass {number} of {len(groups)}"
-                hessians = program.hessians(group, passes.begin("hessians", note))
-                for linear in group:
-                    self._round(context, linear, hessians[linear])
+                hessians = dict(program.hessians(group, passes.begin("hessians", note)))
+                self._round_all(context, program, group, hessians)
+
+    def _round_all(
+        self,
+        context: Context,
+        program: CalibrationProgram,
+        linears: Sequence[LinearNode],
+        products: dict[LinearNode, ProductSums],
+    ) -> None:
+        """Round the linears whose Hessians are known, and free these."""
+        program.rest()
+        for linear in linears:
+            if linear in products:
+                self._round(context, linear, products.pop(linear).matrix())
+        products.clear()
 
     def _open_names(self, linear: LinearNode) -> list[str]:
         return [

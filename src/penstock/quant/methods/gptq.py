@@ -29,7 +29,7 @@ __all__ = ["DAMPING", "gptq_round", "inverse_factor"]
 DAMPING: Final = 0.01
 _MAX_DAMPING: Final = 1.0
 _BLOCK: Final = 128
-_SMALL: Final = 256
+_FACTOR_BLOCK: Final = 256
 _MAX_NIBBLE: Final = 15
 
 
@@ -37,39 +37,55 @@ def inverse_factor(hessian: NDArray[Any], damping: float = DAMPING) -> tuple[NDA
     """Return the upper triangular U with ``U^T U = (H + d I)^-1``, and the damping that it took.
 
     ``d`` is ``damping`` times the mean of the diagonal.  A column that never had an input has only the damping.  The
-    damping is raised tenfold until the matrix is positive definite; InvalidArgumentError if it never is.
+    damping is raised tenfold until the matrix is positive definite; InvalidArgumentError if it never is.  Everything is
+    computed in one float64 matrix, which is the largest one of GPTQ.
     """
-    matrix = np.array(hessian, np.float64)
-    diagonal = np.einsum("ii->i", matrix)
+    diagonal = np.array(np.diagonal(hessian), np.float64)
     mean = float(diagonal.mean())
-    if not np.isfinite(matrix).all() or mean < 0:
+    if not np.isfinite(hessian).all() or mean < 0:
         raise InvalidArgumentError("hessian: expected finite sums, got NaN or infinity", param="hessian")
     mean = mean or 1.0
     diagonal[diagonal <= 0] = mean
-    added = 0.0
+    matrix = np.empty(hessian.shape, np.float64)
     while damping <= _MAX_DAMPING:
-        diagonal += damping * mean - added
-        added = damping * mean
+        matrix[:] = hessian
+        np.fill_diagonal(matrix, diagonal + damping * mean)
         try:
-            lower = np.linalg.cholesky(matrix[::-1, ::-1])
+            _factorize(matrix)
         except np.linalg.LinAlgError:
             damping *= 10
             continue
-        return _invert_upper(np.ascontiguousarray(lower[::-1, ::-1])), damping
+        _invert_upper(matrix)
+        return matrix, damping
     raise InvalidArgumentError("hessian: expected a positive definite matrix", param="hessian")
 
 
-def _invert_upper(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the inverse of an upper triangular matrix."""
-    size = len(matrix)
-    if size <= _SMALL:
-        return np.triu(np.linalg.inv(matrix))
-    half = size // 2
-    out = np.zeros_like(matrix)
-    out[:half, :half] = _invert_upper(matrix[:half, :half])
-    out[half:, half:] = _invert_upper(matrix[half:, half:])
-    out[:half, half:] = -out[:half, :half] @ matrix[:half, half:] @ out[half:, half:]
-    return out
+def _blocks(size: int) -> list[slice]:
+    """Return the columns of each block."""
+    return [slice(start, min(start + _FACTOR_BLOCK, size)) for start in range(0, size, _FACTOR_BLOCK)]
+
+
+def _factorize(matrix: NDArray[np.float64]) -> None:
+    """Replace a symmetric matrix by the upper triangular V with ``V V^T`` equal to it."""
+    blocks = _blocks(len(matrix))
+    for number, own in reversed(list(enumerate(blocks))):
+        lower = np.linalg.cholesky(matrix[own, own][::-1, ::-1])
+        matrix[own, own] = corner = lower[::-1, ::-1]
+        matrix[own, : own.start] = 0
+        above = matrix[: own.start, own] = matrix[: own.start, own] @ np.linalg.inv(corner).T
+        for other in blocks[:number]:
+            matrix[: other.stop, other] -= above[: other.stop] @ above[other].T
+
+
+def _invert_upper(matrix: NDArray[np.float64]) -> None:
+    """Replace an upper triangular matrix by its inverse."""
+    blocks = _blocks(len(matrix))
+    for number, own in enumerate(blocks):
+        corner = np.triu(np.linalg.inv(matrix[own, own]))
+        for other in blocks[:number]:  # those above it are inverted already, and its own rows from here on are not
+            column = matrix[other, other.start : own.start] @ matrix[other.start : own.start, own]
+            matrix[other, own] = -column @ corner
+        matrix[own, own] = corner
 
 
 def gptq_round(
