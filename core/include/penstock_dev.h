@@ -200,10 +200,12 @@ PS_API ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int6
                          int64_t num_rows, int32_t src_dtype, const void* src, void* dst);
 /* Like ps_pack, from f32 into i4g32.  The search for a group's step and offset weights the squared error of column i by
  * column_weights[i] (null, or 0 for a whole group: all equal) and tries more candidates. scales [num_rows]: the scales
- * of the rows, whose values beyond 127 times the scale are clipped; null: the largest magnitude becomes 127. */
+ * of the rows, whose values beyond 127 times the scale are clipped; null: the largest magnitude becomes 127.
+ * even_offsets 1: offsets are even numbers from -126 to 0, which GGUF's Q4_K can hold; 0: any int8. */
 PS_API ps_status ps_pack_weighted(ps_context* context, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
-                                  const float* src, const float* column_weights, const float* scales, void* dst);
-/* Packs values that are already quantized: scales f32 [num_rows]; i8: q [num_rows][cols] -127..127, groups null; i4g32:
+                                  const float* src, const float* column_weights, const float* scales,
+                                  int32_t even_offsets, void* dst);
+/* Packs values that are already quantized: scales f32 [num_rows]; i8: q [num_rows][cols] -128..127, groups null; i4g32:
  * q [num_rows][cols] 0..15, groups [num_rows][ceil(cols/32)][2]: step, 1..17, and offset, such that every step * q +
  * offset is an int8.  Exact inverse of ps_unpack_quantized. */
 PS_API ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,

@@ -36,10 +36,11 @@ FORMS: dict[str, tuple[dict[str, Any], bool, str]] = {
     ),
     "pack-8-sym-group": ({"num_bits": 8, "strategy": "group", "group_size": 64}, False, "q8_0"),
     "pack-8-asym-channel": ({"num_bits": 8, "strategy": "channel", "symmetric": False}, False, "q8_0"),
-    "int-sym-channel": ({"num_bits": 8, "strategy": "channel"}, True, "q8_0"),
+    "int-sym-channel": ({"num_bits": 8, "strategy": "channel"}, True, "w8a8"),
     "int-asym-channel": ({"num_bits": 8, "strategy": "channel", "symmetric": False}, True, "q8_0"),
     "int-sym-group": ({"num_bits": 8, "strategy": "group", "group_size": 32}, True, "q8_0"),
-    "int-sym-tensor": ({"num_bits": 8, "strategy": "tensor"}, True, "q8_0"),
+    "int-sym-tensor": ({"num_bits": 8, "strategy": "tensor"}, True, "w8a8"),
+    "pack-8-sym-channel": ({"num_bits": 8, "strategy": "channel"}, False, "w8a16"),
     "float-tensor": ({"num_bits": 8, "type": "float", "strategy": "tensor"}, True, "q8_0"),
     "float-channel": ({"num_bits": 8, "type": "float", "strategy": "channel"}, True, "q8_0"),
     "float-block": ({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}, True, "q8_0"),
@@ -124,6 +125,9 @@ def test_values_are_those_that_the_package_decompresses(tmp_path: Path, form: st
             else:  # the package rounds a product to the type of the scales
                 assert torch.equal(values.to(dtype), expected)
             assert checkpoint.block_scheme(name) == scheme
+            if checkpoint.has_rows(name):
+                rows = checkpoint.read_rows(name)
+                assert np.array_equal(rows.q * rows.scales[:, None], values.numpy())
             count += 1
     assert count == 7 * SIZES["num_hidden_layers"]
 

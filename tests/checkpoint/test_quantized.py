@@ -14,10 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from penstock import LLM
+from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.folder import Checkpoint
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.models.loader import load_network, save_network
+from penstock.runtime.convert import convert
 from tests.support.errors import raises
 from tests.support.gguf_blocks import values_of
 from tests.support.quantized_folders import (
@@ -26,6 +28,7 @@ from tests.support.quantized_folders import (
     GPTQ,
     INTEGERS,
     PACKED,
+    W8A8,
     Packed,
     awq_layer,
     compressed,
@@ -44,6 +47,9 @@ def carried(checkpoint: Checkpoint, name: str = "a.weight") -> np.ndarray:
     """The values of the blocks that a scheme computes with."""
     scheme, shape = checkpoint.block_scheme(name), checkpoint.tensors[name].shape
     assert scheme is not None
+    if checkpoint.has_rows(name):
+        rows = checkpoint.read_rows(name)
+        return rows.q * rows.scales[:, None]
     return values_of(scheme, checkpoint.read_blocks(name)).reshape(shape)
 
 
@@ -80,13 +86,53 @@ def test_packed_integers_are_exact(tmp_path: Path, bits: int) -> None:
         for group_len in (32, 128, 256):
             packed = packed_layer(np.random.default_rng(1), 20, 256, bits=bits, group_len=group_len, sym=sym)
             folder = one_layer(tmp_path / f"{sym}{group_len}", compressed("pack-quantized", num_bits=bits), packed)
-            check_exact(folder, packed.weight, "q8_0" if bits == 8 else "q4_0" if sym else "uint4")
+            by_row = "w8a16" if sym and group_len == 256 else "q8_0"
+            check_exact(folder, packed.weight, by_row if bits == 8 else "q4_0" if sym else "uint4")
 
 
-def test_integers_of_8_bits_are_exact(tmp_path: Path) -> None:
-    packed = integer_layer(np.random.default_rng(1), 20, 256)
+@pytest.mark.parametrize(("section", "scheme"), [(INTEGERS, "w8a16"), (W8A8, "w8a8")])
+@pytest.mark.parametrize("cols", [256, 71])
+def test_integers_of_8_bits_are_exact(tmp_path: Path, section: dict[str, Any], scheme: str, cols: int) -> None:
+    packed = integer_layer(np.random.default_rng(1), 20, cols)
     packed.tensors["input_scale"] = torch.ones(1)
-    check_exact(one_layer(tmp_path, INTEGERS, packed), packed.weight, "q8_0")
+    folder = one_layer(tmp_path, section, packed)
+    check_exact(folder, packed.weight, scheme)
+    checkpoint = Checkpoint.open(folder)
+    rows = checkpoint.read_rows("a.weight")
+    assert (rows.q == -128).any()
+    assert np.array_equal(rows.q, packed.tensors["weight"].numpy())
+    assert np.array_equal(rows.scales, packed.tensors["weight_scale"].float().numpy().reshape(-1))
+    assert checkpoint.stored_bytes("a.weight") == 20 * (cols + 4)
+
+
+def test_groups_with_other_activations_are_carried_in_blocks(tmp_path: Path) -> None:
+    groups = {"group_0": W8A8["config_groups"]["group_0"], "group_1": INTEGERS["config_groups"]["group_0"]}
+    packed = integer_layer(np.random.default_rng(1), 20, 256)
+    checkpoint = Checkpoint.open(one_layer(tmp_path, INTEGERS | {"config_groups": groups}, packed))
+    assert checkpoint.choose_scheme(None) == "q8_0"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [({"dynamic": False}, "dynamic"), ({"dynamic": "local"}, "dynamic"), ({"symmetric": False}, "symmetric"),
+     ({"strategy": "tensor"}, "strategy")],
+)  # fmt: skip
+def test_other_roundings_of_activations_are_refused(tmp_path: Path, change: dict[str, Any], param: str) -> None:
+    group = W8A8["config_groups"]["group_0"]
+    group = group | {"input_activations": group["input_activations"] | change}
+    packed = integer_layer(np.random.default_rng(1), 20, 256)
+    folder = one_layer(tmp_path, W8A8 | {"config_groups": {"group_0": group}}, packed)
+    with raises(UnsupportedError, param=param):
+        Checkpoint.open(folder)
+
+
+def test_a_zero_point_is_carried_in_blocks(tmp_path: Path) -> None:
+    packed = integer_layer(np.random.default_rng(1), 20, 256)
+    packed.tensors["weight_zero_point"] = torch.full((20, 1), 3, dtype=torch.int8)
+    checkpoint = Checkpoint.open(one_layer(tmp_path, W8A8, packed))
+    assert checkpoint.choose_scheme(None) == "q8_0"
+    expected = (packed.tensors["weight"].float() - 3) * packed.tensors["weight_scale"].float()
+    assert np.array_equal(checkpoint.read("a.weight"), expected.numpy())
 
 
 @pytest.mark.parametrize(
@@ -243,7 +289,8 @@ def test_gptq_answers_as_its_values_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("section", "layer", "scheme"),
-    [(AWQ, awq_layer, "uint4"), (PACKED, packed_layer, "q4_0"), (INTEGERS, integer_layer, "q8_0"),
+    [(AWQ, awq_layer, "uint4"), (PACKED, packed_layer, "q4_0"), (INTEGERS, integer_layer, "w8a16"),
+     (W8A8, integer_layer, "w8a8"),
      (FP8, partial(float8_layer, block=128), "q8_0")],
 )  # fmt: skip
 def test_other_formats_answer_as_their_values_do(
@@ -261,6 +308,31 @@ def test_fused_layers_and_act_order_are_read(tmp_path: Path, caplog: pytest.LogC
     (line,) = [record.getMessage() for record in caplog.records if record.name == "penstock.eager"]
     assert "8 of 8 quantized tensors" in line
     assert "8 of 8" in export_bundle(folder, tmp_path / "model.psm").rounding_note
+
+
+@pytest.mark.parametrize("model_type", ["phi3", "qwen2"])
+@pytest.mark.parametrize("section", [INTEGERS, W8A8], ids=["w8a16", "w8a8"])
+def test_integers_are_those_of_the_bundle(tmp_path: Path, model_type: str, section: dict[str, Any]) -> None:
+    layer = partial(integer_layer, np.random.default_rng(1))
+    folder, model = write_folders(tmp_path / "model", section, layer, model_type)
+    scheme = "w8a8" if section is W8A8 else "w8a16"
+    check_logits(folder, model, scheme)
+    other = "w8a16" if scheme == "w8a8" else "w8a8"
+    with LLM(folder, mode="eager", scheme=other) as llm:
+        assert llm.info.scheme == other
+    assert export_bundle(folder, tmp_path / "model.psm").rounding_note == ""
+    with LLM(tmp_path / "model.psm") as llm, LLM(folder, mode="eager") as eager:
+        assert llm.info.scheme == scheme
+        assert np.array_equal(llm.logits(IDS), eager.logits(IDS))
+    convert(tmp_path / "model.psm", tmp_path / "out", Conversion())
+    stored, own = load_file(folder / "model.safetensors"), Checkpoint.open(tmp_path / "out")
+    for name in [name for name in own.tensors if own.is_quantized(name)]:
+        rows = own.read_quantized(name, own.tensors[name].shape[1])
+        source = re.sub(r"[qkv]_proj", "qkv_proj", re.sub(r"(gate|up)_proj", "gate_up_proj", name))
+        whole = stored[source if source in stored else name].numpy()
+        assert rows.q.tobytes() in whole.tobytes(), name
+    with LLM(tmp_path / "out") as llm, LLM(folder) as whole_folder:
+        assert np.array_equal(llm.logits(IDS), whole_folder.logits(IDS))
 
 
 def test_a_saved_network_has_floats_only(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def quantized_rows(layout: int, rows: int, cols: int) -> native.QuantizedRows:
     rng = np.random.default_rng(cols)
     scales = rng.standard_normal(rows).astype(np.float32)
     if layout == I8:
-        return native.QuantizedRows(rng.integers(-127, 127, (rows, cols), np.int8, endpoint=True), scales)
+        return native.QuantizedRows(rng.integers(-128, 127, (rows, cols), np.int8, endpoint=True), scales)
     shape = (rows, -(-cols // 32))
     steps = rng.integers(1, 17, shape, np.int8, endpoint=True)
     offsets = np.floor(rng.random(shape) * (256.0 - 15 * steps.astype(np.float64)) - 128).astype(np.int8)
@@ -269,8 +269,8 @@ def test_values_that_cannot_be_packed_are_refused_by_row(context: Context) -> No
     source[1, 2] = np.nan
     with raises(InvalidArgumentError, param="src"):
         native.pack(context, I8, 2, 4, 0, 2, 1, source, packed)
-    values = native.QuantizedRows(np.full((2, 4), -128, np.int8), np.ones(2, np.float32))
-    with raises(InvalidArgumentError, param="q"):
+    values = native.QuantizedRows(np.full((2, 4), -128, np.int8), np.array([1, np.nan], np.float32))
+    with raises(InvalidArgumentError, param="scales"):
         native.pack_quantized(context, I8, 2, 4, 0, 2, values, packed)
     with raises(InvalidArgumentError, param="row_start"):
         native.pack(

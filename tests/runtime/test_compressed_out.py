@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from safetensors.torch import load_file
 
+from penstock import LLM
 from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
@@ -73,6 +75,17 @@ def test_transformers_reads_the_folder(tmp_path: Path, scheme: str) -> None:
     error = (logits(tmp_path / "out") - expected).square().mean().sqrt() / expected.std()
     # Activations of w8a8 are rounded per token, those of w8a16 are not.
     assert 1e-4 < error < 0.05 if scheme == "w8a8" else error < 1e-4
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a16"])
+def test_penstock_reads_the_same_integers(tmp_path: Path, scheme: str) -> None:
+    """The head is floats in both: it would be integers in the folder of Penstock only."""
+    own = quantized(tmp_path / "own", scheme, blacklist=["embed_tokens"])
+    convert(own, tmp_path / "out", COMPRESSED)
+    for mode in ("graph", "eager"):
+        with LLM(own, mode=mode) as first, LLM(tmp_path / "out", mode=mode) as second:
+            assert second.info.scheme == scheme
+            assert np.array_equal(first.logits(prompt(20)), second.logits(prompt(20))), mode
 
 
 def test_layers_that_stay_floats_are_ignored(tmp_path: Path) -> None:

@@ -187,6 +187,11 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
 PACKED = compressed("pack-quantized", group_size=128)
 FLOAT4 = compressed("nvfp4-pack-quantized", type="float", strategy="tensor_group", group_size=16)
 INTEGERS = compressed("int-quantized", num_bits=8, strategy="channel")
+_PER_TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+W8A8 = INTEGERS | {
+    "config_groups": {"group_0": INTEGERS["config_groups"]["group_0"] | {"input_activations": _PER_TOKEN}}
+}
+"""As llm-compressor publishes quantized.w8a8."""
 
 
 def one_layer(folder: Path, section: dict[str, Any], packed: Packed, config: str = "llama") -> Path:

@@ -56,12 +56,17 @@ struct Group {
   F16 w[32];
   int n;           // number of columns: later ones do not count
   const float* a;  // weight of each column's squared error; null: 1
+  bool even;       // offsets are even numbers from kLeastEven to 0
 };
+
+constexpr float kLeastEven = -126.f;  // half of it, the minimum of a group of Q4_K, has 6 bits
 
 PS_LONG F16 clamp(F16 x, float low, float high) { return f_max(f_min(x, f_set(high)), f_set(low)); }
 
-PS_LONG Line line_of(F16 step, F16 offset) {
-  Line l = {step, clamp(f_round(offset), -128.f, 127.f), f_set(1.f) / step, f_set(0.f)};
+PS_LONG Line line_of(const Group& g, F16 step, F16 offset) {
+  const F16 whole = g.even ? clamp(f_round(offset * f_set(0.5f)) * f_set(2.f), kLeastEven, 0.f)
+                           : clamp(f_round(offset), -128.f, 127.f);
+  Line l = {step, whole, f_set(1.f) / step, f_set(0.f)};
   // floor((127 - offset) / step): half a step less one is subtracted, so that no quotient is near a tie.
   F16 room = f_fma(step, f_set(-0.5f), f_set(127.5f) - l.offset);
   l.top = f_min(f_round(room * l.inverse), f_set(float(kMaxNibble)));
@@ -119,6 +124,7 @@ inline Line best_line(const Group& g) {
     sum = kWeighted ? f_fma(g.w[k], f_set(g.a[k]), sum) : sum + g.w[k];
     if (kWeighted) total += g.a[k];
   }
+  if (g.even) low = f_min(low, f_set(0.f));
   const F16 range = high - low, share = f_set(1.f / total), first = f_round(range * f_set(1.f / float(kMaxNibble)));
   const F16 one = f_set(1.f), zero = f_set(0.f);
   const Fit none = {{one, zero, one, zero}, f_set(3e38f), zero};
@@ -127,10 +133,10 @@ inline Line best_line(const Group& g) {
     const F16 step = clamp(first + f_set(kSteps[i]), 1.f, float(kMaxStep)),
               slack = f_fma(step, f_set(-float(kMaxNibble)), range);
     Fit fit = none;
-    for (float part : kSlacks) keep_better(fit, fit_of<kWeighted>(g, line_of(step, f_fma(slack, f_set(part), low))));
+    for (float part : kSlacks) keep_better(fit, fit_of<kWeighted>(g, line_of(g, step, f_fma(slack, f_set(part), low))));
     for (int move = 0; move < (kWeighted ? kWeightedMoves : kPlainMoves); ++move) {
       const F16 offset = f_fma(step, zero - fit.sum, sum) * share;
-      keep_better(fit, fit_of<kWeighted>(g, line_of(step, offset)));
+      keep_better(fit, fit_of<kWeighted>(g, line_of(g, step, offset)));
     }
     keep_better(best, fit);
   }
@@ -220,6 +226,7 @@ inline void load_group(const Step& s, const float* scales, Group* g) {
     for (int k = 0; k < 32; ++k) columns[k][lane] = f[k];
   }
   g->n = s.n;
+  g->even = s.args->even_offsets;
   for (int k = 0; k < 32; ++k) g->w[k] = f_load(columns[k]);
   g->a = s.args->column_weights ? s.args->column_weights + s.k : nullptr;
   float total = 0.f;

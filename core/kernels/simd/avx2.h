@@ -216,7 +216,7 @@ PS_INLINE __m256i four_bytes(const int8_t* x) {
 // product to memory.
 PS_INLINE void keep_order(I16& sum) { __asm__("" : "+x"(sum.a), "+x"(sum.b)); }
 
-// |w| * sign(x, w) = w * x, and 2 * 127 * 127 fits 16 bits: no saturation.
+// |w| * sign(x, w) = w * x, and 2 * 128 * 127 fits 16 bits, for w from -128 and x from -127: no saturation.
 struct W8 { __m256i a, b, abs_a, abs_b; };
 PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
 PS_INLINE W8 w8_load(const uint8_t* p) {

@@ -57,11 +57,15 @@ ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t col
 }
 
 ps_status ps_pack_weighted(ps_context* context, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
-                           const float* src, const float* column_weights, const float* scales, void* dst) {
+                           const float* src, const float* column_weights, const float* scales, int32_t even_offsets,
+                           void* dst) {
   const FloatEnvironment environment;
   PS_TRY(check_open(context));
   PS_TRY(require(src && dst, "src, dst"));
   PS_TRY(check_range(PS_T16_I4G32, rows, cols, row_start, num_rows));
+  if (even_offsets != 0 && even_offsets != 1) {
+    return fail(PS_INVALID_ARGUMENT, "even_offsets: expected 0 or 1, got %d", even_offsets);
+  }
   for (int64_t i = 0; column_weights && i < cols; ++i) {
     if (!(column_weights[i] >= 0.f && column_weights[i] <= kMaxColumnWeight))
       return fail(PS_INVALID_ARGUMENT, "column_weights: expected numbers from 0 to 1e15, got others in column %lld",
@@ -72,8 +76,17 @@ ps_status ps_pack_weighted(ps_context* context, int64_t rows, int64_t cols, int6
       return fail(PS_INVALID_ARGUMENT, "scales: expected finite scales, got others in row %lld",
                   static_cast<long long>(row_start + i));
   }
-  const PackArgs args{PS_T16_I4G32,   rows,  cols, row_start, num_rows, PS_F32, src, static_cast<uint8_t*>(dst),
-                      column_weights, scales};
+  const PackArgs args{PS_T16_I4G32,
+                      rows,
+                      cols,
+                      row_start,
+                      num_rows,
+                      PS_F32,
+                      src,
+                      static_cast<uint8_t*>(dst),
+                      column_weights,
+                      scales,
+                      even_offsets != 0};
   return pack(context, args);
 }
 

@@ -305,6 +305,8 @@ struct PackArgs {
   uint8_t* dst;     // the whole weight
   // t16_i4g32 only; null: columns have equal weight, and scales are computed from the rows.
   const float *column_weights, *scales;  // [cols], [num_rows]
+  // t16_i4g32: offsets are even, -126 to 0, so that the blocks of Q4_K have a place for them.
+  bool even_offsets = false;
 };
 
 struct Kernels {

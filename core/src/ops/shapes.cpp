@@ -44,7 +44,7 @@ void copy_type(const Spec& from, Spec* to) {
 
 namespace {
 
-constexpr int64_t kMaxIntegerCols = 131072;  // 127 * 127 * 131072 < 2^31: int32 sums are exact
+constexpr int64_t kMaxIntegerCols = 131072;  // 128 * 127 * 131072 < 2^31: int32 sums are exact
 
 ps_status expect_eps(const AttrValue& a) {
   if (a.f >= 0 && a.f <= 1) return PS_OK;

@@ -29,6 +29,7 @@ struct Job {
   const int8_t* q_in;
   const float* scales_in;
   const int8_t* groups_in;
+  bool even_offsets;
   int8_t* q_out;
   float* scales_out;
   int8_t* groups_out;
@@ -84,7 +85,8 @@ void pack_tile(Job* job, int64_t row_start, int64_t num_rows) {
   }
   const float* const scales = job->scales_in ? job->scales_in + (row_start - r.row_start) : nullptr;
   job->context->kernels->pack(PackArgs{r.layout, r.rows, r.cols, row_start, num_rows, job->src_dtype, src,
-                                       static_cast<uint8_t*>(job->dst), job->column_weights, scales});
+                                       static_cast<uint8_t*>(job->dst), job->column_weights, scales,
+                                       job->even_offsets});
 }
 
 void unpack_tile(Job* job, int64_t row_start, int64_t num_rows) {
@@ -155,19 +157,12 @@ bool is_int4_row(const PackRange& r, const int8_t* q, const int8_t* groups) {
   return good;
 }
 
-bool is_int8_row(const PackRange& r, const int8_t* q) {
-  bool good = true;
-  for (int64_t k = 0; k < r.cols; ++k) good &= q[k] >= -127;
-  return good;
-}
-
 void check_quantized_tile(Job* job, int64_t row_start, int64_t num_rows) {
   const PackRange& r = job->range;
   for (int64_t row = row_start; row < row_start + num_rows; ++row) {
     const int64_t i = row - r.row_start;
     const int8_t* q = job->q_in + i * r.cols;
-    const bool good =
-        r.layout == PS_T16_I8 ? is_int8_row(r, q) : is_int4_row(r, q, job->groups_in + i * num_groups(r) * 2);
+    const bool good = r.layout == PS_T16_I8 || is_int4_row(r, q, job->groups_in + i * num_groups(r) * 2);
     if (!good || !isfinite(job->scales_in[i])) note_bad_row(job, row);
   }
 }
@@ -235,6 +230,7 @@ ps_status pack(ps_context* context, const PackArgs& args) {
   job.src_dtype = args.src_dtype;
   job.column_weights = args.column_weights;
   job.scales_in = args.scales;
+  job.even_offsets = args.even_offsets;
   PS_TRY(run(&job));
   const int64_t bad = job.bad_row.load();
   if (bad == INT64_MAX) return PS_OK;
@@ -261,10 +257,11 @@ ps_status pack_quantized(ps_context* context, const PackRange& range, const int8
   PS_TRY(run(&job));
   const int64_t bad = job.bad_row.load();
   if (bad != INT64_MAX) {
-    return fail(PS_INVALID_ARGUMENT, "q, scales%s and finite scales, got others in row %lld",
+    return fail(PS_INVALID_ARGUMENT, "%s, got others in row %lld",
                 range.layout == PS_T16_I8
-                    ? ": expected values of -127 to 127"
-                    : ", groups: expected nibbles, steps of 1 to 17, values step * q + offset of -128 to 127",
+                    ? "scales: expected finite ones"
+                    : "q, scales, groups: expected nibbles, steps of 1 to 17, values step * q + offset of -128 to 127 "
+                      "and finite scales",
                 static_cast<long long>(bad));
   }
   job.next_tile = 0;

@@ -247,7 +247,11 @@ inline int64_t block_columns(const Scheme& scheme) {
 inline Bytes make_weight(const Scheme& scheme, int64_t rows, int64_t cols, Random& random) {
   if (!has_blocks(scheme)) {
     const Source s = make_source(PS_F32, random.normals(rows * cols, 0.05f));
-    return pack_rows(ps::kernels_generic, scheme.layout, rows, cols, s, 0);
+    Bytes packed = pack_rows(ps::kernels_generic, scheme.layout, rows, cols, s, 0);
+    const size_t line_bytes = size_t(cols) / 4 * 64, tile_bytes = size_t(bytes_of(scheme.layout, 16, cols));
+    for (size_t at = 64; scheme.layout == PS_T16_I8 && at < packed.size(); at += tile_bytes)
+      for (size_t i = 0; i < line_bytes; i += 3) packed[at + i] = 0x80;  // -128, which only other tools write
+    return packed;
   }
   Bytes packed(size_t(bytes_of(scheme.layout, rows, cols)));
   for (uint8_t& b : packed) b = uint8_t(random.next());

@@ -78,7 +78,7 @@ class PTQ:
         if self.config.mode is PTQMode.DEPLOY:
             return network
         rotation = self.config.algo_args.get("rotate")
-        if needs_data or "head" in self.config.algo_args:
+        if needs_data or any(name in self.config.algo_args for name in ("head", "exportable")):
             return self._apply_in_folder(network, datasets, rotation)
         if rotation is not None:
             _rotate(network, rotation)
@@ -89,19 +89,22 @@ class PTQ:
         from penstock.models.loader import read_quantized, save_network
 
         scheme, head = self.config.scheme, self.config.algo_args.get("head")
+        exportable = self.config.algo_args.get("exportable", False)
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
             source, out = Path(folder) / "source", Path(folder) / "out"
             save_network(network, source)
             options = None if self.config.steps == ("rtn",) else self._data_options(_file_of(datasets, Path(folder)))
             blacklist = tuple(self.config.opname_blacklist)
             if options is None:
-                plan_weights(open_mapped(source), quantizing_scheme(scheme), blacklist, head)
+                plan_weights(open_mapped(source), quantizing_scheme(scheme, exportable), blacklist, head)
             else:
                 check_data(open_mapped(source), out, scheme, options)
             if rotation is not None:
                 source = _rotated_folder(source, rotation)
             if options is None:
-                quantize_checkpoint(open_mapped(source), out, scheme, blacklist=blacklist, head=head)
+                rows = open_mapped(source)
+                quantize_checkpoint(rows, out, scheme, blacklist=blacklist, head=head, exportable=exportable)
+                self._algorithm.recipe = {"exportable": True} if exportable else None
             else:
                 self._algorithm.recipe = quantize_with_data(source, out, scheme, options).recipe
             quantized = Checkpoint.open(out)
@@ -118,6 +121,7 @@ class PTQ:
             blacklist=tuple(self.config.opname_blacklist),
             smooth_keys=arguments.get("smooth_keys", False),
             head=arguments.get("head"),
+            exportable=arguments.get("exportable", False),
         )
 
     def convert(self, network: nn.Module) -> nn.Module:

@@ -74,7 +74,8 @@ class DataOptions:
     to which the statistics are written, as an importance matrix in GGUF.  ``data``: sequences to use instead of
     ``calibration``.  ``arguments``: those of single methods.  ``blacklist``: of ``checkpoint.quantize.plan_weights``.
     ``smooth_keys``: also make the dimensions of keys more equal, for KV pages of int8 (``calibration.keys``).
-    ``head``: the scheme of the output head, of ``checkpoint.quantize.plan_weights``.
+    ``head``: the scheme of the output head, of ``checkpoint.quantize.plan_weights``.  ``exportable``: of
+    ``quant.scheme.quantizing_scheme``.
     """
 
     method: str
@@ -87,6 +88,7 @@ class DataOptions:
     blacklist: tuple[str, ...] = ()
     smooth_keys: bool = False
     head: str | None = None
+    exportable: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an unknown method, and too few tokens."""
@@ -125,7 +127,7 @@ def quantize_with_data(
     them.  Raises what ``quantize_checkpoint`` raises, and InvalidArgumentError for calibration data that is too small.
     """
     start = time.monotonic()
-    row, final = quantizing_scheme(scheme), Path(out)
+    row, final = quantizing_scheme(scheme, options.exportable), Path(out)
     check_new_folder(final)
     checkpoint = open_mapped(source)
     plan = check_data(checkpoint, final, scheme, options)
@@ -148,6 +150,7 @@ def quantize_with_data(
         rounding,
         options.blacklist,
         options.head,
+        options.exportable,
     )
     if rounding.unfinished is not None:
         rounding.unfinished.remove()
@@ -163,7 +166,8 @@ def check_data(checkpoint: Checkpoint, final: Path, scheme: str, options: DataOp
     check_float_weights(checkpoint)
     if options.smooth_keys:
         check_family(checkpoint)
-    plan = plan_weights(checkpoint, quantizing_scheme(scheme), options.blacklist, options.head)
+    row = quantizing_scheme(scheme, options.exportable)
+    plan = plan_weights(checkpoint, row, options.blacklist, options.head)
     if options.data is None:
         check_amount(checkpoint, plan, options.steps, options.calibration, options.num_tokens)
     return plan
@@ -317,6 +321,7 @@ def _recipe(options: DataOptions, statistics: InputStatistics) -> dict[str, Any]
         "calibration_tokens": statistics.num_tokens,
         "calibration_sha256": statistics.digest,
     }
+    recipe |= {"exportable": True} if options.exportable else {}
     recipe |= {"smooth_keys": True} if options.smooth_keys else {}
     recipe |= {"strength": options.arguments.strength} if "smooth" in options.steps else {}
     if counts := list(statistics.expert_tokens.values()):

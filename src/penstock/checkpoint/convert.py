@@ -71,12 +71,16 @@ class Conversion:
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """The result: tensors, their bytes, their files; ``num_changed`` weights have the adapter's change."""
+    """The result: tensors, their bytes, their files; ``num_changed`` weights have the adapter's change.
+
+    ``note``: tensors of a GGUF file that have another type than the rest; "" for none.
+    """
 
     num_tensors: int
     num_bytes: int
     num_files: int
     num_changed: int
+    note: str = ""
 
 
 def convert_checkpoint(

@@ -333,8 +333,6 @@ class Checkpoint:
         if self.tensors[name].dtype == "i8":
             if stored.shape[1] != cols:
                 raise self._wrong_cols(name, cols, stored.shape[1])
-            if not (stored > -128).all():
-                raise InvalidFileError(f"{name}: expected values from -127 to 127, got -128")
             return QuantizedRows(stored, scales)
         if stored.shape[1] != (cols + 1) // 2:
             raise self._wrong_cols(name, cols, 2 * stored.shape[1])
@@ -392,11 +390,27 @@ class Checkpoint:
 
     def block_scheme(self, name: str) -> str | None:
         """Return the scheme that computes with a tensor's blocks, of a GGUF file, of a folder that another tool
-        quantized, or of an output head; None for any other tensor."""
+        quantized, or of an output head; None for any other tensor.
+
+        A scheme without blocks is that of a matrix with rows for ``read_rows``.
+        """
         if name in self._blocks:
             return self._blocks[name]
         file = self._home[name]
         return file.block_scheme(name) if isinstance(file, GgufWeights | QuantizedWeights) else None
+
+    def has_rows(self, name: str) -> bool:
+        """Return True for a matrix that another tool stored as 8-bit integers with one scale for each row."""
+        scheme = self.block_scheme(name)
+        return scheme is not None and not find_scheme(scheme).in_blocks
+
+    def read_rows(self, name: str) -> QuantizedRows:
+        """Return the integers and scales, as they are stored, of a matrix with ``has_rows``."""
+        file = self._home[name]
+        if not isinstance(file, QuantizedWeights):
+            raise InvalidFileError(f"{self.folder}: expected integers in tensor {show(name)}, got none", param=name)
+        rows = file.read_rows(name)
+        return QuantizedRows(rows.q, self._finite(name, rows.scales))
 
     def read_blocks(self, name: str) -> NDArray[np.uint8]:
         """Return the blocks of a matrix that has a ``block_scheme``, uint8 [rows, bytes of a row]."""
@@ -412,6 +426,8 @@ class Checkpoint:
         info, scheme = self.tensors[name], self.block_scheme(name)
         if scheme is None or name in self._blocks:
             return info.num_bytes
+        if self.has_rows(name):
+            return math.prod(info.shape) + 4 * info.shape[0]
         block = BLOCKS[find_scheme(scheme).layout]
         return math.prod(info.shape) // block.block_len * block.block_bytes
 
@@ -426,7 +442,8 @@ class Checkpoint:
         ``scheme`` is a choice of ``choose_scheme``.  None: all linears have it.  A tensor whose blocks no scheme takes
         has its exact values in float32.
         """
-        if self.mixed_schemes is not None or not find_scheme(scheme).in_blocks:
+        is_own = find_scheme(scheme).in_blocks or scheme == self.own_block_scheme()
+        if self.mixed_schemes is not None or not is_own:
             return self.mixed_schemes
         return {name: self.block_scheme(name) or default_scheme(info.dtype) for name, info in self.tensors.items()}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -88,6 +88,8 @@ def plan_weights(
     if head is not None:
         check_choice("head", head, (HEAD_BLOCKS,))
     head_scheme = find_scheme(head or scheme.head)
+    if scheme.exportable and not head_scheme.in_blocks:
+        head_scheme = replace(head_scheme, exportable=True)
     tied = checkpoint.config.bool("tie_word_embeddings", not _has_head(checkpoint))
     plan = {}
     for name, info in checkpoint.tensors.items():
@@ -176,6 +178,7 @@ def quantize_checkpoint(
     rounding: Rounding | None = None,
     blacklist: Sequence[str] = (),
     head: str | None = None,
+    exportable: bool = False,
 ) -> QuantizeReport:
     """Write the folder ``out``, which must not exist, from the checkpoint folder ``source``.
 
@@ -183,12 +186,12 @@ def quantize_checkpoint(
     returns; the folder then has the parameters.
 
     ``rounding``: the method that chooses the integers; None rounds to nearest.  ``blacklist``, ``head``: of
-    ``plan_weights``.
+    ``plan_weights``.  ``exportable``: of ``quantizing_scheme``; the recipe says so.
     ``progress(done, total)`` counts bytes of the source.  The folder appears complete or not at all.  Raises what
     ``Checkpoint.open`` raises, and InvalidArgumentError for a scheme that does not quantize or an existing ``out``.
     """
     start = time.monotonic()
-    scheme_row = quantizing_scheme(scheme)
+    scheme_row = quantizing_scheme(scheme, exportable)
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
     check_float_weights(checkpoint)
     plan = plan_weights(checkpoint, scheme_row, blacklist, head)
@@ -197,7 +200,7 @@ def quantize_checkpoint(
     names = [name for name in checkpoint.tensors if name not in redundant]
     total = sum(checkpoint.tensors[name].num_bytes for name in names)
     side_files = checkpoint.side_files()
-    recipe = None if rounding is None else rounding.recipe
+    recipe = ({} if rounding is None else dict(rounding.recipe)) | ({"exportable": True} if exportable else {})
     schemes = {name: row.name for name, row in plan.items()}
     side_files["config.json"] = quantized_config(
         checkpoint.config.values, scheme_row.name, checkpoint.dtype, recipe, keeps_floats=keeps_floats, schemes=schemes

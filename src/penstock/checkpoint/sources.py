@@ -19,7 +19,9 @@ from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import OWN_NAMES, ConfigReader, show, show_tensors
+from penstock.core.native import QuantizedRows
 from penstock.errors import InvalidFileError
+from penstock.quant.matrix import concatenate_rows
 from penstock.quant.mxfp4 import BLOCK_BYTES, BLOCK_LEN, mxfp4_to_bf16, mxfp4_to_gguf
 from penstock.quant.tensor_writer import TensorEntry
 
@@ -237,6 +239,18 @@ class MappedCheckpoint(Checkpoint):
             blocks = self._mxfp4_blocks(piece) if piece.scales else super().read_blocks(piece.tensor)
             rows += [blocks[start:stop] for start, stop in piece.rows or ((0, len(blocks)),)]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def read_rows(self, name: str) -> QuantizedRows:
+        """Return the integers and scales of a parameter with ``has_rows``."""
+        pieces = self._sources.get(name)
+        if pieces is None:
+            return super().read_rows(name)
+        parts = []
+        for piece in pieces:
+            own = super().read_rows(piece.tensor)
+            ranges = piece.rows or ((0, len(own.q)),)
+            parts += [QuantizedRows(own.q[start:stop], own.scales[start:stop]) for start, stop in ranges]
+        return concatenate_rows(parts)
 
     def _mxfp4_blocks(self, piece: Source) -> NDArray[np.uint8]:
         blocks, scales = (super(MappedCheckpoint, self).read(name) for name in (piece.tensor, piece.scales))

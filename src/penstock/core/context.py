@@ -165,18 +165,21 @@ class Context(Handle):
         *,
         column_weights: npt.NDArray[np.float32] | None = None,
         scales: npt.NDArray[np.float32] | None = None,
+        even_offsets: bool = False,
     ) -> None:
         """Pack a whole 4-bit weight [rows, cols] from float32, with a weight for the error of each column.
 
         ``column_weights`` [cols]: what the squared error of each column counts; None: all the same.  ``scales`` [rows]:
-        of the rows, None: the largest magnitude becomes 127.  ``dst`` is zeroed memory of the layout T16_I4G32.
+        of the rows, None: the largest magnitude becomes 127.  ``even_offsets``: offsets are even numbers from -126 to
+        0.  ``dst`` is zeroed memory of the layout T16_I4G32.
         """
         rows, cols = src.shape
         source = data_address(src, rows * cols * 4, "src")
         target = data_address(dst, layout_bytes(T16_I4G32, rows, cols), "dst", written=True)
         weights = None if column_weights is None else data_address(column_weights, 4 * cols, "column_weights")
         row_scales = None if scales is None else data_address(scales, 4 * rows, "scales")
-        check(library().ps_pack_weighted(self.handle, rows, cols, 0, rows, source, weights, row_scales, target))
+        at = (rows, cols, 0, rows)
+        check(library().ps_pack_weighted(self.handle, *at, source, weights, row_scales, int(even_offsets), target))
 
     def pack_blocks(
         self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: npt.NDArray[np.uint8], dst: Data

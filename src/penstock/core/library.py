@@ -399,7 +399,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_sample": (c_int32, (c_void_p, c_void_p, c_int32, POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_layout_bytes": (c_int32, (c_int32, c_int64, c_int64, _P64)),
     "ps_pack": (c_int32, (c_void_p, c_int32, *_RANGE, c_int32, c_void_p, c_void_p)),
-    "ps_pack_weighted": (c_int32, (c_void_p, *_RANGE, c_void_p, c_void_p, c_void_p, c_void_p)),
+    "ps_pack_weighted": (c_int32, (c_void_p, *_RANGE, c_void_p, c_void_p, c_void_p, c_int32, c_void_p)),
     "ps_pack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p, c_void_p)),
     "ps_unpack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p, c_void_p)),
     "ps_pack_blocks": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p)),

@@ -33,7 +33,7 @@ _PIECE_BYTES: Final = 1 << 19
 class QuantizedRows(NamedTuple):
     """Rows of an integer weight: a value is ``scale * q`` (8 bit) or ``scale * (step * q + offset)`` (4 bit).
 
-    ``q`` int8 [rows, cols]: -127 to 127 for 8 bit, 0 to 15 for 4 bit.
+    ``q`` int8 [rows, cols]: -128 to 127 for 8 bit (rounding gives -127 or more), 0 to 15 for 4 bit.
     ``scales`` float32 [rows].
     ``groups`` int8 [rows, groups, 2]: the step (the bits of a uint8, 1 to 17) and the offset of each group of 32
     columns; None for 8 bit.

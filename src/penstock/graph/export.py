@@ -425,8 +425,15 @@ class _Packer:
                 return False
             if self._checkpoint.is_quantized(part.name) and int(weight.layout) not in BLOCKS:  # integers with scales
                 return False
+            if self._has_rows(weight, part.name):
+                return False
             row += part.num_rows
         return row == weight.rows
+
+    def _has_rows(self, weight: Weight, name: str) -> bool:
+        """Return True for a tensor of a folder of another tool whose integers and scales are packed as they are."""
+        is_plain = weight.layout == Layout.T16_I8 and weight.name not in self._rotated
+        return is_plain and name not in self._constants and self._checkpoint.has_rows(name)
 
     def pack(self, weight: Weight, memory: _PackingMemory) -> Iterator[NDArray[np.uint8]]:
         """Pack ``weight``; yield its bytes in pieces, in their order.  Each is in ``memory`` that was taken for it."""
@@ -486,6 +493,9 @@ class _Packer:
             self._checkpoint.release(name)
         elif self._checkpoint.is_quantized(name):
             native.pack_quantized(self._context, *at, self._checkpoint.read_quantized(name, weight.cols), packed)
+            self._checkpoint.release(name)
+        elif self._has_rows(weight, name):
+            native.pack_quantized(self._context, *at, self._checkpoint.read_rows(name), packed)
             self._checkpoint.release(name)
         elif weight.rows == 1:
             values = self._checkpoint.read(name)

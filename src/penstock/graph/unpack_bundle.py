@@ -66,11 +66,12 @@ def unpack_bundle(path: Path, out: Path) -> None:
                 "made from.",
                 param="path",
             )
-        if scheme.quantized and not config.has("quantization_config"):
-            schemes = _tensor_schemes(graph)
+        is_foreign = config.foreign_quantization() is not None
+        if scheme.quantized and (is_foreign or not config.has("quantization_config")):
+            values = {key: value for key, value in config.values.items() if key != "quantization_config"}
             sides["config.json"] = quantized_config(
-                config.values, scheme.name, unpacker.table_dtype, schemes=schemes
-            )  # fmt: skip
+                values, scheme.name, unpacker.table_dtype, keeps_floats=is_foreign, schemes=_tensor_schemes(graph)
+            )
         elif OWN_NAMES in graph.properties:  # the folder has the parameters, not the tensors that they came from
             sides["config.json"] = (json.dumps(config.values | {OWN_NAMES: True}, indent=2) + "\n").encode()
         with new_folder(out) as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.architectures.architecture import TOP_NAMES, Architecture
 from penstock.checkpoint.gguf.architectures.table import architecture_of
+from penstock.checkpoint.gguf.exact_blocks import exact_blocks, exact_kind
 from penstock.checkpoint.gguf.imatrix import read_imatrix
 from penstock.checkpoint.gguf.k_blocks import BLOCK_LEN, quantize_q4_k, quantize_q6_k
 from penstock.checkpoint.gguf.tokenizer_out import tokenizer_metadata
@@ -25,6 +26,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 from penstock.models.mapped import open_mapped
 from penstock.models.registry import find_network
 from penstock.quant.methods.weighted import normalized
+from penstock.quant.scheme import GROUP_LEN, find_scheme
 
 __all__ = ["GGUF_TYPES", "write_gguf"]
 
@@ -62,10 +64,11 @@ class _Tensor:
 
 def write_gguf(
     folder: Path, out: Path, kind: str, progress: Callable[[int, int], None], imatrix: Path | None = None
-) -> int:
-    """Write ``out`` from a checkpoint folder; return the number of tensors.
+) -> tuple[int, str]:
+    """Write ``out`` from a checkpoint folder; return the number of tensors, and which have another type than the rest.
 
-    ``kind``: one of GGUF_TYPES, the element type of matrices.  ``progress(done, total)`` counts bytes of what is read.
+    ``kind``: one of GGUF_TYPES, the element type of matrices; those of a folder of ``penstock quantize --exportable``
+    keep their integers.  ``progress(done, total)`` counts bytes of what is read.
     ``imatrix``: an importance matrix, whose mean squares weight the errors of columns in Q4_K and Q6_K.  Raises
     UnsupportedError, which names the field, for what the architecture of the file cannot say.
     """
@@ -78,12 +81,11 @@ def write_gguf(
             f"model_type: expected one of {', '.join(_FAMILIES)} for a GGUF file, got {model_type}",
             param="model_type",
         )
-    if checkpoint.scheme is not None or checkpoint.own_block_scheme() is not None:
-        raise UnsupportedError(f"{checkpoint.folder}: expected float weights, got quantized ones", param="source")
+    file_kind = _file_kind(checkpoint, kind)
     name, architecture = entry
     own = find_network(model_type).Config.read(checkpoint.config)
-    metadata = {"general.architecture": name, "general.file_type": FILE_TYPES[kind]}
-    if kind in _QUANTIZERS:
+    metadata = {"general.architecture": name, "general.file_type": FILE_TYPES[file_kind]}
+    if file_kind in _QUANTIZERS:
         metadata["general.quantization_version"] = 2
     metadata |= {f"{name}.{key}": value for key, value in _keys(own, architecture, model_type).items()}
     metadata |= tokenizer_metadata(checkpoint.side_files(), own.vocab_size)
@@ -105,7 +107,38 @@ def write_gguf(
     if factors is not None:
         writer.add(factors)
     writer.close()
-    return len(entries)
+    return len(entries), _kind_note(checkpoint, tensors, file_kind)
+
+
+def _kind_note(checkpoint: Checkpoint, tensors: Sequence[_Tensor], file_kind: str) -> str:
+    """Return which tensors with integers lack the type of the file because of their columns; "" if none does."""
+    notes = []
+    for kind, block_len in (("q8_0", BLOCK_LEN), ("f32", GROUP_LEN)):
+        own = [tensor for tensor in tensors if checkpoint.is_quantized(tensor.parameters[0]) and kind != file_kind]
+        entries = [tensor.entry for tensor in own if tensor.entry.kind == kind]
+        names = [entry.name for entry in entries if entry.shape[-1] % block_len]
+        if names:
+            others = f" and {len(names) - 1} more tensors are" if len(names) > 1 else " is"
+            notes.append(
+                f"{names[0]}{others} {kind.upper()}, with the same values, because their columns are no multiple of "
+                f"{block_len}"
+            )
+    return "; ".join(notes)
+
+
+def _file_kind(checkpoint: Checkpoint, kind: str) -> str:
+    """Return the element type of a file as a whole; UnsupportedError for weights that are quantized in other blocks."""
+    if checkpoint.own_block_scheme() is not None and checkpoint.scheme is None:
+        raise UnsupportedError(f"{checkpoint.folder}: expected float weights, got quantized ones", param="source")
+    if checkpoint.scheme is None:
+        return kind
+    scheme = find_scheme(checkpoint.scheme)
+    if scheme.hadamard:
+        raise UnsupportedError(
+            f"source: expected a scheme that a GGUF file can hold, got {scheme.name}, whose inputs are rotated",
+            param="source",
+        )
+    return "q4_k" if scheme.weight_bits == 4 else "q8_0"
 
 
 def _column_weights(file: Path, checkpoint: Checkpoint, model_type: str) -> dict[str, NDArray[np.float32]]:
@@ -263,6 +296,7 @@ def _tensors(
 ) -> list[_Tensor]:
     """Return the tensors of the file, in the order of the checkpoint's."""
     sizes, redundant = _decoder(config), checkpoint.redundant_names()
+    redundant = redundant.union(*(checkpoint.companions(name) for name in checkpoint.tensors))
     places = {name: part for part, name in architecture.layer_names.items()}
     places |= {name: part for part, names in fused.items() for name in names}
     top, order = {name: part for part, name in TOP_NAMES.items()}, {}
@@ -280,12 +314,14 @@ def _tensors(
     result = []
     for (layer, part, end), names in parameters.items():
         names.sort(key=order.__getitem__)
-        shape = _joined_shape([checkpoint.tensors[name].shape for name in names], part in fused)
+        shape = _joined_shape([checkpoint.logical_shape(name) for name in names], part in fused)
         if part == "ffn_gate_inp_shexp":  # a matrix of one row is a vector
             shape = shape[-1:]
         is_matrix = len(shape) > 1 and part not in _FLOAT32_PARTS and end == "weight"
         is_head = part == "output" or (part == "token_embd" and sizes.tied)
         own = _kind_of(kind, shape[-1], is_head) if is_matrix else "f32"
+        kinds = {exact_kind(checkpoint, name) if checkpoint.is_quantized(name) else own for name in names}
+        own = kinds.pop() if len(kinds) == 1 else "f32"
         heads = {"attn_q": sizes.num_heads, "attn_k": sizes.num_kv_heads}
         pair_heads = heads.get(part, 0) if architecture.has_pairs and layer is not None else 0
         stored = f"{part}.{end}" if layer is None else f"blk.{layer}.{part}.{end}"
@@ -323,7 +359,11 @@ def _data(
 ) -> Iterator[NDArray[Any]]:
     """Yield the data of a parameter in runs of rows."""
     info, kind = checkpoint.tensors[parameter], tensor.entry.kind
-    values = checkpoint.read(parameter)
+    dtype = info.dtype
+    if checkpoint.is_quantized(parameter):
+        values, dtype = exact_blocks(checkpoint, parameter, kind), "f32"
+    else:
+        values = checkpoint.read(parameter)
     if tensor.pair_heads:
         half = len(values) // tensor.pair_heads // 2
         values = values.reshape(tensor.pair_heads, 2, half, -1).swapaxes(1, 2).reshape(values.shape)
@@ -331,11 +371,13 @@ def _data(
     for start in range(0, info.shape[0], step):
         rows = np.ascontiguousarray(values[start : start + step])
         try:
-            if kind in _WEIGHTED:
-                yield _WEIGHTED[kind](to_float32(rows.reshape(-1, rows.shape[-1]), info.dtype), weights)
+            if rows.dtype == np.uint8:  # blocks
+                yield rows
+            elif kind in _WEIGHTED:
+                yield _WEIGHTED[kind](to_float32(rows.reshape(-1, rows.shape[-1]), dtype), weights)
             elif kind in _QUANTIZERS:
-                yield _QUANTIZERS[kind](to_float32(rows.reshape(-1, rows.shape[-1]), info.dtype))
+                yield _QUANTIZERS[kind](to_float32(rows.reshape(-1, rows.shape[-1]), dtype))
             else:
-                yield convert_floats(rows, info.dtype, kind)
+                yield convert_floats(rows, dtype, kind)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{info.file}: tensor {parameter}: {error}", param="dtype") from None

@@ -78,7 +78,7 @@ class SharedMatrix:
             return "f32", layouts.T16_F32
         has_head = any(isinstance(layer, LMHead) for layer in self.layers)
         is_linear = has_head or any(isinstance(layer, _LINEARS) for layer in self.layers)
-        if stored.in_blocks or (schemes is not None and is_linear):
+        if stored.name not in _ROWS_LAYOUTS or (schemes is not None and is_linear):
             row = stored
         elif has_head:
             row = find_scheme(row.head)

@@ -12,6 +12,7 @@ from penstock.core import native
 from penstock.core.layouts import FLOAT_DTYPES, TILE_ROWS
 from penstock.core.native import QuantizedRows
 from penstock.core.weights import to_float32
+from penstock.quant.exportable import round_exportable
 from penstock.quant.hadamard import restore_weight, rotate_weight
 from penstock.quant.scheme import GROUP_LEN, Scheme
 
@@ -28,13 +29,16 @@ def quantize_rows(context: Context, scheme: Scheme, matrix: NDArray[Any], dtype:
 
     ``matrix`` [rows, cols] holds float32, or the bits of ``dtype`` "f16" or "bf16" as uint16.  The packer rounds the
     rows and they are unpacked again, so that packing the result gives the same bytes as packing the matrix.  A scheme
-    with ``hadamard`` has the rows rotated first.
+    with ``hadamard`` has the rows rotated first; one that is ``exportable`` has integers for GGUF files.
     """
     rows, cols = matrix.shape
     step = max(TILE_ROWS, _PIECE_VALUES // max(cols, 1) // TILE_ROWS * TILE_ROWS)
     for start in range(0, rows, step):
         piece = matrix[start : start + step]
         num_rows = len(piece)
+        if scheme.exportable:
+            yield round_exportable(context, scheme, to_float32(piece, dtype))
+            continue
         if scheme.hadamard:
             piece, dtype = rotate_weight(to_float32(piece, dtype)), "f32"
         packed = np.zeros(native.layout_bytes(scheme.layout, num_rows, cols), np.uint8)

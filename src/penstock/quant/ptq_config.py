@@ -60,6 +60,7 @@ _ARGUMENTS: Final = {
     "smooth_keys": ("smooth", "awq", "gptq", "imatrix"),
     "rotate": ("rtn", "smooth", "awq", "gptq", "imatrix"),
     "head": ("rtn", "smooth", "awq", "gptq", "imatrix"),
+    "exportable": ("rtn", "smooth", "awq", "gptq", "imatrix"),
 }
 """The arguments of algorithms, and the methods that read each."""
 _FIXED: Final = {"desc_act": False, "static_groups": False}
@@ -79,8 +80,8 @@ class PTQConfig:
     ``outliers_suppression``: "none", "smooth" or "awq".  ``precision_recovery``: "none", "gptq", or "imatrix" for
     rounding that weights the columns of a matrix by their inputs.
     ``algo_args``: an object or a mapping with ``alpha`` (smooth), ``smooth_alpha`` (awq: the grid), ``damp_percent``
-    (gptq), ``calibration_tokens``, ``threads``, ``smooth_keys`` (a bool), ``rotate`` ("r1", "r2" or "r1r2") and
-    ``head`` ("q6_k"), as the options of ``penstock quantize`` with these names.
+    (gptq), ``calibration_tokens``, ``threads``, ``smooth_keys`` (a bool), ``rotate`` ("r1", "r2" or "r1r2"),
+    ``head`` ("q6_k") and ``exportable`` (a bool), as the options of ``penstock quantize`` with these names.
     The granularities are None, or those of the scheme: weights per channel (int8) or per group of 32 (int4),
     activations per token, keys and values per token.
 
@@ -281,7 +282,7 @@ def _check_argument(param: str, name: str, value: object) -> None:
         raise refusal(param, f"one of {', '.join(ROTATIONS)}", value)
     if name == "head" and value != HEAD_BLOCKS:
         raise refusal(param, HEAD_BLOCKS, value)
-    if name == "smooth_keys" and not isinstance(value, bool):
+    if name in ("smooth_keys", "exportable") and not isinstance(value, bool):
         raise refusal(param, "a bool", value)
     if name == "alpha" and not is_number(value, 0, 1):
         raise refusal(param, "a number from 0 to 1", value)

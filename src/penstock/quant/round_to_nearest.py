@@ -140,7 +140,7 @@ class RoundToNearest:
                 f"config: expected a PTQConfig that rounds to nearest, got {self.config.method}; use penstock.PTQ",
                 param="config",
             )
-        for name in ("rotate", "head"):
+        for name in ("rotate", "head", "exportable"):
             if isinstance(self.config, PTQConfig) and name in self.config.algo_args:
                 raise InvalidArgumentError(
                     f"algo_args.{name}: expected none for RoundToNearest, which has no {name}; use penstock.PTQ",

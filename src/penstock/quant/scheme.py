@@ -6,7 +6,7 @@ A bundle has one scheme.  ``docs/guides/quantization.md`` describes each scheme,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.config import check_choice
@@ -39,6 +39,8 @@ class Scheme:
     32 columns.
     ``hadamard``: True if inputs and weights are rotated by blocks of 32 columns (``quant.hadamard``) before they are
     rounded.  The output head is not, because an embedding may share its weight.
+    ``exportable``: True if the integers are chosen so that a GGUF file can hold them (``quant.exportable``).  No scheme
+    of the table is.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Scheme:
     version: int = 1
     in_blocks: bool = False
     hadamard: bool = False
+    exportable: bool = False
 
     @property
     def plain(self) -> str:
@@ -111,14 +114,23 @@ def rounds_to_int8(name: str) -> bool:
     return scheme is not None and scheme.activation_bits == 8
 
 
-def quantizing_scheme(name: str) -> Scheme:
-    """Return the scheme called ``name`` if its weights are integers; InvalidArgumentError lists those that qualify."""
+def quantizing_scheme(name: str, exportable: bool = False) -> Scheme:
+    """Return the scheme called ``name`` if its weights are integers; InvalidArgumentError lists those that qualify.
+
+    ``exportable``: with integers that a GGUF file can hold; InvalidArgumentError for a rotated scheme.
+    """
     scheme = SCHEMES.get(name)
     if scheme is None or not scheme.quantized:
         names = ", ".join(known.name for known in SCHEMES.values() if known.quantized)
         reason = "" if scheme is None else ", which does not quantize"
         raise InvalidArgumentError(f"scheme: expected one of {names}, got {name!r:.60}{reason}", param="scheme")
-    return scheme
+    if exportable and scheme.hadamard:
+        raise InvalidArgumentError(
+            f"exportable: expected a scheme that a GGUF file can hold, such as {scheme.plain}, got {scheme.name}, "
+            "whose inputs are rotated",
+            param="exportable",
+        )
+    return replace(scheme, exportable=True) if exportable else scheme
 
 
 def default_scheme(dtype: str) -> str:

@@ -123,6 +123,12 @@ def _write_gguf(
     for name, value in (("layout", conversion.layout), ("max_file_mb", conversion.max_file_mb)):
         if value:
             raise InvalidArgumentError(f"{name}: expected none for a GGUF file, got {value}", param=name)
+    if checkpoint.scheme is not None and conversion.dtype is not None:
+        raise InvalidArgumentError(
+            f"dtype: expected none for a folder quantized as {checkpoint.scheme}, whose integers stay, got "
+            f"{conversion.dtype}",
+            param="dtype",
+        )
     from penstock.models.gguf_out import write_gguf
 
     folder, num_changed = checkpoint.folder, 0
@@ -134,10 +140,10 @@ def _write_gguf(
         ).num_changed
     written = temporary / "model.gguf"
     kind = conversion.dtype or checkpoint.dtype
-    num_tensors = write_gguf(folder, written, kind, progress or (lambda *_: None), conversion.imatrix)
+    num_tensors, note = write_gguf(folder, written, kind, progress or (lambda *_: None), conversion.imatrix)
     num_bytes = written.stat().st_size
     os.replace(written, out)
-    return ConvertReport(num_tensors, num_bytes, 1, num_changed)
+    return ConvertReport(num_tensors, num_bytes, 1, num_changed, note)
 
 
 def _arrangement(layout: str, checkpoint: Checkpoint) -> Arrangement | None:

@@ -359,7 +359,7 @@ class _WeightReader:
                 )
             return pack_blocks(parts, layout, rows, cols)
         if len(matrix.parts) > 1:
-            stacked = [(self._part(part, cols), part.row_start) for part in matrix.parts]
+            stacked = [(self._part(part, cols, layout, rotated), part.row_start) for part in matrix.parts]
             return pack_parts(stacked, layout, rows, rotated)
         shape = self._checkpoint.logical_shape(name)
         if not self._checkpoint.is_quantized(name):
@@ -367,6 +367,8 @@ class _WeightReader:
                 raise InvalidFileError(
                     f"tensor {show(name)}: shape: expected {[rows, cols]}, got {list(shape)}", param=name
                 )
+            if self._has_rows(name, layout, rotated):
+                return pack_quantized(self._checkpoint.read_rows(name), layout)
             return pack_matrix(self._floats(name), layout, rotated)
         if shape[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
             raise InvalidFileError(
@@ -379,7 +381,11 @@ class _WeightReader:
         shapes = [self._checkpoint.logical_shape(part.name) for part in parts]
         return [sum(shape[0] for shape in shapes), shapes[0][1]]
 
-    def _part(self, part: WeightPart, cols: int) -> Tensor | QuantizedRows:
+    def _has_rows(self, name: str, layout: int, rotated: bool) -> bool:
+        """Return True for a tensor of a folder of another tool whose integers and scales are packed as they are."""
+        return layout == layouts.T16_I8 and not rotated and self._checkpoint.has_rows(name)
+
+    def _part(self, part: WeightPart, cols: int, layout: int, rotated: bool) -> Tensor | QuantizedRows:
         """Return the rows of a stacked matrix that one tensor has."""
         name, expected = part.name, [part.num_rows, cols]
         actual = list(self._checkpoint.logical_shape(name))
@@ -387,7 +393,7 @@ class _WeightReader:
             raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, got {actual}", param=name)
         if self._checkpoint.is_quantized(name):
             return self._checkpoint.read_quantized(name, cols)
-        return self._floats(name)
+        return self._checkpoint.read_rows(name) if self._has_rows(name, layout, rotated) else self._floats(name)
 
     def _floats(self, name: str) -> Tensor:
         dtype = self._checkpoint.tensors[name].dtype

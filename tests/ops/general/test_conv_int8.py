@@ -98,7 +98,7 @@ def test_sums_are_exact(
 @pytest.mark.parametrize("dtype", ["i8", "u8"])
 @pytest.mark.parametrize(("channels", "half"), [(4, False), (8, False), (8, True)])
 def test_sums_of_the_least_weights_are_exact(dtype: str, channels: int, half: bool) -> None:
-    """No packer writes a weight of -128, but a file may have one.
+    """Rounding never gives a weight of -128, but a file may have one.
 
     AVX2 takes 8 channels at once if the magnitudes of each four weights add up to at most 258, as where ``half`` of
     them are zeros.

@@ -5,14 +5,15 @@ half of their range added, ``X.weight_scale`` [rows, groups], ``X.weight_shape``
 ``X.weight_zero_point`` I32 [rows * bits / 32, groups], packed along rows.  "int-quantized": ``X.weight`` I8 [rows,
 cols] with ``X.weight_scale`` and an I8 ``X.weight_zero_point``.  "float-quantized": ``X.weight`` F8_E4M3.
 "nvfp4-pack-quantized": ``X.weight_packed`` U8.  A value is scale * (integer - zero).  The types and shapes of the
-tensors, not ``config_groups``, tell the form of a layer.
+tensors, not ``config_groups``, tell the form of a layer.  Symmetric 8-bit integers with one scale for a row stay as
+they are: ``w8a8`` if ``config_groups`` says that inputs are rounded per token, ``w8a16`` if they are not rounded.
 """
 
 from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,21 +55,30 @@ def compressed_matrices(section: ConfigReader, stored: StoredTensors) -> dict[st
     sparsity = section.object("sparsity_config")
     if sparsity is not None and sparsity.values:
         sparsity.one_of("format", ("dense",))
-    bits, blocks = _read_groups(section)
-    matrices = {f"{base}.weight": _packed(stored, base, bits) for base in stored.bases(".weight_packed", "i32")}
+    groups = _read_groups(section)
+    matrices = {f"{base}.weight": _packed(stored, base, groups) for base in stored.bases(".weight_packed", "i32")}
     for base in stored.bases(".weight_packed", "u8"):
         matrices[f"{base}.weight"] = packed_float4_matrix(stored, base)
     for base in stored.bases(".weight", "i8"):
-        matrices[f"{base}.weight"] = _integers(stored, base)
+        matrices[f"{base}.weight"] = _integers(stored, base, groups)
     for base in stored.bases(".weight", "f8_e4m3"):
-        matrices[f"{base}.weight"] = float8_matrix(stored, base, blocks)
+        matrices[f"{base}.weight"] = float8_matrix(stored, base, groups.blocks)
     return matrices
 
 
-def _read_groups(section: ConfigReader) -> tuple[set[int], tuple[int, int] | None]:
-    """Return the numbers of bits of all groups, and the blocks of 8-bit floats if they have scales by block."""
+class _Groups(NamedTuple):
+    """The settings of all groups: the numbers of bits, the blocks of 8-bit floats if they have scales by block, and the
+    scheme of 8-bit integers with a scale for each row, None if groups differ in it."""
+
+    bits: set[int]
+    blocks: tuple[int, int] | None
+    row_scheme: str | None
+
+
+def _read_groups(section: ConfigReader) -> _Groups:
     groups = section.object("config_groups")
     bits: set[int] = set()
+    row_schemes: set[str | None] = set()
     blocks: set[tuple[int, int] | None] = set()
     for name in groups.values if groups is not None else ():
         group = groups.object(name) if groups is not None else None
@@ -85,6 +95,8 @@ def _read_groups(section: ConfigReader) -> tuple[set[int], tuple[int, int] | Non
         if group.object("output_activations") is not None:
             raise _refusal(group, "output_activations", "null", group.values["output_activations"])
         bits.add(number)
+        if not is_float and number == 8:
+            row_schemes.add(_row_scheme(group))
         if strategy == "block":
             block = weights.int_or_list("block_structure", min=1)
             if not is_float or len(block) != 2:
@@ -94,7 +106,29 @@ def _read_groups(section: ConfigReader) -> tuple[set[int], tuple[int, int] | Non
             blocks.add(None)
     if not bits or len(blocks) > 1:  # 4-bit floats have no blocks
         raise section.error("config_groups", "groups with one block_structure", section.values.get("config_groups"))
-    return bits, blocks.pop() if blocks else None
+    row_scheme = row_schemes.pop() if len(row_schemes) == 1 else None
+    return _Groups(bits, blocks.pop() if blocks else None, row_scheme)
+
+
+def _row_scheme(group: ConfigReader) -> str | None:
+    """Return the scheme of 8-bit integers with a scale for each row, as the activations tell; None if it has none.
+
+    Raises UnsupportedError for 8-bit activations whose scales are not those of their tokens, or that have a zero point.
+    """
+    inputs = group.object("input_activations")
+    if inputs is None:
+        return "w8a16"
+    if inputs.one_of("type", ("int", "float"), "int") != "int" or inputs.int("num_bits") != 8:
+        return None
+    dynamic = inputs.values.get("dynamic", False)
+    if dynamic is not True:
+        raise _refusal(inputs, "dynamic", "true for activations, whose scale is computed for each token", dynamic)
+    if not inputs.bool("symmetric", True):
+        raise _refusal(inputs, "symmetric", "true for activations, which are rounded without a zero point", False)
+    strategy = inputs.values.get("strategy")
+    if strategy != "token":
+        raise _refusal(inputs, "strategy", "token for activations", strategy)
+    return "w8a8"
 
 
 def _scale_groups(stored: StoredTensors, base: str, rows: int, cols: int) -> int:
@@ -124,12 +158,12 @@ def _group_of(stored: StoredTensors, base: str, cols: int, groups: int) -> NDArr
     return group_index(cols, max(cols // groups, 1))
 
 
-def _packed(stored: StoredTensors, base: str, bits_of_groups: set[int]) -> QuantizedMatrix:
+def _packed(stored: StoredTensors, base: str, of_groups: _Groups) -> QuantizedMatrix:
     weight, zero, shape = (f"{base}.{end}" for end in ("weight_packed", "weight_zero_point", "weight_shape"))
     found_rows, num_words = stored.expect(weight, ("i32",), rank=2).shape
     stored.expect(shape, ("i64", "i32"), [(2,)])
     rows, cols = (int(size) for size in stored.read(shape))
-    fitting = [bits for bits in sorted(bits_of_groups) if -(-cols * bits // 32) == num_words]
+    fitting = [bits for bits in sorted(of_groups.bits) if -(-cols * bits // 32) == num_words]
     if rows != found_rows or not 0 < cols < _MAX_ROWS or not fitting:
         raise stored.error(shape, "values", f"those of words [{found_rows}, {num_words}]", [rows, cols])
     bits, groups = fitting[0], _scale_groups(stored, base, rows, cols)
@@ -138,7 +172,9 @@ def _packed(stored: StoredTensors, base: str, bits_of_groups: set[int]) -> Quant
         stored.expect(zero, ("i32",), [(-(-rows * bits // 32), groups)])
         tensors.append(zero)
     group_of = _group_of(stored, base, cols, groups)
-    scheme = integer_scheme(cols, group_of, bits, has_zero_points=zero in stored)
+    has_rows = bits == 8 and groups == 1 and zero not in stored
+    scheme = of_groups.row_scheme if has_rows else None
+    scheme = scheme or integer_scheme(cols, group_of, bits, has_zero_points=zero in stored)
     return QuantizedMatrix((rows, cols), tuple(tensors), scheme, partial(_read_packed, stored, base, bits, group_of))
 
 
@@ -153,7 +189,7 @@ def _read_packed(stored: StoredTensors, base: str, bits: int, group_of: NDArray[
     return GroupedIntegers(integers, _scales(stored, base, len(integers)), group_of)
 
 
-def _integers(stored: StoredTensors, base: str) -> QuantizedMatrix:
+def _integers(stored: StoredTensors, base: str, of_groups: _Groups) -> QuantizedMatrix:
     weight, zero = f"{base}.weight", f"{base}.weight_zero_point"
     rows, cols = stored.expect(weight, ("i8",), rank=2).shape
     groups = _scale_groups(stored, base, rows, cols)
@@ -162,7 +198,8 @@ def _integers(stored: StoredTensors, base: str) -> QuantizedMatrix:
         stored.expect(zero, ("i8",), [stored.expect(f"{base}.weight_scale", FLOAT_SCALES).shape])
         tensors.append(zero)
     group_of = _group_of(stored, base, cols, groups)
-    scheme = integer_scheme(cols, group_of, 8, has_zero_points=zero in stored)
+    scheme = of_groups.row_scheme if groups == 1 and zero not in stored else None
+    scheme = scheme or integer_scheme(cols, group_of, 8, has_zero_points=zero in stored)
     return QuantizedMatrix((rows, cols), tuple(tensors), scheme, partial(_read_integers, stored, base, group_of))
 
 

@@ -2,7 +2,8 @@
 
 A block has 32 columns of a row: one float16 scale, and integers of 4 bits (``q4_0``, -8 to 7), of 4 bits from which a
 zero point of the block is subtracted (``uint4``), or of 8 bits (``q8_0``, -128 to 127).  A matrix of integers with
-float16 scales for 32 columns or more is exact in one of them.  4-bit floats have blocks of their own (``nvfp4``), and
+float16 scales for 32 columns or more is exact in one of them.  8-bit integers with one scale for a row are exact as
+they are (``w8a8``, ``w8a16``).  4-bit floats have blocks of their own (``nvfp4``), and
 so have ternary integers (``tq2_0``, 256 columns), both with float32 scales.
 """
 
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.quantized.float8_values import float8_values
+from penstock.core.native import QuantizedRows
+from penstock.errors import InternalError
 
 __all__ = [
     "BLOCK_LEN", "TERNARY_BLOCK_LEN", "Blocks", "Float4Groups", "GroupedIntegers", "QuantizedMatrix", "TernaryIntegers",
@@ -112,7 +115,8 @@ Values: TypeAlias = GroupedIntegers | Float4Groups | TernaryIntegers | Floats
 class QuantizedMatrix:
     """A matrix of ``shape`` that ``read`` computes from the stored tensors ``tensors``.
 
-    ``scheme``: whose blocks it becomes; None for rows that are not whole blocks.
+    ``scheme``: whose blocks it becomes, or "w8a8" or "w8a16" for 8-bit integers with one scale for a row, which stay as
+    they are; None for rows that are not whole blocks.
     """
 
     shape: tuple[int, int]
@@ -124,6 +128,13 @@ class QuantizedMatrix:
         """Return the exact values, rounded once to float32."""
         data = self.read()
         return data if isinstance(data, np.ndarray) else data.values()
+
+    def rows(self) -> QuantizedRows:
+        """Return the integers and scales of a matrix whose scheme is one of rows."""
+        data = self.read()
+        if not isinstance(data, GroupedIntegers):
+            raise InternalError("expected integers with a scale for each row, got other values")
+        return QuantizedRows(data.integers.astype(np.int8), np.ascontiguousarray(data.scales[:, 0]))
 
 
 class Blocks(NamedTuple):

@@ -18,6 +18,7 @@ from penstock.checkpoint.quantized.matrix import QuantizedMatrix, to_blocks
 from penstock.checkpoint.quantized.stored import StoredTensors
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
 from penstock.config import ConfigReader, show
+from penstock.core.native import QuantizedRows
 from penstock.errors import InvalidFileError
 
 __all__ = ["QuantizedWeights", "open_quantized", "rounding_note"]
@@ -69,7 +70,7 @@ class QuantizedWeights:
         return self._file.read(name) if matrix is None else matrix.values()
 
     def block_scheme(self, name: str) -> str | None:
-        """Return the scheme whose blocks a quantized matrix becomes; None for any other tensor."""
+        """Return the scheme of a quantized matrix: whose blocks it becomes, or of its rows; None for other tensors."""
         matrix = self._matrices.get(name)
         return None if matrix is None else matrix.scheme
 
@@ -80,6 +81,10 @@ class QuantizedWeights:
         if blocks.error:
             self.errors[name] = blocks.error
         return blocks.data
+
+    def read_rows(self, name: str) -> QuantizedRows:
+        """Return the integers and scales, as they are stored, of a matrix whose ``block_scheme`` is one of rows."""
+        return self._matrices[name].rows()
 
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
         """Release the memory pages of a tensor, or of what a whole matrix was read from."""

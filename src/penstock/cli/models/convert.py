@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_parser_of
-from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.cli.progress import ProgressLine, format_bytes, printable
 
 __all__ = ["add_parser", "run"]
 
@@ -89,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
             conversion,
             lambda done, total: line(Progress("convert", done, total)),
         )
+    if report.note:
+        print(f"penstock: {printable(report.note)}", file=sys.stderr)
     changed = f", {report.num_changed} with the adapter added" if report.num_changed else ""
     files = "1 file" if report.num_files == 1 else f"{report.num_files} files"
     print(

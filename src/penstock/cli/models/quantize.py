@@ -57,6 +57,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="the output head, and an embedding that is tied to it, in blocks of 6.56 bits; a budget chooses between "
         "these and others itself (default: 8 bits)",
     )
+    parser.add_argument(
+        "--exportable",
+        action="store_true",
+        help="choose integers that a GGUF file can hold, so that penstock convert OUT FILE.gguf changes no value: "
+        "float16 scales, and for 4 bits even offsets from -126 to 0 (default: the integers with the least error)",
+    )
     _add_method(parser)
     add_mixed_options(parser)
     add_network_options(parser)
@@ -146,7 +152,9 @@ def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that do not go together, before anything is read."""
     from penstock.quant.scheme import quantizing_scheme
 
-    quantizing_scheme(args.scheme)
+    quantizing_scheme(args.scheme, args.exportable)
+    if args.exportable and (is_mixed(args) or args.method == "auto"):
+        raise InvalidArgumentError("--exportable: expected a single --method, and no budget", param="exportable")
     if args.smooth_keys and (is_mixed(args) or args.method in ("rtn", "auto")):
         raise InvalidArgumentError(
             "--smooth-keys: expected a single --method with calibration data, such as smooth, and no budget",
@@ -169,7 +177,7 @@ def _prepare_round(args: argparse.Namespace) -> Callable[[], int]:
 
     checkpoint = open_mapped(downloaded_path(args.checkpoint))
     check_float_weights(checkpoint)
-    plan_weights(checkpoint, quantizing_scheme(args.scheme), head=args.head)
+    plan_weights(checkpoint, quantizing_scheme(args.scheme, args.exportable), head=args.head)
     return lambda: _round(args)
 
 
@@ -185,6 +193,7 @@ def _round(args: argparse.Namespace) -> int:
             args.scheme,
             progress=lambda done, total: line(Progress("quantize", done, total)),
             head=args.head,
+            exportable=args.exportable,
         )
     print(
         f"{args.out}: {report.scheme}, {report.num_quantized} weights quantized, {format_bytes(report.num_bytes)} "
@@ -202,7 +211,14 @@ def _prepare_data(args: argparse.Namespace) -> Callable[[], int]:
     file = None if args.calibration is None else Path(args.calibration)
     imatrix_out = None if args.imatrix_out is None else Path(args.imatrix_out)
     options = DataOptions(
-        args.method, file, tokens, args.threads, imatrix_out, smooth_keys=args.smooth_keys, head=args.head
+        args.method,
+        file,
+        tokens,
+        args.threads,
+        imatrix_out,
+        smooth_keys=args.smooth_keys,
+        head=args.head,
+        exportable=args.exportable,
     )
     check_data(open_mapped(downloaded_path(args.checkpoint)), Path(args.out), args.scheme, options)
     return lambda: _run_with_data(args, options)

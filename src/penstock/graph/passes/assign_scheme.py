@@ -77,7 +77,7 @@ def _table_layout(weight: Weight, table_dtype: str, schemes: Mapping[str, str] |
     if schemes is None or not all(part.name in schemes for part in weight.parts):
         return _ROWS[table_dtype]
     own = find_scheme(scheme_of(weight, schemes))
-    return Layout(own.layout) if own.in_blocks else _ROWS[own.name]
+    return _ROWS[own.name] if own.name in _ROWS else Layout(own.layout)
 
 
 def _head_weights(graph: Graph) -> set[str]:

@@ -17,6 +17,7 @@ from penstock.core.layouts import F32
 from penstock.core.native import QuantizedRows
 from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError
+from penstock.quant.exportable import half_scales
 from penstock.quant.methods.weighted import Floats, fit_groups, row_scales
 from penstock.quant.scheme import GROUP_LEN
 
@@ -106,7 +107,7 @@ def gptq_round(
         raise InvalidArgumentError(f"hessian: expected [{cols}, {cols}], got {list(hessian.shape)}", param="hessian")
     check_finite(np.ascontiguousarray(matrix), F32)
     upper = (inverse_factor(hessian)[0] if factor is None else factor).astype(np.float32)
-    scales = row_scales(matrix)
+    scales = half_scales(matrix) if scheme.exportable else row_scales(matrix)
     divisors = np.where(scales > 0, scales, np.float32(np.inf))[:, None]
     rounding = _Rounding(context, (matrix / divisors).astype(np.float32), np.diagonal(hessian), scheme)
     for start in range(0, cols, _BLOCK):
@@ -125,7 +126,7 @@ class _Rounding:
         self._context = context
         self._values = np.ascontiguousarray(values.T)
         self._weights = np.where(weights > 0, weights, weights.mean()).astype(np.float32)  # as inverse_factor has it
-        self._has_lines = scheme.weight_bits == 4
+        self._has_lines, self._even_offsets = scheme.weight_bits == 4, scheme.exportable
         self._steps = self._offsets = self._tops = np.zeros(0, np.float32)
         self._q = np.empty(self._values.shape, np.int8)
         self.groups: list[NDArray[np.int8]] = []
@@ -152,7 +153,9 @@ class _Rounding:
 
     def _fit(self, first: int, last: int) -> None:
         """Choose the lines of a group for the values that are wanted there now."""
-        groups = fit_groups(self._context, self._values[first:last].T, self._weights[first:last])
+        part = slice(first, last)
+        even = self._even_offsets
+        groups = fit_groups(self._context, self._values[part].T, self._weights[part], even_offsets=even)
         self._steps = groups[:, 0].view(np.uint8).astype(np.float32)
         self._offsets = groups[:, 1].astype(np.float32)
         self._tops = np.minimum(np.floor((np.float32(127) - self._offsets) / self._steps), np.float32(_MAX_NIBBLE))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock.core import native
 from penstock.core.layouts import F32, T16_I4G32
 from penstock.core.native import QuantizedRows
+from penstock.quant.exportable import round_exportable
 
 if TYPE_CHECKING:
     from penstock.core.native import Context
@@ -38,6 +39,8 @@ def round_weighted(context: Context, matrix: Floats, scheme: Scheme, weights: Fl
     Raises InvalidArgumentError for rows that are not finite.
     """
     rows, cols = matrix.shape
+    if scheme.exportable:
+        return round_exportable(context, scheme, matrix, None if weights is None else normalized(weights))
     packed = np.zeros(native.layout_bytes(scheme.layout, rows, cols), np.uint8)
     source = np.ascontiguousarray(matrix, np.float32)
     if scheme.layout == T16_I4G32 and weights is not None:
@@ -58,11 +61,20 @@ def normalized(weights: Floats) -> Floats:
     return np.ascontiguousarray(np.maximum(weights / mean, _MIN_WEIGHT), np.float32)
 
 
-def fit_groups(context: Context, values: Floats, weights: Floats) -> NDArray[np.int8]:
-    """Return the step and the offset [rows, 2] of each row of one group [rows, up to 32], in units of its scale."""
+def fit_groups(context: Context, values: Floats, weights: Floats, *, even_offsets: bool = False) -> NDArray[np.int8]:
+    """Return the step and the offset [rows, 2] of each row of one group [rows, up to 32], in units of its scale.
+
+    ``even_offsets``: of ``Context.pack_weighted``.
+    """
     rows, cols = values.shape
     packed = np.zeros(native.layout_bytes(T16_I4G32, rows, cols), np.uint8)
     ones = np.ones(rows, np.float32)
-    context.pack_weighted(np.ascontiguousarray(values), packed, column_weights=normalized(weights), scales=ones)
+    context.pack_weighted(
+        np.ascontiguousarray(values),
+        packed,
+        column_weights=normalized(weights),
+        scales=ones,
+        even_offsets=even_offsets,
+    )
     groups = context.unpack_quantized(T16_I4G32, rows, cols, 0, rows, packed).groups
     return np.zeros((rows, 2), np.int8) if groups is None else groups[:, 0]
