@@ -92,6 +92,7 @@ def test_configurations_name_a_scheme_and_a_method(values: dict[str, Any], schem
         ({"algo_args": 3}, InvalidArgumentError, "algo_args"),
         ({"algo_args": {"rotate": "r3"}}, InvalidArgumentError, "algo_args.rotate"),
         ({"algo_args": {"rotation": "r1"}}, InvalidArgumentError, "algo_args.rotation"),
+        ({"algo_args": {"exportable": 1}}, InvalidArgumentError, "algo_args.exportable"),
         ({"algo_args": {"smooth_keys": True}}, InvalidArgumentError, "algo_args.smooth_keys"),
         (GPTQ | {"algo_args": {"smooth_keys": 1}}, InvalidArgumentError, "algo_args.smooth_keys"),
         ({"outliers_suppression": "smooth", "algo_args": {"alpha": 2}}, InvalidArgumentError, "algo_args.alpha"),

@@ -9,8 +9,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from penstock import LLM
+from penstock import LLM, PTQ, PTQConfig, RoundToNearest, load_network
 from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.folder import Checkpoint
@@ -94,6 +96,24 @@ def test_a_head_in_blocks_stays(tmp_path: Path) -> None:
     convert(tmp_path / "own", tmp_path / "own.gguf", Conversion())
     check_values(Checkpoint.open(tmp_path / "own"), tmp_path / "own.gguf", Kind.Q4_K, Kind.Q8_0)
     assert file_values(tmp_path / "own.gguf")["token_embd.weight"][0] == Kind.Q6_K
+
+
+def test_ptq_writes_the_same_folder(tmp_path: Path) -> None:
+    config = PTQConfig(weight_dtype="int4", act_dtype="int8", algo_args={"exportable": True})
+    network = load_network(DEMO)
+    ptq = PTQ(config)
+    ptq.apply(network)
+    ptq.convert(network)
+    ptq.save(tmp_path / "ptq")
+    quantize_checkpoint(DEMO, tmp_path / "own", "w4a8", exportable=True)
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("ptq", "own")]
+    assert files[0].keys() == files[1].keys()
+    for name, values in files[0].items():
+        assert torch.equal(values, files[1][name]), name
+    sections = [Checkpoint.open(tmp_path / name).config.values["quantization_config"] for name in ("ptq", "own")]
+    assert sections[0] == sections[1]
+    with raises(InvalidArgumentError, param="algo_args.exportable"):
+        RoundToNearest(config).apply(load_network(DEMO))
 
 
 def test_fused_rows_are_the_same(tmp_path: Path) -> None:
