@@ -70,7 +70,7 @@ class Chaos:
         self._logs[primary.name] = folder / "log"
         stack = self._stacks[primary.name] = ExitStack()
         options = [DEMO, "--cluster", self.cluster.address, "--cluster-token-file", self.cluster.token_file]
-        options += ["--workers", 2, "--threads", 1, "--tp", 1 + (primary.name == "groups"), "--place-seconds", 120]
+        options += ["--workers", 2, "--threads", 1, "--tp", 1 + (primary.name == "groups"), "--place-seconds", 600]
         options += ["--admin-socket", self._admin(primary)]
         running = serving(*options, "--max-requests", 8, cwd=folder, program=("-m", "penstock", "serve"))
         process, primary.url, _ = stack.enter_context(running)
