@@ -51,10 +51,14 @@ class Chaos:
         self._logs: dict[str, Path] = {}
 
     def __enter__(self) -> Chaos:
-        for _ in range(NUM_NODES - 1):
-            self.cluster.join(NODE_CPUS)
-        for primary in self.primaries:
-            self.start(primary)
+        try:
+            for _ in range(NUM_NODES - 1):
+                self.cluster.join(NODE_CPUS)
+            for primary in self.primaries:
+                self.start(primary)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

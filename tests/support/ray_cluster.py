@@ -60,7 +60,11 @@ class RayCluster:
         self._port = free_port()
         self.address = f"{ADDRESS}:{self._port}"
         self.nodes: list[subprocess.Popen[str]] = []
-        self.start_head(num_cpus)
+        try:
+            self.start_head(num_cpus)
+        except BaseException:
+            self.close()
+            raise
 
     def start_head(self, num_cpus: int = 1) -> None:
         """Start the head, or another one in its place."""
