@@ -51,10 +51,14 @@ class Chaos:
         self._logs: dict[str, Path] = {}
 
     def __enter__(self) -> Chaos:
-        for _ in range(NUM_NODES - 1):
-            self.cluster.join(NODE_CPUS)
-        for primary in self.primaries:
-            self.start(primary)
+        try:
+            for _ in range(NUM_NODES - 1):
+                self.cluster.join(NODE_CPUS)
+            for primary in self.primaries:
+                self.start(primary)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,7 +74,7 @@ class Chaos:
         self._logs[primary.name] = folder / "log"
         stack = self._stacks[primary.name] = ExitStack()
         options = [DEMO, "--cluster", self.cluster.address, "--cluster-token-file", self.cluster.token_file]
-        options += ["--workers", 2, "--threads", 1, "--tp", 1 + (primary.name == "groups"), "--place-seconds", 120]
+        options += ["--workers", 2, "--threads", 1, "--tp", 1 + (primary.name == "groups"), "--place-seconds", 600]
         options += ["--admin-socket", self._admin(primary)]
         running = serving(*options, "--max-requests", 8, cwd=folder, program=("-m", "penstock", "serve"))
         process, primary.url, _ = stack.enter_context(running)

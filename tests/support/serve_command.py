@@ -23,8 +23,8 @@ def serving(
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=cwd, env=environment)
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        while said and "  try: " not in said:
+        said = ""
+        while "  try: " not in said:
             line = process.stdout.readline()
             assert line, (cwd / "log").read_text()
             said += line
