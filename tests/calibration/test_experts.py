@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 
 from penstock.calibration import collect
 from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups
-from penstock.calibration.products import ProductSums
 from penstock.calibration.quantize import MIN_EXPERT_TOKENS, DataOptions, quantize_with_data
 from penstock.calibration.texts import CalibrationData
 from penstock.checkpoint.folder import Checkpoint
@@ -24,6 +23,7 @@ from penstock.core.native import Context
 from penstock.graph.export import export_bundle
 from penstock.quant.matrix import concatenate_rows, quantize_rows
 from penstock.quant.methods.weighted import round_weighted
+from penstock.quant.product_sums import ProductSums
 from penstock.quant.scheme import find_scheme
 from tests.support.families import build, prompt, save
 

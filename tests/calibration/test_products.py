@@ -9,10 +9,10 @@ import pytest
 
 from penstock.calibration import collect
 from penstock.calibration.collect import CalibrationProgram, linear_groups, product_sums
-from penstock.calibration.products import ProductSums
 from penstock.calibration.quantize import DataOptions, quantize_with_data
 from penstock.calibration.texts import CalibrationData
 from penstock.graph.export import export_bundle
+from penstock.quant.product_sums import ProductSums
 from tests.support.families import prompt, save
 
 DATA = CalibrationData([prompt(180), prompt(120)], "test")

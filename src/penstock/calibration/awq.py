@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups
-from penstock.calibration.products import ProductSums
 from penstock.calibration.smooth import Smoothing, centred_exponents, exact_exponents, find_folds
 from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.core.native import Context
 from penstock.graph.ir import Graph, Node
 from penstock.quant.matrix import concatenate_rows, quantize_rows, values_of
+from penstock.quant.product_sums import ProductSums
 from penstock.quant.scheme import Scheme
 
 __all__ = ["ScaleFold", "find_scale_folds", "scaling_of"]

@@ -10,7 +10,6 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.calibration.products import ProductSums
 from penstock.calibration.texts import CalibrationData
 from penstock.config import show
 from penstock.core.layouts import KV_NUMBERS
@@ -19,6 +18,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import Graph
 from penstock.quant.input_statistics import InputStatistics, WeightInputs
+from penstock.quant.product_sums import ProductSums
 from penstock.runtime.program import kv_layout_of, pages_for
 
 __all__ = ["CalibrationProgram", "LinearNode", "linear_groups", "product_sums"]

@@ -20,7 +20,6 @@ from penstock.calibration.bundle import open_calibrated
 from penstock.calibration.collect import CalibrationProgram, LinearNode, linear_groups, product_sums
 from penstock.calibration.keys import check_family, smooth_keys
 from penstock.calibration.outputs import check_outputs
-from penstock.calibration.products import ProductSums
 from penstock.calibration.smooth import NO_SMOOTHING, find_folds, smoothing_of
 from penstock.calibration.texts import (
     DEFAULT_TOKENS,
@@ -45,6 +44,7 @@ from penstock.quant.matrix import quantize_rows
 from penstock.quant.methods.gptq import gptq_round, inverse_factor
 from penstock.quant.methods.weighted import normalized, round_weighted
 from penstock.quant.mixed_schemes import is_head
+from penstock.quant.product_sums import ProductSums
 from penstock.quant.scheme import Scheme, quantizing_scheme
 from penstock.runtime.build import Progress, ProgressCallback
 
