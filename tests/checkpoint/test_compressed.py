@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from compressed_tensors.compressors import ModelCompressor
-from compressed_tensors.quantization import (
-    QuantizationArgs,
-    QuantizationConfig,
-    QuantizationScheme,
-    apply_quantization_config,
-)
-from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
 from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
 from tests.support.quantized_folders import SIZES
+
+if TYPE_CHECKING:
+    from compressed_tensors.quantization import QuantizationArgs
 
 FORMS: dict[str, tuple[dict[str, Any], bool, str]] = {
     "pack-4-sym-group": ({"num_bits": 4, "strategy": "group", "group_size": 32}, False, "q4_0"),
@@ -83,6 +78,16 @@ def write_folder(
     folder: Path, arguments: dict[str, Any], has_activations: bool, dtype: torch.dtype
 ) -> transformers.PreTrainedModel:
     """Quantize and compress a model by the package; return it decompressed by the package."""
+    # Imported here: that takes nearly as long as PyTorch, in each worker that collects this file.
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+        apply_quantization_config,
+    )
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
     torch.manual_seed(5)
     config = transformers.AutoConfig.for_model("llama", **SIZES, pad_token_id=0, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from safetensors.torch import load_file
 
 from penstock import LLM
@@ -41,6 +40,8 @@ def logits(folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("scheme", ["w8a8", "w8a16"])
 def test_integers_and_scales_stay(tmp_path: Path, scheme: str) -> None:
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
     source = Checkpoint.open(quantized(tmp_path / "own", scheme))
     report = convert(source.folder, tmp_path / "out", COMPRESSED)
     written = load_file(tmp_path / "out" / "model.safetensors")

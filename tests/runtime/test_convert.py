@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -282,6 +281,8 @@ def test_an_adapter_is_added(config: dict[str, Any], scales: tuple[float, float]
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft reads what transformers deprecates
 def test_an_adapter_is_added_as_peft_adds_it(tmp_path: Path) -> None:
+    import peft
+
     source = save("llama", tmp_path / "source")
     config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
     torch.manual_seed(2)

@@ -70,8 +70,8 @@ struct Random {
   float uniform() { return float(next() & 0xffffff) / 16777216.f; }
   float normal() { return (uniform() + uniform() + uniform() + uniform() - 2.f) * 1.7f; }
   Floats normals(int64_t n, float scale = 1.f) {
-    Floats v;
-    for (int64_t i = 0; i < n; ++i) v.push_back(normal() * scale);
+    Floats v(static_cast<size_t>(n));  // no room behind them, where a read past the end would not be found
+    for (float& value : v) value = normal() * scale;
     return v;
   }
 };

@@ -27,8 +27,9 @@ from tests.support.marks import mostly_long
 def test_no_answer_that_is_not_described(demo, phase):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"PENSTOCK_TEST_URL": demo.url, "PENSTOCK_TEST_PHASE": phase}
+    options = ("-p", "no:cacheprovider", "-p", "schemathesis")  # whose plugin pyproject.toml leaves out elsewhere
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", Path(__file__).with_name("described_answers.py")],
+        [sys.executable, "-m", "pytest", *options, Path(__file__).with_name("described_answers.py")],
         capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-4000:]

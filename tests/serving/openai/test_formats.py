@@ -7,7 +7,6 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-import openai
 import pydantic
 import pytest
 
@@ -94,6 +93,8 @@ class Bike(pydantic.BaseModel):
 
 
 def test_openais_client_parses_answers(serve):
+    import openai
+
     with openai.OpenAI(base_url=serve("fake").url + "/v1", api_key="none", max_retries=0) as client:
         for seed in range(4):
             answer = client.chat.completions.parse(

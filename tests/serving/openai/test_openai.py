@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+from typing import TYPE_CHECKING
 
 import numpy as np
-import openai
 import pytest
-from openai.types import Completion
 
 from penstock import LLM, SamplingParams
 from tests.support.command import DEMO
 from tests.support.http_service import Service
+
+if TYPE_CHECKING:
+    import openai
+    from openai.types import Completion
 
 PROMPT = "def add(a, b):"
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -24,6 +27,8 @@ def llm():
 
 
 def client_of(service: Service, is_strict: bool = True) -> openai.OpenAI:
+    import openai
+
     url = service.url + "/v1"
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=is_strict)
 
@@ -34,6 +39,8 @@ def complete(client: openai.OpenAI, *, stream: bool = False, **fields: object) -
     Those want what OpenAI's own service leaves null: a finish_reason in every piece, a log-probability of the first
     token of an echo.
     """
+    from openai.types import Completion
+
     loose = client.with_options(_extra_kwargs={"_strict_response_validation": False})
     made = loose.completions.create(model="demo", stream=stream, **fields)
     answers = list(made) if stream else [made]
@@ -62,6 +69,8 @@ def chat_client(serve):
 
 
 def test_models(client):
+    import openai
+
     assert [one.id for one in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").owned_by == "penstock"
     with pytest.raises(openai.NotFoundError) as caught:
@@ -221,6 +230,8 @@ def test_embeddings(client, llm):
     ],
 )
 def test_a_refusal_names_the_field(client, fields, param):
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="demo", prompt=PROMPT, **fields)
     assert caught.value.param == param
@@ -246,6 +257,8 @@ def test_a_refusal_names_the_field(client, fields, param):
     ],
 )
 def test_unsupported_chat_fields_are_refused_by_name(chat_client, fields, param):
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         chat_client.chat.completions.create(
             **{"model": "fake", "messages": [{"role": "user", "content": "x"}]} | fields
@@ -254,5 +267,7 @@ def test_unsupported_chat_fields_are_refused_by_name(chat_client, fields, param)
 
 
 def test_a_model_without_a_template_refuses_chat(client):
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="no chat template"):
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x"}])

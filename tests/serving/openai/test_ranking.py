@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 import transformers
 
@@ -77,6 +76,8 @@ def test_scores_and_classes_of_pairs(service: Service) -> None:
 
 
 def test_embeddings_by_the_files_of_the_model(service: Service, folders: dict[str, Path]) -> None:
+    import openai
+
     with LLM(folders["embedder"], mode="eager", limits=LIMITS) as llm:
         expected = llm.embed(DOCUMENTS)
         plain, short = llm.embed("cats", prompt_name="plain"), llm.embed("cats", dimensions=7)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import jsonschema
-import openai
 import pytest
 
 from penstock.serving.openai.answer_format import BUDGETS
@@ -16,6 +16,9 @@ from tests.support.answer_texts import ARGUMENTS, SPECIALS, TEXTS, THOUGHTS, TOO
 from tests.support.fake_model import FILES
 from tests.support.http_service import Service
 from tests.support.scripted_model import scripted_llm
+
+if TYPE_CHECKING:
+    import openai
 
 LISTED = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
 USER = {"role": "user", "content": "the cat"}
@@ -55,6 +58,8 @@ def scripted() -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def client(scripted: Service) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0) as made:
         yield made
 
