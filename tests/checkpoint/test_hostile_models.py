@@ -156,7 +156,9 @@ def test_damaged_quantized_folders_are_refused_or_sound(tmp_path: Path, method: 
         try:
             checkpoint = Checkpoint.open(folder)
             for name in checkpoint.tensors:
-                if checkpoint.block_scheme(name) is not None:
+                if checkpoint.has_rows(name):
+                    checkpoint.read_rows(name)
+                elif checkpoint.block_scheme(name) is not None:
                     checkpoint.read_blocks(name)
         except PenstockError as error:
             message = str(error)
