@@ -21,7 +21,7 @@ from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.models.mapped import open_mapped
 from penstock.quant.matrix import values_of
-from penstock.quant.scheme import find_scheme
+from penstock.quant.scheme import find_scheme, quantizing_scheme
 from penstock.runtime.convert import convert
 from tests.support.errors import raises
 from tests.support.families import prompt, save
@@ -70,7 +70,7 @@ def check_values(folder: Checkpoint, file: Path, body: Any, rest: Any) -> None:
     [("w4a8", Kind.Q4_K, Kind.Q8_0), ("w4a16", Kind.Q4_K, Kind.Q8_0), ("w8a8", Kind.Q8_0, Kind.Q8_0)],
 )
 def test_rounded_weights_are_the_same(tmp_path: Path, scheme: str, body: Any, rest: Any) -> None:
-    quantize_checkpoint(DEMO, tmp_path / "own", scheme, exportable=True)
+    quantize_checkpoint(DEMO, tmp_path / "own", quantizing_scheme(scheme, exportable=True))
     folder = Checkpoint.open(tmp_path / "own")
     assert folder.config.values["quantization_config"]["recipe"] == {"method": "rtn", "exportable": True}
     report = convert(folder.folder, tmp_path / "own.gguf", Conversion())
@@ -92,7 +92,7 @@ def test_weights_with_data_are_the_same(tmp_path: Path, method: str) -> None:
 
 
 def test_a_head_in_blocks_stays(tmp_path: Path) -> None:
-    quantize_checkpoint(DEMO, tmp_path / "own", "w4a8", head="q6_k", exportable=True)
+    quantize_checkpoint(DEMO, tmp_path / "own", quantizing_scheme("w4a8", exportable=True), head="q6_k")
     convert(tmp_path / "own", tmp_path / "own.gguf", Conversion())
     check_values(Checkpoint.open(tmp_path / "own"), tmp_path / "own.gguf", Kind.Q4_K, Kind.Q8_0)
     assert file_values(tmp_path / "own.gguf")["token_embd.weight"][0] == Kind.Q6_K
@@ -105,7 +105,7 @@ def test_ptq_writes_the_same_folder(tmp_path: Path) -> None:
     ptq.apply(network)
     ptq.convert(network)
     ptq.save(tmp_path / "ptq")
-    quantize_checkpoint(DEMO, tmp_path / "own", "w4a8", exportable=True)
+    quantize_checkpoint(DEMO, tmp_path / "own", quantizing_scheme("w4a8", exportable=True))
     files = [load_file(tmp_path / name / "model.safetensors") for name in ("ptq", "own")]
     assert files[0].keys() == files[1].keys()
     for name, values in files[0].items():
@@ -117,7 +117,9 @@ def test_ptq_writes_the_same_folder(tmp_path: Path) -> None:
 
 
 def test_fused_rows_are_the_same(tmp_path: Path) -> None:
-    quantize_checkpoint(open_mapped(save("phi3", tmp_path / "floats")), tmp_path / "own", "w4a8", exportable=True)
+    quantize_checkpoint(
+        open_mapped(save("phi3", tmp_path / "floats")), tmp_path / "own", quantizing_scheme("w4a8", exportable=True)
+    )
     convert(tmp_path / "own", tmp_path / "own.gguf", Conversion())
     folder = Checkpoint.open(tmp_path / "own")
     kind, found = file_values(tmp_path / "own.gguf")["blk.0.attn_qkv.weight"]
@@ -129,14 +131,14 @@ def test_fused_rows_are_the_same(tmp_path: Path) -> None:
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     quantize_checkpoint(DEMO, tmp_path / "own", "w4a8")
     quantize_checkpoint(DEMO, tmp_path / "rotated", "w4a8_h32")
-    quantize_checkpoint(DEMO, tmp_path / "exportable", "w8a8", exportable=True)
+    quantize_checkpoint(DEMO, tmp_path / "exportable", quantizing_scheme("w8a8", exportable=True))
     for name in ("own", "rotated"):
         with raises(UnsupportedError, param="source"):
             convert(tmp_path / name, tmp_path / "out.gguf", Conversion())
     with raises(InvalidArgumentError, param="dtype"):
         convert(tmp_path / "exportable", tmp_path / "out.gguf", Conversion("q8_0"))
     with raises(InvalidArgumentError, param="exportable"):
-        quantize_checkpoint(DEMO, tmp_path / "out", "w4a8_h32", exportable=True)
+        quantize_checkpoint(DEMO, tmp_path / "out", quantizing_scheme("w4a8_h32", exportable=True))
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.gguf").exists()
 
@@ -148,7 +150,7 @@ def test_the_command_names_tensors_of_another_type(penstock_inline, tmp_path: Pa
     done = penstock_inline("convert", own, out)
     assert done.returncode == 0, done.stderr
     assert "blk.0.ffn_down.weight and 5 more tensors are Q8_0" in done.stderr
-    quantize_checkpoint(DEMO, tmp_path / "same", "w4a8", exportable=True)
+    quantize_checkpoint(DEMO, tmp_path / "same", quantizing_scheme("w4a8", exportable=True))
     files = [folder / "model.safetensors" for folder in (own, tmp_path / "same")]
     assert files[0].read_bytes() == files[1].read_bytes()
 

@@ -112,7 +112,7 @@ def check_auto(checkpoint: Checkpoint, final: Path, scheme: str, options: DataOp
     if options.calibration is not None:
         check_texts(options.calibration)
     check_outputs(final, None)
-    plan = plan_weights(checkpoint, quantizing_scheme(scheme), options.blacklist, options.head)
+    plan = plan_weights(checkpoint, quantizing_scheme(scheme), options.blacklist, options.head, options.embedding)
     check_amount(checkpoint, plan, (), options.calibration, options.num_tokens)  # without GPTQ if it needs more
 
 
@@ -141,7 +141,9 @@ class _Trial:
             steps, scheme = steps[1:] or [_NEAREST], f"{scheme}{ROTATED_SUFFIX}"
         try:
             if steps == [_NEAREST]:
-                quantize_checkpoint(self.checkpoint, out, scheme, head=self.options.head)
+                quantize_checkpoint(
+                    self.checkpoint, out, scheme, head=self.options.head, embedding=self.options.embedding
+                )
             else:
                 own = replace(self.options, method="+".join(steps), calibration=None, data=judge.seen, imatrix_out=None)
                 quantize_with_data(self.source, out, scheme, own, self.progress)

@@ -89,22 +89,22 @@ class PTQ:
         from penstock.models.loader import read_quantized, save_network
 
         scheme, head = self.config.scheme, self.config.algo_args.get("head")
-        exportable = self.config.algo_args.get("exportable", False)
+        row = quantizing_scheme(scheme, self.config.algo_args.get("exportable", False))
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
             source, out = Path(folder) / "source", Path(folder) / "out"
             save_network(network, source)
             options = None if self.config.steps == ("rtn",) else self._data_options(_file_of(datasets, Path(folder)))
             blacklist = tuple(self.config.opname_blacklist)
             if options is None:
-                plan_weights(open_mapped(source), quantizing_scheme(scheme, exportable), blacklist, head)
+                plan_weights(open_mapped(source), row, blacklist, head)
             else:
                 check_data(open_mapped(source), out, scheme, options)
             if rotation is not None:
                 source = _rotated_folder(source, rotation)
             if options is None:
                 rows = open_mapped(source)
-                quantize_checkpoint(rows, out, scheme, blacklist=blacklist, head=head, exportable=exportable)
-                self._algorithm.recipe = {"exportable": True} if exportable else None
+                quantize_checkpoint(rows, out, row, blacklist=blacklist, head=head)
+                self._algorithm.recipe = {"exportable": True} if row.exportable else None
             else:
                 self._algorithm.recipe = quantize_with_data(source, out, scheme, options).recipe
             quantized = Checkpoint.open(out)

@@ -74,8 +74,8 @@ class DataOptions:
     to which the statistics are written, as an importance matrix in GGUF.  ``data``: sequences to use instead of
     ``calibration``.  ``arguments``: those of single methods.  ``blacklist``: of ``checkpoint.quantize.plan_weights``.
     ``smooth_keys``: also make the dimensions of keys more equal, for KV pages of int8 (``calibration.keys``).
-    ``head``: the scheme of the output head, of ``checkpoint.quantize.plan_weights``.  ``exportable``: of
-    ``quant.scheme.quantizing_scheme``.
+    ``head``, ``embedding``: the schemes of the output head and of an embedding that is not the head, of
+    ``checkpoint.quantize.plan_weights``.  ``exportable``: of ``quant.scheme.quantizing_scheme``.
     """
 
     method: str
@@ -89,6 +89,7 @@ class DataOptions:
     smooth_keys: bool = False
     head: str | None = None
     exportable: bool = False
+    embedding: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse an unknown method, and too few tokens."""
@@ -145,12 +146,12 @@ def quantize_with_data(
     report = quantize_checkpoint(
         checkpoint,
         final,
-        scheme,
+        row,
         lambda done, total: tell(Progress("quantize", done, total)),
         rounding,
         options.blacklist,
         options.head,
-        options.exportable,
+        options.embedding,
     )
     if rounding.unfinished is not None:
         rounding.unfinished.remove()
@@ -167,7 +168,7 @@ def check_data(checkpoint: Checkpoint, final: Path, scheme: str, options: DataOp
     if options.smooth_keys:
         check_family(checkpoint)
     row = quantizing_scheme(scheme, options.exportable)
-    plan = plan_weights(checkpoint, row, options.blacklist, options.head)
+    plan = plan_weights(checkpoint, row, options.blacklist, options.head, options.embedding)
     if options.data is None:
         check_amount(checkpoint, plan, options.steps, options.calibration, options.num_tokens)
     return plan

@@ -38,6 +38,8 @@ EMBEDDING_WORDS: Final = ("embed", "wte", "wpe")
 FLOAT_LAYERS: Final = ("gate", "router", "wg", "shared_expert_gate", "conv", "conv1d", "relative_attention_bias")
 """The names of routers and convolutions, which networks compute in float32 under every scheme."""
 FLOATS: Final = ("f32", "f16", "bf16")
+EMBEDDINGS: Final = ("int8",)
+"""The types that an embedding may be rounded to: integers with a scale for each row."""
 _ENCODER_TABLES: Final = ("word_embeddings.weight", "tok_embeddings.weight")
 _PIECE_VALUES: Final = 1 << 22
 QuantizeProgress = Callable[[int, int], None]
@@ -77,28 +79,35 @@ class QuantizeReport:
 
 
 def plan_weights(
-    checkpoint: Checkpoint, scheme: Scheme, blacklist: Sequence[str] = (), head: str | None = None
+    checkpoint: Checkpoint,
+    scheme: Scheme,
+    blacklist: Sequence[str] = (),
+    head: str | None = None,
+    embedding: str | None = None,
 ) -> dict[str, Scheme]:
     """Return the scheme of each tensor to quantize: float matrices ``X.weight``, but no embedding, router, convolution.
 
     An embedding that is also the output head is quantized with the head's scheme.  A tensor whose name contains a
     string of ``blacklist`` keeps its floats; InvalidArgumentError if that are only some of the experts of a layer.
     ``head``: the scheme of the output head, None for ``scheme.head``; InvalidArgumentError if it fits no head.
+    ``embedding``: one of ``EMBEDDINGS`` for an embedding that is not the head, None for its floats;
+    InvalidArgumentError if there is none.
     """
     if head is not None:
         check_choice("head", head, (HEAD_BLOCKS,))
     head_scheme = find_scheme(head or scheme.head)
-    if scheme.exportable and not head_scheme.in_blocks:
-        head_scheme = replace(head_scheme, exportable=True)
+    if not head_scheme.in_blocks:
+        head_scheme = replace(head_scheme, exportable=scheme.exportable)
     tied = checkpoint.config.bool("tie_word_embeddings", not _has_head(checkpoint))
+    table_scheme = _embedding_scheme(checkpoint, scheme, embedding, tied)
     plan = {}
     for name, info in checkpoint.tensors.items():
         if len(info.shape) != 2 or info.dtype not in FLOATS or not name.endswith(".weight") or 0 in info.shape:
             continue
         parent, layer = ["", *name.removesuffix(".weight").split(".")][-2:]
         if layer in TOKEN_TABLES or any(word in layer for word in EMBEDDING_WORDS):
-            if tied and layer in TOKEN_TABLES:
-                plan[name] = head_scheme
+            if layer in TOKEN_TABLES and (tied or table_scheme is not None):
+                plan[name] = table_scheme or head_scheme
             continue
         if parent == "router" or (layer in FLOAT_LAYERS and not _is_half_of_a_layer(checkpoint, name)):
             continue
@@ -107,6 +116,23 @@ def plan_weights(
     if head is not None:
         _check_head({name: checkpoint.tensors[name].shape[1] for name, row in plan.items() if row is head_scheme}, head)
     return {name: scheme for name, scheme in plan.items() if not is_listed(name, blacklist)}
+
+
+def _embedding_scheme(checkpoint: Checkpoint, scheme: Scheme, embedding: str | None, tied: bool) -> Scheme | None:
+    """Return the scheme of an embedding that is not the head; None if it keeps its floats, or is the head."""
+    if embedding is None:
+        return None
+    check_choice("embedding", embedding, EMBEDDINGS)
+    tables = [name for name in checkpoint.tensors if name.split(".")[-2:-1] in [[table] for table in TOKEN_TABLES]]
+    if tied or not tables:
+        raise InvalidArgumentError(
+            "embedding: expected a model whose embedding is not its output head, got "
+            + (
+                "one whose head has the weight of its embedding" if tied else f"one without {' or '.join(TOKEN_TABLES)}"
+            ),
+            param="embedding",
+        )
+    return replace(find_scheme(scheme.head), exportable=scheme.exportable)
 
 
 def _check_head(columns: Mapping[str, int], head: str) -> None:
@@ -173,37 +199,40 @@ def check_float_weights(checkpoint: Checkpoint) -> None:
 def quantize_checkpoint(
     source: Checkpoint | Path | str,
     out: Path | str,
-    scheme: str,
+    scheme: str | Scheme,
     progress: QuantizeProgress | None = None,
     rounding: Rounding | None = None,
     blacklist: Sequence[str] = (),
     head: str | None = None,
-    exportable: bool = False,
+    embedding: str | None = None,
 ) -> QuantizeReport:
     """Write the folder ``out``, which must not exist, from the checkpoint folder ``source``.
 
     Of a family whose tensors differ from the network's parameters, ``source`` is what ``models.mapped.open_mapped``
     returns; the folder then has the parameters.
 
-    ``rounding``: the method that chooses the integers; None rounds to nearest.  ``blacklist``, ``head``: of
-    ``plan_weights``.  ``exportable``: of ``quantizing_scheme``; the recipe says so.
+    ``scheme``: a name, or what ``quantizing_scheme`` returns; the recipe tells if it is exportable.
+    ``rounding``: the method that chooses the integers; None rounds to nearest.  ``blacklist``, ``head``, ``embedding``:
+    of ``plan_weights``.
     ``progress(done, total)`` counts bytes of the source.  The folder appears complete or not at all.  Raises what
     ``Checkpoint.open`` raises, and InvalidArgumentError for a scheme that does not quantize or an existing ``out``.
     """
     start = time.monotonic()
-    scheme_row = quantizing_scheme(scheme, exportable)
+    scheme_row = quantizing_scheme(scheme) if isinstance(scheme, str) else scheme
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
     check_float_weights(checkpoint)
-    plan = plan_weights(checkpoint, scheme_row, blacklist, head)
-    keeps_floats = len(plan) < len(plan_weights(checkpoint, scheme_row)) or _has_float_head(checkpoint, plan)
+    plan = plan_weights(checkpoint, scheme_row, blacklist, head, embedding)
+    is_usual = plan.keys() == plan_weights(checkpoint, scheme_row).keys() and not _has_float_head(checkpoint, plan)
     redundant = checkpoint.redundant_names()
     names = [name for name in checkpoint.tensors if name not in redundant]
     total = sum(checkpoint.tensors[name].num_bytes for name in names)
     side_files = checkpoint.side_files()
-    recipe = ({} if rounding is None else dict(rounding.recipe)) | ({"exportable": True} if exportable else {})
+    recipe = ({} if rounding is None else dict(rounding.recipe)) | (
+        {"exportable": True} if scheme_row.exportable else {}
+    )
     schemes = {name: row.name for name, row in plan.items()}
     side_files["config.json"] = quantized_config(
-        checkpoint.config.values, scheme_row.name, checkpoint.dtype, recipe, keeps_floats=keeps_floats, schemes=schemes
+        checkpoint.config.values, scheme_row.name, checkpoint.dtype, recipe, is_mixed=not is_usual, schemes=schemes
     )
     with new_folder(Path(out)) as folder:
         write_side_files(folder, side_files)

@@ -70,7 +70,7 @@ def unpack_bundle(path: Path, out: Path) -> None:
         if scheme.quantized and (is_foreign or not config.has("quantization_config")):
             values = {key: value for key, value in config.values.items() if key != "quantization_config"}
             sides["config.json"] = quantized_config(
-                values, scheme.name, unpacker.table_dtype, keeps_floats=is_foreign, schemes=_tensor_schemes(graph)
+                values, scheme.name, unpacker.table_dtype, is_mixed=is_foreign, schemes=_tensor_schemes(graph)
             )
         elif OWN_NAMES in graph.properties:  # the folder has the parameters, not the tensors that they came from
             sides["config.json"] = (json.dumps(config.values | {OWN_NAMES: True}, indent=2) + "\n").encode()

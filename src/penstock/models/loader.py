@@ -19,13 +19,16 @@ from penstock.core.native import QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
 from penstock.models.sources import as_network, check_tensors
+from penstock.nn.embedding import Embedding
 from penstock.quant.folder import new_folder
-from penstock.quant.matrix import concatenate_rows
+from penstock.quant.matrix import concatenate_rows, values_of
 from penstock.quant.round_to_nearest import ExpertRows, as_array, expert_parts, stored_tensors
+from penstock.quant.scheme import find_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
 __all__ = ["load_network", "read_quantized", "save_network"]
 
+_TABLE_SCHEME = find_scheme("w8a8")
 _BITS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -97,9 +100,9 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
 def read_quantized(checkpoint: Checkpoint, network: nn.Module) -> dict[str, QuantizedRows | NDArray[np.uint8]]:
     """Return the integers of a quantized folder by the names of a network's parameters, and set all its other values.
 
-    The network has float weights, as ``load_network`` returns them.  An output head in blocks becomes floats of the
-    same values, and its blocks are returned, too.  Raises InvalidFileError, which names the tensor, for a folder of
-    another network.
+    The network has float weights, as ``load_network`` returns them.  An output head in blocks and an embedding become
+    floats of the same values; their blocks or integers are returned, too.  Raises InvalidFileError, which names the
+    tensor, for a folder of another network.
     """
     checkpoint = as_network(checkpoint, network)
     check_tensors(checkpoint, network, str(checkpoint.folder))
@@ -123,6 +126,9 @@ def read_quantized(checkpoint: Checkpoint, network: nn.Module) -> dict[str, Quan
                 f"{list(whole.q.shape)}",
                 param=name,
             )
+        users = [layer for layer in network.modules() if layer._parameters.get("weight") is parameter]
+        if all(isinstance(layer, Embedding) for layer in users):  # and none is the head, which takes the integers
+            parameter.data = torch.from_numpy(values_of(whole, _TABLE_SCHEME)).to(parameter.device)
     return rows
 
 

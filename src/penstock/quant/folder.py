@@ -73,15 +73,15 @@ def quantized_config(
     recipe: Mapping[str, Any] | None = None,
     kv_cache: str | None = None,
     *,
-    keeps_floats: bool = False,
+    is_mixed: bool = False,
     schemes: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return config.json of the quantized folder: the original's with a ``quantization_config``.
 
     ``recipe``: the method that chose the integers, and its calibration data; a rotation of the source is added.
     ``kv_cache``: the type of keys and values that "auto" means for this folder; None is that of the scheme.
-    ``keeps_floats``: some linears keep their floats.  ``schemes``: those of the quantized tensors, by name; None where
-    each has the one that follows from its name.
+    ``is_mixed``: some linears keep their floats, or an embedding that is not the head does not.  ``schemes``: those of
+    the quantized tensors, by name; None where each has the one that follows from its name.
     """
     section = {"quant_method": "penstock", "version": QUANTIZED_VERSION, "scheme": scheme, "dtype": dtype}
     rotation = {"rotate": config[ROTATION_KEY]} if ROTATION_KEY in config else {}
@@ -89,8 +89,8 @@ def quantized_config(
     section |= {"kv_cache": kv_cache} if kv_cache else {}
     values = {name: value for name, value in config.items() if name != ROTATION_KEY} | {"quantization_config": section}
     others = other_schemes(scheme, schemes or {})
-    is_mixed = keeps_floats or bool(others)
-    return (json.dumps(mixed_config(values, scheme, others) if is_mixed else values, indent=2) + "\n").encode()
+    has_table = is_mixed or bool(others)
+    return (json.dumps(mixed_config(values, scheme, others) if has_table else values, indent=2) + "\n").encode()
 
 
 @contextlib.contextmanager

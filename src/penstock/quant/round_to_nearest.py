@@ -266,7 +266,7 @@ class RoundToNearest:
                 self.config.scheme,
                 config.dtype() or "f32",
                 *section,
-                keeps_floats=self._keeps_floats,
+                is_mixed=self._keeps_floats,
                 schemes={name: scheme.name for name, scheme, _ in quantized},
             )
             (folder / "config.json").write_bytes(text)

@@ -58,6 +58,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "these and others itself (default: 8 bits)",
     )
     parser.add_argument(
+        "--embedding",
+        choices=("int8",),
+        help="an embedding that is not the output head as int8, with one scale for each token (default: the type of "
+        "the checkpoint)",
+    )
+    parser.add_argument(
         "--exportable",
         action="store_true",
         help="choose integers that a GGUF file can hold, so that penstock convert OUT FILE.gguf changes no value: "
@@ -162,6 +168,8 @@ def _check_options(args: argparse.Namespace) -> None:
         )
     if is_mixed(args) and args.head is not None:
         raise InvalidArgumentError("--head: expected no budget with it, which chooses the head", param="head")
+    if is_mixed(args) and args.embedding is not None:
+        raise InvalidArgumentError("--embedding: expected no budget with it", param="embedding")
     if is_mixed(args) or args.method != "rtn":
         return
     for option in ("calibration", "calibration_tokens", "imatrix_out"):
@@ -177,23 +185,25 @@ def _prepare_round(args: argparse.Namespace) -> Callable[[], int]:
 
     checkpoint = open_mapped(downloaded_path(args.checkpoint))
     check_float_weights(checkpoint)
-    plan_weights(checkpoint, quantizing_scheme(args.scheme, args.exportable), head=args.head)
+    scheme = quantizing_scheme(args.scheme, args.exportable)
+    plan_weights(checkpoint, scheme, head=args.head, embedding=args.embedding)
     return lambda: _round(args)
 
 
 def _round(args: argparse.Namespace) -> int:
     from penstock.checkpoint.quantize import quantize_checkpoint
     from penstock.models.mapped import open_mapped
+    from penstock.quant.scheme import quantizing_scheme
     from penstock.runtime.build import Progress
 
     with ProgressLine() as line:
         report = quantize_checkpoint(
             open_mapped(downloaded_path(args.checkpoint)),
             args.out,
-            args.scheme,
+            quantizing_scheme(args.scheme, args.exportable),
             progress=lambda done, total: line(Progress("quantize", done, total)),
             head=args.head,
-            exportable=args.exportable,
+            embedding=args.embedding,
         )
     print(
         f"{args.out}: {report.scheme}, {report.num_quantized} weights quantized, {format_bytes(report.num_bytes)} "
@@ -219,6 +229,7 @@ def _prepare_data(args: argparse.Namespace) -> Callable[[], int]:
         smooth_keys=args.smooth_keys,
         head=args.head,
         exportable=args.exportable,
+        embedding=args.embedding,
     )
     check_data(open_mapped(downloaded_path(args.checkpoint)), Path(args.out), args.scheme, options)
     return lambda: _run_with_data(args, options)

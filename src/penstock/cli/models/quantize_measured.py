@@ -207,6 +207,7 @@ def prepare_auto(args: argparse.Namespace) -> Callable[[], int]:
         DEFAULT_TOKENS if args.calibration_tokens is None else args.calibration_tokens,
         args.threads,
         head=args.head,
+        embedding=args.embedding,
     )
     check_auto(open_mapped(downloaded_path(args.checkpoint)), Path(args.out), args.scheme, options)
     return lambda: _run_auto(args, options)

@@ -19,8 +19,8 @@ __all__ = ["add_network_options", "is_network", "run_network"]
 _ONNX: Final = ("size", "custom_ops")
 _OWN: Final = ("ranges", "keep", "max_error")
 _OTHERS: Final = (
-    "calibration_tokens", "imatrix_out", "smooth_keys", "rotate", "head", "exportable", "budget", "max_kl", "min_speed",
-    "levels", "units", "plot",
+    "calibration_tokens", "imatrix_out", "smooth_keys", "rotate", "head", "embedding", "exportable", "budget", "max_kl",
+    "min_speed", "levels", "units", "plot",
 )  # fmt: skip
 
 
